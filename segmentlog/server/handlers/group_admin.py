@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
@@ -24,6 +25,7 @@ from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroups
 from segmentlog.server.faults import code_of
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import describe, overview
+from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
 from segmentlog.server.groups.words import State
 from segmentlog.server.handlers.groups import refusal
 
@@ -79,12 +81,16 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
         if call.version >= _DESCRIBE_NOT_FOUND:
             told.error_code, told.error_message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group} not found."
     else:
+        kind, may_see = found.protocol_type, partial(call.may_see, Thing.TOPIC)
         told = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
             members=[
                 DescribedGroupMember(
                     member_id=one.id, group_instance_id=one.instance_id, client_id=one.client_id,
-                    client_host=one.client_host, member_metadata=one.metadata, member_assignment=one.assignment,
+                    client_host=one.client_host,
+                    # Kafka shows both as they are. Here a topic that the client may not describe is in neither.
+                    member_metadata=visible_subscription(kind, one.metadata, may_see),
+                    member_assignment=visible_assignment(kind, one.assignment, may_see),
                 )
                 for one in found.members
             ],
