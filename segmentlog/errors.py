@@ -145,7 +145,7 @@ class InvalidWireBatch(SegmentlogError, ValueError):
     @classmethod
     def unassigned(cls, producer_id: int) -> InvalidWireBatch:
         """Return the error for a batch whose producer id is not its sender's."""
-        why = f"this store did not assign producer id {producer_id} to this user; InitProducerId assigns another id"
+        why = f"producer id {producer_id} is not one that this store assigned to the user; open a new producer"
         return cls("producer_id", why)
 
 

@@ -208,7 +208,7 @@ def test_a_restored_store_knows_the_ids(tmp_path: Path, serve: Serve, how: str) 
 
 
 def test_a_lost_secret_ends_ids_and_new_ones_work(tmp_path: Path, serve: Serve) -> None:
-    """The client is refused, and asks for another id: that is how Kafka's clients recover."""
+    """The batch is refused for good, and a new producer gets another id."""
     broker = serve()
     numbers = assigned(broker)
     assert produce(broker, numbers, 0) == (ErrorCode.NONE, 0)

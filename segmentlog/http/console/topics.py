@@ -129,7 +129,9 @@ class TopicPages:
         cleaned_offset = log.cleaned_offset
         paging = Paging(request, len(segments), _SEGMENTS)
         shown = [(one, state_of(one, cleaned_offset)) for one in segments[paging.begin : paging.end]]
-        producers = log.producers() if log.handle.page.words[PRODUCERS_WORD] else []
+        may_read = console.may_see(request, Thing.RECORDS, topic.name)
+        # As DescribeProducers has it, that takes the right to read.
+        producers = log.producers() if may_read and log.handle.page.words[PRODUCERS_WORD] else []
         look = console.look()
         findings = [
             one for one in self._store.scrub_report().findings if (one.topic, one.partition) == (topic.name, log.number)
@@ -141,7 +143,7 @@ class TopicPages:
             sees_config=console.may_see(request, Thing.TOPIC_CONFIG, topic.name),
             state=look.partitions.get((topic.name, log.number)), producers=producers[:_PRODUCERS],
             producer_count=len(producers), names=self._producer_names(request) if producers else {},
-            may_read=console.may_see(request, Thing.RECORDS, topic.name),
+            may_read=may_read,
         )  # fmt: skip
 
     def _producer_names(self, request: Request) -> dict[int, str]:
