@@ -17,7 +17,7 @@ the rules themselves: with it a principal can allow itself everything else.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
 from segmentlog.format.names import INTERNAL_TOPICS, SCHEMAS_TOPIC
@@ -25,17 +25,17 @@ from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 
 
-class Thing(Enum):
-    """What somebody may see or not."""
+class Thing(IntEnum):
+    """What a principal may see or not."""
 
-    TOPIC = "topic"
-    RECORDS = "records"
-    TOPIC_CONFIG = "configuration of a topic"
-    GROUP = "group"
-    GROUP_CONFIG = "configuration of a group"
-    TRANSACTIONAL_ID = "transactional id"
-    SCHEMAS = "schemas"
-    CLUSTER = "cluster"
+    TOPIC = auto()
+    RECORDS = auto()
+    TOPIC_CONFIG = auto()
+    GROUP = auto()
+    GROUP_CONFIG = auto()
+    TRANSACTIONAL_ID = auto()
+    SCHEMAS = auto()
+    CLUSTER = auto()
 
 
 _RIGHTS: Final = {
@@ -48,6 +48,8 @@ _RIGHTS: Final = {
     Thing.SCHEMAS: (Operation.READ, ResourceType.TOPIC),
     Thing.CLUSTER: (Operation.DESCRIBE, ResourceType.CLUSTER),
 }
+_FIGURES: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+"""Operations that show no record."""
 _ONLY: Final = {Thing.SCHEMAS: SCHEMAS_TOPIC, Thing.CLUSTER: CLUSTER_NAME}
 """Things of which there is one."""
 
@@ -69,12 +71,8 @@ class Viewer(NamedTuple):
 
         For one of the store's own topics this takes a right on the cluster, too: see the table above.
         """
-        if not self.authorizer.allows(self.principal, self.host, operation, resource, name):
-            return False
-        if resource is not ResourceType.TOPIC or name not in INTERNAL_TOPICS:
-            return True
-        wanted = Operation.DESCRIBE if operation in _FIGURES else Operation.ALTER
-        return self.authorizer.allows(self.principal, self.host, wanted, ResourceType.CLUSTER, CLUSTER_NAME)
-
-
-_FIGURES: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+        if resource is ResourceType.TOPIC and name in INTERNAL_TOPICS:
+            wanted = Operation.DESCRIBE if operation in _FIGURES else Operation.ALTER
+            if not self.authorizer.allows(self.principal, self.host, wanted, ResourceType.CLUSTER, CLUSTER_NAME):
+                return False
+        return self.authorizer.allows(self.principal, self.host, operation, resource, name)
