@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from segmentlog.security.viewer import Thing, Viewer
 ANN = Principal("User", "ann")
 OWN = "__consumer_offsets"
 
+MakeViewer = Callable[..., Viewer]
+
 
 @pytest.fixture
-def view(tmp_path: Path):  # type: ignore[no-untyped-def]
+def view(tmp_path: Path) -> MakeViewer:
     """Makes a viewer by rules."""
 
     def make(*rules: str) -> Viewer:
@@ -39,7 +42,7 @@ def view(tmp_path: Path):  # type: ignore[no-untyped-def]
         ("describe cluster", Thing.CLUSTER, ""),
     ],
 )
-def test_each_thing_takes_its_right(view, rule: str, thing: Thing, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, name: str) -> None:
     """That right alone shows it, and nothing of another name or kind, except what the right implies."""
     viewer = view(f"allow User:ann {rule}")
     implied = {Thing.TOPIC} if thing in (Thing.RECORDS, Thing.SCHEMAS) else set()
@@ -48,17 +51,15 @@ def test_each_thing_takes_its_right(view, rule: str, thing: Thing, name: str) ->
     assert name == "" or not viewer.may_see(thing, "other")
 
 
-def test_the_stores_own_topics(view) -> None:  # type: ignore[no-untyped-def]
+def test_the_stores_own_topics(view: MakeViewer) -> None:
     """Their figures take DESCRIBE on the cluster, everything else ALTER: who may change the rules may see all."""
     topics = "allow User:ann all topic:*"
     viewer = view(topics)
     assert not any(viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS))
     viewer = view(topics, "allow User:ann describe cluster")
-    assert [viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS)] == [
-        True,
-        True,
-        False,
-    ]
+    assert viewer.may_see(Thing.TOPIC, OWN)
+    assert viewer.may_see(Thing.TOPIC_CONFIG, OWN)
+    assert not viewer.may_see(Thing.RECORDS, OWN)
     assert not viewer.allows(Operation.DELETE, ResourceType.TOPIC, OWN)
     viewer = view(topics, "allow User:ann alter cluster")
     assert viewer.may_see(Thing.RECORDS, OWN)

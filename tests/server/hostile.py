@@ -46,9 +46,8 @@ def batch(random: Random, *, honest: bool = False) -> bytes | None:
     ]
     if honest:
         records = [Sent(one.key or b"k", one.value) for one in records]
-    producer = random.choice(
-        ((-1, -1, -1), (-1, -1, -1), (OLD_ID, 0, random.randrange(3)), (3, 0, random.randrange(3)))
-    )
+    numbered = random.choice((OLD_ID, 3)), 0, random.randrange(3)
+    producer = random.choice(((-1, -1, -1), numbered))
     made = foreign(records, random.choice(tuple(CODECS.values())), producer=(-1, -1, -1) if honest else producer)
     if honest or random.random() < 0.6:
         return made
