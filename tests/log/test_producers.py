@@ -291,7 +291,24 @@ def test_a_named_producer_is_forgotten_once_no_name_has_its_id(tmp_path: Path) -
         clock.advance(1001)
         assert [one.producer_id for one in log.producers()] == [named_id]
         store.transactions._finisher.delete_name("job")
+        clock.advance(1001)
         assert log.producers() == []
+
+
+def test_what_has_expired_leaves_the_memory_with_a_roll(tmp_path: Path) -> None:
+    """Clients come and go, each with an id of its own: a process that appends for months keeps the active ones."""
+    clock = FakeClock()
+    log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
+    for number in range(50):
+        put(log, 0, who=UNNAMED + number)
+    put(log, 0, who=UNNAMED + 99, txn=True)
+    clock.advance(1001)
+    put(log, 0, who=UNNAMED + 50)
+    log.roll()
+    put(log, 1, who=UNNAMED + 50)
+    assert sorted(log._appender._states._entries) == [UNNAMED + 50, UNNAMED + 99]
+    assert put(log, 0, who=UNNAMED + 50) == 51
+    assert log.last_stable_offset == 50
 
 
 def _snapshots(folder: Path) -> list[Path]:

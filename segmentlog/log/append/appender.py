@@ -320,6 +320,7 @@ class Appender:
         And leave a snapshot of the states where a segment was begun.
         """
         begun, self._begun = self._begun, []
+        has_rolled = bool(begun)
         offset = log.log_end_offset
         for batch in batches:
             while begun and begun[0] <= offset:
@@ -330,6 +331,8 @@ class Appender:
             offset += count
         for base in begun:
             self._states.write_snapshot(base, now_ms)
+        if has_rolled:
+            self._states.forget_expired(now_ms)
         self._states.reached(self._handle.page.log.read())
 
     def _place_locked(
