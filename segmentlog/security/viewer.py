@@ -1,4 +1,4 @@
-"""What a principal may see: the one function that the Kafka server, REST and the console ask.
+"""The rights to see things: the Kafka server, REST and the console all ask this module.
 
 | thing | right | of the store's own topics, in addition |
 |---|---|---|
@@ -26,7 +26,7 @@ from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, R
 
 
 class Thing(IntEnum):
-    """What a principal may see or not."""
+    """A kind of thing that a principal may see or not."""
 
     TOPIC = auto()
     RECORDS = auto()

@@ -11,8 +11,8 @@ it: after a restore or a takeover the new server recognises the ids that the old
 
     @producer-ids   16 hex digits: XXH3-64 of the rest; a newline; JSON: {"secret": 64 hex digits}
 
-The tag binds an id to a principal. A client that reads another client's id in a batch cannot use it: the chance that
-the tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
+The tag binds an id to a principal. A client that reads another client's id in a batch cannot use it. The chance that
+a tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
 
 *Rejected:* a list of assigned ids, as it takes an fsync for each producer, and grows with every client that connects.
 *Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. Numbers that are counted do not collide
@@ -64,7 +64,7 @@ class AssignedIds:
         self._lock = ProcessLock(topics.fs, self._path + FILE_LOCK_SUFFIX)
         self._secret: bytes | None = None
         self._durable_secret: bytes | None = None
-        """The same once it is certainly on disk: before that no id is assigned."""
+        """The secret, once it is certainly on disk. No id is assigned before."""
         self._forget_parent()
         forks.on_fork(self, "_forget_parent")
 
