@@ -144,7 +144,7 @@ class InvalidWireBatch(SegmentlogError, ValueError):
     """A batch of Kafka's protocol that a client must not send, or that was damaged on its way; nothing was appended.
 
     ``reason`` is one word, for who has to translate it: magic, length, crc, control, delete_horizon, count, codec,
-    producer, timestamp, records, transaction.
+    producer, producer_id, timestamp, records, transaction.
     """
 
     def __init__(self, reason: str, why: str) -> None:
@@ -153,6 +153,12 @@ class InvalidWireBatch(SegmentlogError, ValueError):
 
     def __str__(self) -> str:
         return f"the Kafka batch was refused ({self.reason}): {self.why}; nothing was appended"
+
+    @classmethod
+    def unassigned(cls, producer_id: int) -> InvalidWireBatch:
+        """Return the error for a batch whose producer id is not its sender's."""
+        why = f"producer id {producer_id} is not one that this store assigned to the user; open a new producer"
+        return cls("producer_id", why)
 
 
 class OffsetOutOfRange(SegmentlogError, LookupError):

@@ -27,7 +27,7 @@ from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import forks
-from segmentlog.storage.failures import is_interrupt
+from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.reaching import Reaching
 from segmentlog.topics.topics import Topic as Topic
@@ -141,6 +141,7 @@ class LogStore(Clients):
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
             expire=self._tidy_up,
             finish_transactions=self.finish_transactions,
+            holds_producer=self._holds_producer,
             shown_path="" if self._attached is None else self._attached.url,
         )
         self.recovery: RecoveryMode = recovery
@@ -314,6 +315,17 @@ class LogStore(Clients):
             return self.transactions.finish(now_ms)
         except StoreClosed:  # meanwhile
             return 1.0
+
+    def _holds_producer(self, producer_id: int) -> bool:
+        """Whether a name may have this producer id: True until the names have been read, and where they cannot be."""
+        transactions = self._transactions
+        if self._topics.is_closed:
+            return True
+        with failures_ignored(SegmentlogError):
+            if not self._topics.has(TRANSACTIONS_TOPIC):
+                return False
+            return transactions is None or transactions.may_hold(producer_id)
+        return True
 
     @property
     def group_offsets(self) -> CommittedPositions:

@@ -79,7 +79,9 @@ CONFIGS_FILE: Final = "@configs"
 """In it: what a server's groups are configured with."""
 SCHEMAS_FILE: Final = "@schemas"
 """Of the store: the highest id that a schema was ever given, whatever became of the schema."""
-SHIPPED_FILES: Final = (f"{GROUPS_FOLDER}/{CONFIGS_FILE}", SCHEMAS_FILE)
+PRODUCER_IDS_FILE: Final = "@producer-ids"
+"""Of the store: the secret by which a server recognises the producer ids that it assigned."""
+SHIPPED_FILES: Final = (f"{GROUPS_FOLDER}/{CONFIGS_FILE}", SCHEMAS_FILE, PRODUCER_IDS_FILE)
 """Of the store itself, beside its topics, what is shipped with them."""
 STAGING_FOLDER: Final = "@staging"
 """Of the store: batches that jobs with many workers have written, and not published yet."""

@@ -33,7 +33,14 @@ _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
 SEQUENCE_END: Final = 1 << 31
 """Sequences wrap to 0 here, as Kafka's do."""
 NAMED_ID_END: Final = 1 << 61
-"""Ids of named producers lie below: those are never forgotten, or a job that runs once a year would begin anew."""
+"""The library's named producers have ids below. A log keeps such an id for as long as a name holds it: a job that runs
+once a year continues where it ended."""
+OLD_IDS: Final = range(1 << 61, 1 << 62)
+"""Ids of all other producers, as earlier versions drew them."""
+CLIENT_IDS: Final = range(1 << 62, 3 << 61)
+"""Ids that a server assigns to clients without a transactional id; see `segmentlog.transactions.assigned`."""
+STORE_IDS: Final = range(3 << 61, 1 << 63)
+"""Ids of the library's producers without a name, and of the server's clients with a transactional id."""
 KEPT_RUNS: Final = 5
 """How many runs of a producer are remembered: a batch in one of them that comes again is known (Kafka: 5 batches)."""
 

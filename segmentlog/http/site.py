@@ -12,6 +12,7 @@ from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import ANONYMOUS, CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.security.viewer import Thing, Viewer
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
@@ -79,7 +80,15 @@ class Site:
         self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
     ) -> bool:
         """Whether who asks may do that to the resource of this name."""
-        return self.authorizer.allows(self.principal(request), _host(request), operation, resource, name)
+        return self.viewer(request).allows(operation, resource, name)
+
+    def may_see(self, request: HTTPConnection, thing: Thing, name: str = "") -> bool:
+        """Whether who asks may see the thing of this name."""
+        return self.viewer(request).may_see(thing, name)
+
+    def viewer(self, request: HTTPConnection) -> Viewer:
+        """Who asks, and what the rules let them see."""
+        return Viewer(self.authorizer, self.principal(request), _host(request))
 
     def check(
         self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME

@@ -51,6 +51,8 @@ class PartitionFound(msgspec.Struct):
     topic: str
     partition: int
     findings: list[Finding] = []
+    producer_expiration_ms: int = 0
+    """Of the topic: a log forgets a producer that no name holds once it has appended nothing for so long."""
     live: bool = False
     """Whether the state page says where the log ends."""
     checkpoint: CheckpointFound = CheckpointFound(None)

@@ -113,6 +113,7 @@ class _Look:
 
     def run(self) -> None:
         found, fs = self._found, self._fs
+        found.producer_expiration_ms = self._config.producer_id_expiration_ms
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
         copies = self._copies = self._copies_to_put_in_place()

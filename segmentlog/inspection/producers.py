@@ -4,10 +4,12 @@ The batches of each producer are gone through in order of their offsets, and hel
 other, against the aborts in ``.txnindex`` and the entries of ``.snapshot``, and against the last
 stable offset of the state page. A snapshot may know more than the log does: of batches that
 retention, a compaction, a repair or a crash took, and no batch is missed below `_intact_from`.
-It never knows less, but of producers without a name, which are forgotten after a while.
+It never knows less, except of producers that no name holds: a log forgets those after a while.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import msgspec
 
@@ -29,8 +31,6 @@ from segmentlog.storage.files import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
 
-# As in `segmentlog.log.producers`: ids below belong to producers with a name, which are never forgotten.
-
 
 class _Producer(msgspec.Struct):
     """What the batches so far say of one producer."""
@@ -44,6 +44,8 @@ class _Producer(msgspec.Struct):
     """Of the last batch that is no marker."""
     open_offset: int = -1
     """Of the first batch of its open transaction; -1 without one."""
+    appended_ms: int = 0
+    """Timestamp of the newest record before its last batch: that batch is not older."""
 
 
 class _Open(msgspec.Struct):
@@ -68,6 +70,8 @@ class ProducersLook:
         self._broken_at = -1
         """Where the last damage is that may hide a batch or a marker."""
         self._tracked_any = False
+        self._newest_ms = 0
+        """The largest timestamp of the segments so far."""
 
     def _compacted_below(self) -> int:
         """Below it a compaction may have removed batches, or taken the numbers of their producers off them."""
@@ -130,6 +134,8 @@ class ProducersLook:
                 at += 1
             self._tracked_any = True
             self._take_in(segment.path, batch)
+            before_ms = segment.timestamps_before[bisect_left(segment.positions, batch.position)]
+            self._known[batch.producer_id].appended_ms = max(before_ms, self._newest_ms)
             if batch.marker is not None and not batch.marker.committed:
                 aborted.append(
                     AbortedTransaction(batch.producer_id, batch.marker.first_offset, batch.marker.offset)
@@ -144,6 +150,7 @@ class ProducersLook:
             self._intact_from = max(self._intact_from, next_base)
         self._found.has_aborts = self._found.has_aborts or bool(aborted)
         segment.tracked = []  # the next ones need the room
+        self._newest_ms = max(self._newest_ms, segment.max_timestamp)
         if has_caches:
             self._check_aborted(segment, aborted, is_sealed=is_sealed)
 
@@ -239,7 +246,9 @@ class ProducersLook:
             if why := self._untrue(entry, base):
                 return f"producer {entry.producer_id}: {why}"
         for producer_id, known in self._known.items():
-            if producer_id not in by_id and producer_id < NAMED_ID_END:
+            idle_ms = self._newest_ms - known.appended_ms
+            may_be_forgotten = producer_id >= NAMED_ID_END or idle_ms > self._found.producer_expiration_ms
+            if producer_id not in by_id and not may_be_forgotten:
                 return f"producer {producer_id}, whose last batch ends at offset {known.next_offset}, is missing"
         return ""
 

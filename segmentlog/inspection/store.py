@@ -21,6 +21,7 @@ from segmentlog.format.names import (
     GROUPS_FOLDER,
     HIDDEN,
     MAKING_PREFIX,
+    PRODUCER_IDS_FILE,
     PRODUCERS_FOLDER,
     REPLICA_FILE,
     REPLICA_STATUS_FILE,
@@ -110,7 +111,7 @@ def inspect_store(
         yield from _ids_given_twice(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
         known |= {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
-        for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, SHIP_FILE):
+        for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, PRODUCER_IDS_FILE, SHIP_FILE):
             known |= {name, name + FILE_LOCK_SUFFIX}
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 

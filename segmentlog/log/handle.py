@@ -60,6 +60,7 @@ class Handle:
         on_open: Callable[[Handle], None] | None = None,
         on_roll: Callable[[Handle], None] | None = None,
         ship_signals: ShipSignals | None = None,
+        holds_producer: Callable[[int], bool] | None = None,
     ) -> None:
         self.fs = fs
         self.folder = folder
@@ -80,6 +81,8 @@ class Handle:
         self._on_open = on_open
         self._on_roll = on_roll
         self.ship_signals = ship_signals
+        self.holds_producer = holds_producer or (lambda _: True)
+        """Whether a name may still have this producer id: then the log keeps it, however long it appends nothing."""
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1

@@ -82,11 +82,12 @@ class Partition:
         on_open: Callable[[Handle], None] | None = None,
         on_roll: Callable[[Handle], None] | None = None,
         ship_signals: ShipSignals | None = None,
+        holds_producer: Callable[[int], bool] | None = None,
     ) -> None:
         self._handle = Handle(
             fs or FileSystem(), folder, topic, number, load_config, clock or Clock(),
             read_only=read_only, read_only_why=read_only_why, recovery=recovery, load_batch_limit=load_batch_limit,
-            on_open=on_open, on_roll=on_roll, ship_signals=ship_signals,
+            on_open=on_open, on_roll=on_roll, ship_signals=ship_signals, holds_producer=holds_producer,
         )  # fmt: skip
         self._closed = False
         self._appender = Appender(self._handle)
@@ -190,7 +191,7 @@ class Partition:
 
     def append_wire(
         self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True,
-        transaction: Callable[[], None] | None = None,
+        transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
     ) -> WireAppended:  # fmt: skip
         """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
 
@@ -200,7 +201,10 @@ class Partition:
         whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, nobody
         who follows is woken, and the answer says whether the topic's policy wants it synced: see `sync_upto` and
         `wake_followers`. ``transaction`` is called under the lock of appends before a transactional batch is let
-        through, and raises if it is not to be.
+        through, and raises if it is not to be. ``owns`` is called with the producer id of a batch that belongs to no
+        transaction. It returns whether the sender was assigned the id. Where it returns False, the batch is appended
+        only if its producer has appended here before, under the batch's epoch or the one before it. ``owns`` raises
+        `InvalidWireBatch` to refuse the batch altogether.
 
         Raises `InvalidWireBatch` with a reason (without ``transaction`` a transactional batch only goes where its
         producer has a transaction open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a
@@ -209,7 +213,7 @@ class Partition:
         self._check_appendable()
         return append_wire(
             self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync,
-            transaction=transaction,
+            transaction=transaction, owns=owns,
         )  # fmt: skip
 
     def wake_followers(self) -> None:

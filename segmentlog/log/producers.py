@@ -71,6 +71,8 @@ class ProducerStates:
         self._handle = handle
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
+        self._held_until_ms: dict[int, int] = {}
+        """By the ids of named producers that are idle: until when their names are not asked for again."""
         self.seen: LogState | None = None
         """The state of the log whose end is known of."""
         self._mapped: MappedSegment | None = None
@@ -302,10 +304,24 @@ class ProducerStates:
         return (
             now_ms > expires_ms
             and entry.transaction_offset < 0
-            and entry.producer_id >= NAMED_ID_END
             # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
             and handle.clock.steady_ms() > expires_ms
+            and not (entry.producer_id < NAMED_ID_END and self._is_held(entry.producer_id, now_ms))
         )
+
+    def _is_held(self, producer_id: int, now_ms: int) -> bool:
+        """Whether a name may have the id. It is asked once in the time that a producer takes to expire."""
+        if now_ms < self._held_until_ms.get(producer_id, 0):
+            return True
+        is_held = self._handle.holds_producer(producer_id)
+        if is_held:
+            self._held_until_ms[producer_id] = now_ms + self._handle.config.producer_id_expiration_ms
+        return is_held
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Drop from memory what `find` does not return any more: clients come and go, each with an id of its own."""
+        self._entries = {entry.producer_id: entry for entry in self.all(now_ms)}
+        self._held_until_ms = {known: ms for known, ms in self._held_until_ms.items() if known in self._entries}
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
         """What is known of a producer; None when it is unknown, or forgotten."""

@@ -98,6 +98,17 @@ class IncompatibleSchema(SchemaError, ValueError):
         return self.text.format(self.args[0], f"[{', '.join(self.args[1])}]")
 
 
+def registration_problem(error: Exception, *, may_see: bool) -> str:
+    """Return what to tell a client whose schema is not registered; ``may_see``: whether it may read schemas.
+
+    What breaks compatibility is described by parts of the registered schema.
+    """
+    if isinstance(error, IncompatibleSchema) and not may_see:
+        subject = error.args[0]
+        return f'Schema being registered is incompatible with an earlier schema for subject "{subject}"'
+    return str(error)
+
+
 class InvalidSchema(SchemaError, ValueError):
     """(why) A text that is no schema of its type, or that refers to one that is not there."""
 

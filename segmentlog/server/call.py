@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from segmentlog.security.principals import ANONYMOUS, CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.security.viewer import Thing, Viewer
 from segmentlog.server.budget import LOOK_S, AnswerBudget, ClientGone, Element, TopicOnce, itself, topics_once
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
@@ -53,11 +54,15 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether who asks may do that to the resource of this name."""
-        return self.broker.authorizer.allows(self.principal, self.client_host, operation, resource, name)
+        return Viewer(self.broker.authorizer, self.principal, self.client_host).allows(operation, resource, name)
+
+    def may_see(self, thing: Thing, name: str = "") -> bool:
+        """Whether who asks may see the thing of this name."""
+        return Viewer(self.broker.authorizer, self.principal, self.client_host).may_see(thing, name)
 
     def allows_topic(self, operation: Operation, name: str) -> bool:
         """The same for a topic."""
-        return self.broker.authorizer.allows(self.principal, self.client_host, operation, ResourceType.TOPIC, name)
+        return self.allows(operation, ResourceType.TOPIC, name)
 
     def allows_cluster(self, operation: Operation) -> bool:
         """The same for the cluster."""

@@ -79,6 +79,7 @@ _OF_BATCHES: Final = {
     "codec": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
     "timestamp": ErrorCode.INVALID_TIMESTAMP,
     "transaction": ErrorCode.INVALID_TXN_STATE,
+    "producer_id": ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 }
 """By the reason of an `InvalidWireBatch`; every other is INVALID_RECORD."""
 

@@ -84,6 +84,7 @@ class Topics:
 
     ``expire`` (called with a clock in ms that never jumps ahead) and ``finish_transactions`` are what background work
     does for those who do; a partition that is opened with undecided transactions calls ``finish_transactions``, too.
+    Partitions call ``holds_producer`` before they forget a named producer, under their append lock.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Topics:
         cleaner_io_bytes_per_s: int | None,
         expire: Callable[[int], None],
         finish_transactions: Callable[[], float],
+        holds_producer: Callable[[int], bool],
         shown_path: str = "",
     ) -> None:
         """``shown_path``: what errors call the store, where ``path`` is not what it was opened at."""
@@ -115,6 +117,7 @@ class Topics:
         self.read_only = read_only or bool(self.read_only_why)
         self.recovery = recovery
         self._finish_transactions = finish_transactions
+        self._holds_producer = holds_producer
         self._mutex = forks.reentrant_lock(self, "_mutex")
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._folders = TopicFolders(fs, path)
@@ -357,6 +360,7 @@ class Topics:
             on_open=self._opened,
             on_roll=self.background.rolled,
             ship_signals=self.ship_signals,
+            holds_producer=self._holds_producer,
         )
 
     def _why_unwritable(self, folder: str) -> str:

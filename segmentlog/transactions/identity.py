@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from segmentlog.errors import (
     TransactionAborted,
 )
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
+from segmentlog.format.producers import SEQUENCE_END
 from segmentlog.log.append.encoding import Columns
 from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import PartitionId
@@ -24,6 +23,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.locks import held
 from segmentlog.topics.topics import Topics
+from segmentlog.transactions.assigned import new_store_id
 from segmentlog.transactions.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Identity:
 
     def _draw_id(self) -> None:
         """An id that nobody else has, without asking anybody: 61 random bits."""
-        self.producer_id, self.epoch = NAMED_ID_END + secrets.randbelow(NAMED_ID_END), 0
+        self.producer_id, self.epoch = new_store_id(), 0
 
     @property
     def label(self) -> str:

@@ -143,6 +143,8 @@ class TransactionLog:
     def _begin_anew(self) -> None:
         """Begin at the start. In a forked child: another thread of the parent may have been at it."""
         self._states: dict[str, TransactionState] = {}
+        self._holders: dict[int, str] = {}
+        """The name that has each producer id."""
         self._old_records: set[str] = set()
         """Names of which the log holds a record of version 1: who forgets them forgets that, too."""
         self._position = 0
@@ -160,6 +162,17 @@ class TransactionLog:
             self._catch_up()
             return self._states.get(name)
 
+    def holds(self, producer_id: int) -> bool:
+        """Return whether a name has this producer id, or had it before it ran out of epochs; as it is now."""
+        with self._mutex:
+            self._catch_up()
+            return producer_id in self._holders
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `holds` need not open the topic first."""
+        return self._log is not None and not self._log.is_stale
+
     def _catch_up(self) -> None:
         log = self._find_log(create=False)
         if log is None:
@@ -167,7 +180,7 @@ class TransactionLog:
         try:
             self._follow(log)
         except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
-            self._states, self._position = {}, log.log_start_offset
+            self._states, self._holders, self._position = {}, {}, log.log_start_offset
             self._follow(log)
 
     @property
@@ -195,13 +208,24 @@ class TransactionLog:
         if version == _VERSION_BY_NAME:
             (self._old_records.discard if value is None else self._old_records.add)(name)
         if value is None:
-            self._states.pop(name, None)
+            self._note(name, None)
         else:
             try:
                 state = _state_decoder.decode(value)
-                self._states[name] = state if version == _VERSION else self._by_id(state)
+                self._note(name, state if version == _VERSION else self._by_id(state))
             except msgspec.DecodeError as error:
                 logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
+
+    def _note(self, name: str, state: TransactionState | None) -> None:
+        before = self._states.pop(name, None)
+        for producer_id in () if before is None else (before.producer_id, before.previous_id):
+            if self._holders.get(producer_id) == name:
+                del self._holders[producer_id]
+        if state is not None:
+            self._states[name] = state
+            self._holders[state.producer_id] = name
+            if state.previous_id >= 0:
+                self._holders[state.previous_id] = name
 
     def _by_id(self, state: TransactionState) -> TransactionState:
         """A state in which topics go by their names."""
@@ -218,7 +242,7 @@ class TransactionLog:
 
     def _find_log(self, *, create: bool) -> Partition | None:
         if self._log is None or self._log.is_stale:
-            self._states, self._position = {}, 0
+            self._states, self._holders, self._position = {}, {}, 0
             self._old_records.clear()
             try:
                 if create:

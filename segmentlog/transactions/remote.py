@@ -18,7 +18,6 @@ same goes for a partition that has another epoch than when it became part of the
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,10 +32,10 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
+from segmentlog.transactions.assigned import new_store_id
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.journal import EPOCH_MAX, TransactionLog, TransactionState
 from segmentlog.transactions.names import Names
@@ -95,7 +94,7 @@ class RemoteTransactions:
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
             if state is None:
-                state = TransactionState(_draw_id(), -1, remote=True)
+                state = TransactionState(new_store_id(), -1, remote=True)
             elif not state.remote:
                 raise ProducerHeld(name, "a producer of the library")
             elif expected is not None and not _may_go_on(state, expected):
@@ -300,13 +299,8 @@ class RemoteTransactions:
         return state
 
 
-def _draw_id() -> int:
-    """Of those that are forgotten some time after they were used last."""
-    return NAMED_ID_END + secrets.randbelow(NAMED_ID_END)
-
-
 def _renumbered(state: TransactionState) -> TransactionState:
-    return replace(state, producer_id=_draw_id(), previous_id=state.producer_id, epoch=0)
+    return replace(state, producer_id=new_store_id(), previous_id=state.producer_id, epoch=0)
 
 
 def _may_go_on(state: TransactionState, expected: Numbers) -> bool:

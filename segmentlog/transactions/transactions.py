@@ -27,6 +27,7 @@ from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerHeld
 from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topics import Topics
+from segmentlog.transactions.assigned import AssignedIds
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.finishing import ANONYMOUS as ANONYMOUS
 from segmentlog.transactions.finishing import Finisher
@@ -51,10 +52,21 @@ class Transactions:
         self._finisher = Finisher(topics, self._names, self._log, self._decisions)
         self.remote = RemoteTransactions(topics, self._names, self._log, self._decisions)
         """Those of a server's clients."""
+        self.assigned_ids = AssignedIds(topics)
+        """Producer ids of a server's clients that have no transactional id."""
 
     def states(self) -> dict[str, TransactionState]:
         """The last state of each name, as it is now."""
         return self._log.states()
+
+    def holds(self, producer_id: int) -> bool:
+        """Return whether a name has this producer id, or had it before it ran out of epochs."""
+        return self._log.holds(producer_id)
+
+    def may_hold(self, producer_id: int) -> bool:
+        """The same for a caller that holds the append lock of a partition: True until the names have been read."""
+        # To open the topic here would take the lock of all topics, whose holder may wait for the caller's lock.
+        return not self._log.is_open or self._log.holds(producer_id)
 
     # ------------------------------------------------------------ names
 

@@ -18,6 +18,6 @@ def test_nothing_is_said_of_the_files_of_a_store(tmp_path: Path) -> None:
     assert names.SCHEMAS_FILE in own
     for name in own - {names.CONFIGS_FILE, names.SHIP_FILE} | {NetworkMark.FILE}:  # one is elsewhere, one is looked at
         (tmp_path / name).touch()
-    for name in (names.USERS_FILE, names.ACLS_FILE, names.SCHEMAS_FILE, names.SHIP_FILE):
+    for name in (names.USERS_FILE, names.ACLS_FILE, names.SCHEMAS_FILE, names.PRODUCER_IDS_FILE, names.SHIP_FILE):
         (tmp_path / f"{name}{names.FILE_LOCK_SUFFIX}").touch()
     assert list(inspect_store(str(tmp_path))) == []

@@ -266,6 +266,83 @@ def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) ->
     assert put(log, 0, who=NAMED) == 1
 
 
+def test_a_named_producer_is_forgotten_once_no_name_has_its_id(tmp_path: Path) -> None:
+    """A name keeps what a log knows for ever, so that a yearly job continues; ids below 2^61 without one expire."""
+    clock = FakeClock()
+    with LogStore(tmp_path, background=False, clock=clock) as store:
+        store.create_topic("t", producer_id_expiration_ms=1000)
+        log = store.topic("t").partition(0)
+        for number in range(3):
+            log.append([b"%d" % number], producer=ProducerStamp(number, 0, 0))
+        with store.producer(name="job") as job:
+            job.send("t", b"a").result()
+        named_id = store.transactions.states()["job"].producer_id
+        clock.advance(1001)
+        assert [one.producer_id for one in log.producers()] == [named_id]
+        log.roll()
+        assert [one.producer_id for one in decode_snapshot(_snapshots(tmp_path)[-1].read_bytes())] == [named_id]
+    with LogStore(tmp_path, background=False, clock=clock) as store:
+        log = store.topic("t").partition(0)
+        assert named_id in [one.producer_id for one in log.producers()]  # the names are not read yet
+        store.finish_transactions()
+        with store.producer(name="job") as job:
+            assert job.last_sequence("t", 0) == 0
+            assert job.send("t", b"b").result().offset == 4
+        clock.advance(1001)
+        assert [one.producer_id for one in log.producers()] == [named_id]
+        store.transactions._finisher.delete_name("job")
+        clock.advance(1001)
+        assert log.producers() == []
+
+
+def test_what_has_expired_leaves_the_memory_with_a_roll(tmp_path: Path) -> None:
+    """Clients come and go, each with an id of its own: a process that appends for months keeps the active ones."""
+    clock = FakeClock()
+    log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
+    for number in range(50):
+        put(log, 0, who=UNNAMED + number)
+    put(log, 0, who=UNNAMED + 99, txn=True)
+    clock.advance(1001)
+    put(log, 0, who=UNNAMED + 50)
+    log.roll()
+    put(log, 1, who=UNNAMED + 50)
+    assert sorted(log._appender._states._entries) == [UNNAMED + 50, UNNAMED + 99]
+    assert put(log, 0, who=UNNAMED + 50) == 51
+    assert log.last_stable_offset == 50
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    return sorted((folder / "t/0").glob(f"*{SNAPSHOT_SUFFIX}"))
+
+
+def test_verify_accepts_that_an_id_without_a_name_is_forgotten(tmp_path: Path) -> None:
+    """A snapshot that lacks it is not reported; one that lacks a producer which was just active is."""
+    clock = FakeClock()
+    log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
+    log.append([b"before"])
+    put(log, 0, who=NAMED)
+    clock.advance(500)
+    log.append([b"later"])
+    log.roll()
+    (path,) = [one for one in tmp_path.glob(f"*{SNAPSHOT_SUFFIX}") if decode_snapshot(one.read_bytes())]
+    path.write_bytes(encode_snapshot([]))
+    log.append([b"in the next segment"])
+    config = TopicConfig(producer_id_expiration_ms=1000)
+
+    def reported() -> list[str]:
+        found = inspect_partition(log.handle.fs, str(tmp_path), "t", 0, config, Tally())
+        return [one.what for one in found.findings if "is missing" in one.what]
+
+    assert len(reported()) == 1
+    clock.advance(1001)
+    log.append([b"much later"])
+    log.roll()
+    log.append([b"in the last segment"])
+    for one in tmp_path.glob(f"*{SNAPSHOT_SUFFIX}"):
+        one.write_bytes(encode_snapshot([]))
+    assert len(reported()) == 1  # of the older snapshot still
+
+
 def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
     """It pays for nothing that it does not use."""
     log = open_log(tmp_path, segment_bytes=300)

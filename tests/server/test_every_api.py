@@ -16,9 +16,10 @@ import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
 from seeds import seeds
-from server.hostile import TOPICS, Asker, batch, every_api
+from server.hostile import OLD_ID, TOPICS, Asker, batch, every_api
 from server.wire_client import Desk
 
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
@@ -70,6 +71,8 @@ def fill(store: LogStore) -> None:
         if name not in store.topics():
             config = {"cleanup.policy": "compact"} if name == "compacted" else {}
             store.create_topic(name, 2, config)
+            # So that not all batches under this producer id are refused.
+            store.open_partition(name, 0).append([b"a"], [b"k"], producer=ProducerStamp(OLD_ID, 0, -1))
     random = Random(1)
     for _ in range(3):
         store.open_partition("library", 0).append([b"a", b"b", b"c"])

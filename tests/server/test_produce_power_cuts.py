@@ -30,6 +30,7 @@ from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.framing import decode_response_header
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
 from segmentlog.server.codec.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
@@ -60,9 +61,12 @@ Where = tuple[int, int]
 class _Request:
     """One that was sent: its batches by partition, and what is known of its answer."""
 
-    def __init__(self, acks: int, producer: int | None, batches: dict[int, list[bytes]], sequence: int) -> None:
+    def __init__(
+        self, acks: int, producer: int | None, batches: dict[int, list[bytes]], sequence: int, producer_id: int = -1
+    ) -> None:
         self.acks = acks
         self.producer = producer
+        self.producer_id = producer_id
         self.batches = batches
         self.sequence = sequence
         self.answer: Any = None
@@ -71,7 +75,7 @@ class _Request:
         """As it goes over the wire, the same each time it is sent."""
         data = []
         for number, values in self.batches.items():
-            made = (-1, -1, -1) if self.producer is None else (1 << 61 | self.producer, 0, self.sequence)
+            made = (-1, -1, -1) if self.producer is None else (self.producer_id, 0, self.sequence)
             records = foreign([Sent(b"k", value) for value in values], producer=made)
             data.append(PartitionProduceData(number, records))
         request = ProduceRequest(None, self.acks, 1000, [TopicProduceData("t", partition_data=data)])
@@ -136,6 +140,12 @@ class _Machine:
     def send(self, request: _Request) -> None:
         """Have it done; its answer may wait."""
         self._later.append((request, self.desk.dispatcher.handle(self.desk.connection, memoryview(request.encoded()))))
+
+    def assign_id(self) -> int:
+        """The producer id that a client gets."""
+        answer = self.desk.ask(22, 4, InitProducerIdRequest(None))
+        assert answer.error_code == 0
+        return int(answer.producer_id)
 
     def hear(self, told: _Told) -> None:
         """Take the answers that are there, in their order."""
@@ -221,6 +231,8 @@ class _Life:
         self.config = {"fsync": fsync, **_CONFIG}
         self.in_flight: list[_Request] = []
         self.sequences = [0] * _PRODUCERS
+        self.producer_ids: list[int] = []
+        """Of each producer: assigned once, and used on through all power cuts."""
         self.count = self.cuts = self.lost = 0
 
     def run(self) -> None:
@@ -228,6 +240,7 @@ class _Life:
         with simulated_paths(lambda: self.disk):
             machine = self.start(self.disk)
             machine.store.alter_topic("t", self.config)
+            self.producer_ids = [machine.assign_id() for _ in range(_PRODUCERS)]
             for _ in range(_STEPS):
                 moments: list[tuple[CrashPoint, _Told]] = []
                 alive = self.disk
@@ -275,7 +288,10 @@ class _Life:
         if producer is not None:
             sequence = self.sequences[producer]
             self.sequences[producer] += len(batches[producer])
-        return _Request(-1 if producer is not None else self.rng.choice((-1, 1)), producer, batches, sequence)
+        producer_id = -1 if producer is None else self.producer_ids[producer]
+        return _Request(
+            -1 if producer is not None else self.rng.choice((-1, 1)), producer, batches, sequence, producer_id
+        )
 
     def values(self, is_large: bool) -> list[bytes]:
         """That nobody ever sent; in a batch that is taken, or is not."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console.pages import Console
-from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _SHOWN_MAX: Final = 200
 """Of each kind."""
+# As `LogStore.health` calls them.
+_PARTITION: Final = re.compile(r"(?:ship )?([^/ ]+)/\d+")
+_PRODUCER: Final = re.compile(r"transaction of (.+)", re.DOTALL)
 _QUIET: Final = frozenset(("new", "clean", "live"))
 """Recoveries that found nothing to do."""
 
@@ -30,7 +34,7 @@ class DamagePages:
     def show(self, request: Request) -> Response:
         """What is known, of topics that who asks may see."""
         console = self._console
-        sees_all = console.site.allows(request, Operation.DESCRIBE, ResourceType.CLUSTER)
+        sees_all = console.may_see(request, Thing.CLUSTER)
         scrub = self._store.scrub_report()
         findings = [one for one in scrub.findings if console.may_topic(request, one.topic)]
         look = console.look()
@@ -54,9 +58,21 @@ class DamagePages:
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
             scrub=scrub, failed=[state for state in hurt if state.glance.has_failed][:_SHOWN_MAX],
             lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=told[:_SHOWN_MAX],
-            opened_count=len(recoveries) if sees_all else None, health=self._store.health() if sees_all else None,
-            path=console.place(request), store_id=self._store.store_id,
+             opened_count=len(recoveries) if sees_all else None, health=self._health(request) if sees_all else None,
+             path=console.place(request), store_id=self._store.store_id,
         )  # fmt: skip
+
+    def _health(self, request: Request) -> dict[str, str]:
+        """What keeps failing, except of topics and producers that who asks may not see."""
+        found = {}
+        for name, why in self._store.health().items():
+            partition, producer = _PARTITION.fullmatch(name), _PRODUCER.fullmatch(name)
+            if partition and not self._console.may_topic(request, partition[1]):
+                continue
+            if producer and not self._console.may_see(request, Thing.TRANSACTIONAL_ID, producer[1]):
+                continue
+            found[name] = why
+        return found
 
     def _lost(self, topic: str, number: int) -> list[LostRange]:
         try:

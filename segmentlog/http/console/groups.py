@@ -13,6 +13,7 @@ from segmentlog.http.console.pages import Console, Paging, away
 from segmentlog.http.problems import HttpProblem
 from segmentlog.records import TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +54,7 @@ class GroupPages:
     def all(self, request: Request) -> Response:
         """Every group that who asks may see."""
         part = request.query_params.get("q", "").strip().lower()
-        names = [name for name in self._store.groups.names() if self._may(request, name, Operation.DESCRIBE)]
+        names = [name for name in self._store.groups.names() if self._console.may_see(request, Thing.GROUP, name)]
         found = [name for name in names if part in name.lower()] if part else names
         paging = Paging(request, len(found), _GROUPS)
         extent = self._known_extent()
@@ -148,7 +149,7 @@ class GroupPages:
             tp = TopicPartition(one.topic, one.partition)
             if one.committed is None or one.log_end_offset is None or (topic and one.topic != topic):
                 continue
-            if not self._console.may_topic(request, tp.topic, Operation.READ):
+            if not self._console.may_see(request, Thing.RECORDS, tp.topic):
                 continue
             log = self._store.topic(tp.topic).partition(tp.partition)
             start, end = log.log_start_offset, log.log_end_offset
@@ -158,9 +159,6 @@ class GroupPages:
         return moves
 
     # ------------------------------------------------------------ looking
-
-    def _may(self, request: Request, name: str, operation: Operation) -> bool:
-        return self._console.site.allows(request, operation, ResourceType.GROUP, name)
 
     def _existing(self, request: Request) -> GroupDescription:
         """Raises `HttpProblem` for one that there is not, and `Forbidden`."""

@@ -30,6 +30,7 @@ from segmentlog.http.guard import PAGES
 from segmentlog.http.problems import HttpProblem
 from segmentlog.quantities import format_duration_ms, format_size
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
@@ -161,13 +162,17 @@ class Console:
         """Raises `Forbidden` unless who asks may do that to the topic of the address."""
         self.site.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
 
-    def may_topic(self, request: Request, name: str, operation: Operation = Operation.DESCRIBE) -> bool:
-        """Whether who asks may do that to a topic."""
-        return self.site.allows(request, operation, ResourceType.TOPIC, name)
+    def may_topic(self, request: Request, name: str) -> bool:
+        """Whether who asks may see a topic."""
+        return self.may_see(request, Thing.TOPIC, name)
+
+    def may_see(self, request: Request, thing: Thing, name: str = "") -> bool:
+        """Whether who asks may see the thing of this name."""
+        return self.site.may_see(request, thing, name)
 
     def place(self, request: Request) -> str | None:
         """The store's folder or URL, for those who may see the cluster; None for others."""
-        if not self.site.allows(request, Operation.DESCRIBE, ResourceType.CLUSTER):
+        if not self.may_see(request, Thing.CLUSTER):
             return None
         return self.store.url or os.path.abspath(self.store.path)
 

@@ -22,6 +22,7 @@ from segmentlog.http.console.search import Found, find_record, readable_from, se
 from segmentlog.http.console.tailing import EVERY_S, Tail, parse_position
 from segmentlog.http.problems import HttpProblem
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -160,7 +161,7 @@ class RecordPages:
         looks = showing.look_at(value)
         views: list[str] = list(looks.views)
         decoded = None
-        if self._decode is not None and value and value[:1] == b"\0":
+        if value and value[:1] == b"\0" and self._decode and self._console.may_see(request, Thing.SCHEMAS):
             decoded = self._decode(topic.name, value)
             if decoded is not None:
                 views.insert(0, "schema")

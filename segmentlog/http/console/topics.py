@@ -12,6 +12,7 @@ from segmentlog.http.console.pages import Console, Paging, address, away
 from segmentlog.http.console.survey import TopicLook
 from segmentlog.http.problems import words_of
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.storage.state import PRODUCERS_WORD
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class TopicPages:
     def all(self, request: Request) -> Response:
         """Every topic that who asks may see."""
         params = request.query_params
-        look = self._console.look()
+        console = self._console
+        look = console.look()
         part = params.get("q", "").strip().lower()
         with_internal = params.get("internal") == "1"
         seen = [
@@ -69,7 +71,8 @@ class TopicPages:
         return self._console.render(
             request, "topics.html", nav="topics", look=look, seen=seen, found=found, paging=paging,
             totals=_totals(found),
-            topics=found[paging.begin : paging.end], sort=sort, descends=descends, q=params.get("q", ""),
+            topics=[(topic, console.may_see(request, Thing.TOPIC_CONFIG, topic.name))
+                    for topic in found[paging.begin : paging.end]], sort=sort, descends=descends, q=params.get("q", ""),
             with_internal=with_internal, age_s=max((self._console.now_ms() - look.at_ms) / 1000, 0.0),
             are_rates_due=look.over_s == 0.0, sort_address=self._sort_address(request, sort, descends=descends),
         )  # fmt: skip
@@ -99,11 +102,11 @@ class TopicPages:
             raise UnknownTopic(name)
         paging = Paging(request, seen.partition_count, _PARTITIONS)
         partitions = [self._row(topic, at, look.partitions.get((name, at))) for at in range(paging.begin, paging.end)]
-        sees_config = console.may_topic(request, name, Operation.DESCRIBE_CONFIGS)
+        sees_config = console.may_see(request, Thing.TOPIC_CONFIG, name)
         return console.render(
             request, "topic.html", nav="topics", topic=seen, partitions=partitions, paging=paging, look=look,
             config=topic.config.describe() if sees_config else None,
-            may_read=console.may_topic(request, name, Operation.READ),
+            may_read=console.may_see(request, Thing.RECORDS, name),
             may_alter=console.may_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name),
             may_delete=console.may_write(request, Operation.DELETE, ResourceType.TOPIC, name),
         )  # fmt: skip
@@ -126,7 +129,9 @@ class TopicPages:
         cleaned_offset = log.cleaned_offset
         paging = Paging(request, len(segments), _SEGMENTS)
         shown = [(one, state_of(one, cleaned_offset)) for one in segments[paging.begin : paging.end]]
-        producers = log.producers() if log.handle.page.words[PRODUCERS_WORD] else []
+        may_read = console.may_see(request, Thing.RECORDS, topic.name)
+        # As DescribeProducers has it, that takes the right to read.
+        producers = log.producers() if may_read and log.handle.page.words[PRODUCERS_WORD] else []
         look = console.look()
         findings = [
             one for one in self._store.scrub_report().findings if (one.topic, one.partition) == (topic.name, log.number)
@@ -135,27 +140,33 @@ class TopicPages:
             request, "partition.html", nav="topics", topic=topic, log=log, config=log.config, paging=paging,
             blocks=strip(segments[::-1], cleaned_offset), segments=shown, epochs=log.epochs()[::-1][:50],
             lost=log.lost_ranges(), retention=_retention(log), compaction=_compaction(log), findings=findings,
+            sees_config=console.may_see(request, Thing.TOPIC_CONFIG, topic.name),
             state=look.partitions.get((topic.name, log.number)), producers=producers[:_PRODUCERS],
-            producer_count=len(producers), names=self._producer_names() if producers else {},
-            may_read=console.may_topic(request, topic.name, Operation.READ),
+            producer_count=len(producers), names=self._producer_names(request) if producers else {},
+            may_read=may_read,
         )  # fmt: skip
 
-    def _producer_names(self) -> dict[int, str]:
-        return {state.producer_id: name for name, state in self._store.transactions.states().items()}
+    def _producer_names(self, request: Request) -> dict[int, str]:
+        """By their ids, those that who asks may see."""
+        return {
+            state.producer_id: name
+            for name, state in self._store.transactions.states().items()
+            if self._console.may_see(request, Thing.TRANSACTIONAL_ID, name)
+        }
 
     # ------------------------------------------------------------ changing one
 
     def edit(self, request: Request) -> Response:
         """The form for the configuration."""
         self._console.check_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, request.path_params["topic"])
-        topic = self._console.topic(request)
+        topic = self._console.topic(request, Operation.DESCRIBE_CONFIGS)
         return self._form(request, topic, {}, {})
 
     def alter(self, request: Request, form: Form) -> Response:
         """Change what is another value than the form had; errors come back beside their fields."""
         name = request.path_params["topic"]
         self._console.check_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
-        topic = self._console.topic(request)
+        topic = self._console.topic(request, Operation.DESCRIBE_CONFIGS)  # a form with errors shows all of it
         config = topic.config
         given: dict[str, str] = {}
         errors: dict[str, str] = {}

@@ -8,6 +8,7 @@ from segmentlog.http.console.forms import Form, first
 from segmentlog.http.console.pages import Console, Paging, away
 from segmentlog.http.problems import HttpProblem
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class TransactionPages:
             for name, state in sorted(
                 self._store.transactions.states().items(), key=lambda one: (not one[1].is_open, one)
             )
-            if self._may(request, name, Operation.DESCRIBE)
+            if self._console.may_see(request, Thing.TRANSACTIONAL_ID, name)
         }
         found = [
             name
@@ -100,9 +101,6 @@ class TransactionPages:
         ]
         since_ms = state.started_ms if state.is_open else state.updated_ms
         return Row(name, state, life, since_ms, seen, len(state.partitions) - len(seen))
-
-    def _may(self, request: Request, name: str, operation: Operation) -> bool:
-        return self._console.site.allows(request, operation, ResourceType.TRANSACTIONAL_ID, name)
 
     def _may_abort(self, request: Request, name: str) -> bool:
         return self._console.may_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)

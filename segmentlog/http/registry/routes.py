@@ -20,8 +20,9 @@ from segmentlog.http.paths import NameRoute
 from segmentlog.http.problems import Forbidden, HttpProblem, problem_of
 from segmentlog.http.registry import schemas, settings, subjects
 from segmentlog.http.registry.call import Call
-from segmentlog.schemas.errors import RegistryUnavailable, SchemaError
+from segmentlog.schemas.errors import RegistryUnavailable, SchemaError, registration_problem
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -107,7 +108,7 @@ def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response
         except ClientDisconnect:
             return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
         except Exception as error:
-            raise _problem(request, error) from error
+            raise _problem(request, error, may_see=site.may_see(request, Thing.SCHEMAS)) from error
         if isinstance(result, Response):
             return result
         return Response(msgspec.json.encode(result), media_type=MEDIA_TYPE)
@@ -128,10 +129,10 @@ async def _body_of(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _problem(request: Request, error: Exception) -> HttpProblem:
-    """With the codes that clients of a registry know."""
+def _problem(request: Request, error: Exception, *, may_see: bool) -> HttpProblem:
+    """With the codes that clients of a registry know; ``may_see``: whether the client may read schemas."""
     if isinstance(error, SchemaError) and not isinstance(error, RegistryUnavailable):
-        return HttpProblem(error.code // 100, str(error), error_code=error.code)
+        return HttpProblem(error.code // 100, registration_problem(error, may_see=may_see), error_code=error.code)
     problem = problem_of(error)
     if isinstance(error, Forbidden):
         return HttpProblem(HTTPStatus.FORBIDDEN, problem.message, error_code=HTTPStatus.FORBIDDEN)

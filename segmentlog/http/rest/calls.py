@@ -12,6 +12,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from segmentlog.format.names import SCHEMAS_TOPIC
 from segmentlog.http.large_bodies import ROOM
 from segmentlog.http.problems import HttpProblem
 from segmentlog.http.rest import media
@@ -19,6 +20,7 @@ from segmentlog.http.rest.bodies import Body, Disconnected, decode
 from segmentlog.http.rest.endpoints import PATH_TYPES, Endpoint, Problem
 from segmentlog.http.rest.replies import Flow, Reply, encode_json
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -152,6 +154,14 @@ class Call:
     def allows(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether the rules allow it."""
         return self.rest.site.allows(self.connection, operation, resource, name)
+
+    def may_see(self, thing: Thing, name: str = "") -> bool:
+        """Whether who asks may see the thing of this name."""
+        return self.rest.site.may_see(self.connection, thing, name)
+
+    def check_schemas(self) -> None:
+        """Raises `Forbidden` where who asks may not see schemas."""
+        self.check_topic(Operation.READ, SCHEMAS_TOPIC)
 
     def check_administration(self) -> None:
         """Raises `Forbidden` where this door lets nobody change anything."""

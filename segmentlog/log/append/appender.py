@@ -171,6 +171,16 @@ class Appender:
             why = f"producer {producer_id} has a transaction open in this partition, and the batch is of none"
             raise InvalidWireBatch("transaction", why)
 
+    def require_known(self, producer_id: int, epoch: int) -> None:
+        """Raise `InvalidWireBatch` unless the producer has appended here, under this epoch or the one before.
+
+        Also raises what `require_no_transaction` does. Under the append lock.
+        """
+        entry = self._states.find(producer_id, self._handle.clock.now_ms())
+        if entry is None or not entry.epoch <= epoch <= entry.epoch + 1:
+            raise InvalidWireBatch.unassigned(producer_id)
+        self.require_no_transaction(producer_id)
+
     @held
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
@@ -310,6 +320,7 @@ class Appender:
         And leave a snapshot of the states where a segment was begun.
         """
         begun, self._begun = self._begun, []
+        has_rolled = bool(begun)
         offset = log.log_end_offset
         for batch in batches:
             while begun and begun[0] <= offset:
@@ -320,6 +331,8 @@ class Appender:
             offset += count
         for base in begun:
             self._states.write_snapshot(base, now_ms)
+        if has_rolled:
+            self._states.forget_expired(now_ms)
         self._states.reached(self._handle.page.log.read())
 
     def _place_locked(

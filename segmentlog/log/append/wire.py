@@ -43,7 +43,7 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
 
 def append_wire(
     handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool,
-    sync: bool, transaction: Callable[[], None] | None = None,
+    sync: bool, transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
 ) -> WireAppended:  # fmt: skip
     """`Partition.append_wire`."""
     if handle.page.words[CONFIG_WORD] != handle.config_version:
@@ -57,8 +57,10 @@ def append_wire(
     if wire.producer_id >= 0:
         if wire.is_transactional:
             check = transaction or partial(appender.require_transaction, wire.producer_id)
-        else:
+        elif owns is None or owns(wire.producer_id):
             check = partial(appender.require_no_transaction, wire.producer_id)
+        else:
+            check = partial(appender.require_known, wire.producer_id, wire.producer_epoch)
         stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional, check)
     if sync:
         base_offset, owes_sync = appends.batches([batch], ack, stamp), False

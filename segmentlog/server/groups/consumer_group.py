@@ -59,7 +59,8 @@ class ConsumerGroup(ConsumerBeats):
         said = subscription_of(request.protocols[0][1])
         assert said is not None
         before = (member.topics, member.regex, member.rack_id, member.classic is not None)
-        member.topics, member.regex, member.matched = tuple(sorted(set(said.topics))), "", ()
+        topics = sorted({topic for topic in said.topics if request.may_see(topic)})
+        member.topics, member.regex, member.matched = tuple(topics), "", ()
         member.rack_id, member.assignor = said.rack_id, None
         member.client_id, member.client_host = request.client_id, request.client_host
         member.rebalance_timeout_ms = request.rebalance_timeout_ms

@@ -10,7 +10,7 @@ import msgspec
 from segmentlog.policy.reconciliation import Holding
 from segmentlog.records import PartitionId
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.words import Protocols
+from segmentlog.server.groups.words import Protocols, everything
 
 JOINS: Final = 0
 LEAVES: Final = -1
@@ -40,10 +40,6 @@ class Catalog(Protocol):
         """All topics that clients are told of."""
 
 
-def _everything(name: str) -> bool:
-    return True
-
-
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A ConsumerGroupHeartbeat. What is None has not changed since it was said last."""
 
@@ -58,7 +54,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     assignor: str | None = None
     owned: Partitions | None = None
-    may_see: Callable[[str], bool] = _everything
+    may_see: Callable[[str], bool] = everything
     """Whether it may know of a topic that its expression matches."""
 
     @property

@@ -4,7 +4,7 @@ but who has to join again, and what topics are in use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -49,6 +49,20 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
     except Exception:  # as above
         return {}
     return {one.topic: list(one.partitions) for one in decoded.assigned_partitions}
+
+
+def visible_subscription(protocol_type: str, metadata: bytes, may_see: Callable[[str], bool]) -> bytes:
+    """What a member subscribes to, without topics that somebody may not see; the same bytes where there are none."""
+    topics = topics_of(protocol_type, metadata)
+    seen = tuple(filter(may_see, topics))
+    return metadata if seen == topics else encode_topics(seen)
+
+
+def visible_assignment(protocol_type: str, assignment: bytes, may_see: Callable[[str], bool]) -> bytes:
+    """What a member was assigned, likewise."""
+    partitions = partitions_of(protocol_type, assignment)
+    seen = {topic: numbers for topic, numbers in partitions.items() if may_see(topic)}
+    return assignment if seen == partitions else encode_partitions(seen)
 
 
 def with_descriptions(group: RemoteGroup) -> RemoteGroup:

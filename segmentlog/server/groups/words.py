@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -73,6 +73,11 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.migration in ("bidirectional", "downgrade")
 
 
+def everything(name: str) -> bool:
+    """For a client whose rights are not looked at."""
+    return True
+
+
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants to join."""
 
@@ -91,6 +96,8 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is sent away with its id first (KIP-394), so that who never comes back is no member."""
     may_skip_assignment: bool = False
     """Whether it understands that it leads without having to assign anything."""
+    may_see: Callable[[str], bool] = everything
+    """Whether the member may describe a topic. A group of the consumer protocol assigns it no other."""
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from segmentlog.policy.kafka_configs import (
     to_engine,
 )
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
@@ -56,7 +57,7 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
     kind, name = resource.resource_type, resource.resource_name
     result = DescribeConfigsResult(error_message=None, resource_type=kind, resource_name=name)
     if kind == _TOPIC:
-        if not call.allows_topic(Operation.DESCRIBE_CONFIGS, name):
+        if not call.may_see(Thing.TOPIC_CONFIG, name):
             result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return result
         try:
@@ -76,7 +77,7 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
             return result
         entries = _of_broker(call) if name else []  # without a name: what was set for all of them, here nothing
     elif kind == _GROUP:
-        if not call.allows(Operation.DESCRIBE_CONFIGS, ResourceType.GROUP, name):
+        if not call.may_see(Thing.GROUP_CONFIG, name):
             result.error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
             return result
         try:

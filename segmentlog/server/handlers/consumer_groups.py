@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.records import PartitionId
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
@@ -45,7 +47,7 @@ def consumer_group_heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest)
     if problem is not None:
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=problem)
     names = request.subscribed_topic_names
-    if names is not None and not all(call.allows_topic(Operation.DESCRIBE, name) for name in names):
+    if names is not None and not all(call.may_see(Thing.TOPIC, name) for name in names):
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     try:
         return _told(call.broker.groups.beat(request.group_id, _heartbeat(call, request)))
@@ -91,7 +93,7 @@ def _heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest) -> Heartbeat:
         regex=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=None if owned is None else _ids(owned),
-        may_see=lambda name: call.allows_topic(Operation.DESCRIBE, name),
+        may_see=partial(call.may_see, Thing.TOPIC),
     )
 
 
@@ -138,7 +140,7 @@ def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> 
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     shown = {*names.values(), *(name for one in found.members for name in one.topics)}
-    if not all(call.allows_topic(Operation.DESCRIBE, name) for name in shown):
+    if not all(call.may_see(Thing.TOPIC, name) for name in shown):
         return DescribedGroup(group_id=group, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     sizes = [_size_of(one, names) for one in found.members]
     if not call.takes_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.offset_for_leader_epoch import (
@@ -32,7 +32,7 @@ def offset_for_leader_epoch(call: Call, request: OffsetForLeaderEpochRequest) ->
 def _one(call: Call, name: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
     broker = call.broker
     answer = EpochEndOffset(partition=wanted.partition)
-    if not call.allows_topic(Operation.DESCRIBE, name):
+    if not call.may_see(Thing.TOPIC, name):
         answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return answer
     if not is_visible(name):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
-from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.arrivals import LOOK_S
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
@@ -117,11 +117,11 @@ class _Fetch:
         name, topic_id = wanted.topic, None
         if call.version >= _IDS_FROM:
             name, topic_id = call.topic_by_id(wanted.topic_id) or ("", None)
-            if not name or not call.allows_topic(Operation.READ, name):
-                hidden = not name or not call.allows_topic(Operation.DESCRIBE, name)
+            if not name or not call.may_see(Thing.RECORDS, name):
+                hidden = not name or not call.may_see(Thing.TOPIC, name)
                 self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 return
-        elif not call.allows_topic(Operation.READ, name):
+        elif not call.may_see(Thing.RECORDS, name):
             self._refuse(wanted, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             return
         if not is_visible(name):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_groups import (
@@ -23,6 +25,7 @@ from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroups
 from segmentlog.server.faults import code_of
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import describe, overview
+from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
 from segmentlog.server.groups.words import State
 from segmentlog.server.handlers.groups import refusal
 
@@ -31,7 +34,7 @@ _DESCRIBE_NOT_FOUND: Final = 6
 
 def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     """The groups that this worker coordinates: those of the library, too."""
-    may_see_all = call.allows_cluster(Operation.DESCRIBE)
+    may_see_all = call.may_see(Thing.CLUSTER)
     states = {state.lower() for state in request.states_filter}
     types = {one.lower() for one in request.types_filter}
     response = ListGroupsResponse()
@@ -40,7 +43,7 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
         for group in call.each(broker.store.groups.names()):
             if not broker.cluster.is_coordinator(group):
                 continue
-            if not may_see_all and not call.allows(Operation.DESCRIBE, ResourceType.GROUP, group):
+            if not may_see_all and not call.may_see(Thing.GROUP, group):
                 continue
             found = overview(broker.groups, broker.store, group)
             if not call.takes_room(1):
@@ -82,12 +85,16 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
     elif not call.takes_room(len(found.members), sum(len(one.metadata) + len(one.assignment) for one in found.members)):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     else:
+        kind, may_see = found.protocol_type, partial(call.may_see, Thing.TOPIC)
         told = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
             members=[
                 DescribedGroupMember(
                     member_id=one.id, group_instance_id=one.instance_id, client_id=one.client_id,
-                    client_host=one.client_host, member_metadata=one.metadata, member_assignment=one.assignment,
+                    client_host=one.client_host,
+                    # Kafka shows both as they are. Here a topic that the client may not describe is in neither.
+                    member_metadata=visible_subscription(kind, one.metadata, may_see),
+                    member_assignment=visible_assignment(kind, one.assignment, may_see),
                 )
                 for one in found.members
             ],

@@ -10,6 +10,7 @@ from segmentlog.groups.coordinating import NewPosition
 from segmentlog.groups.positions import CommittedOffset, is_metadata
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.budget import topics_once
 from segmentlog.server.call import TOO_MUCH, Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
@@ -155,7 +156,7 @@ def _find_topic(
     if call.version >= by_id_from:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID
         name = (call.topic_by_id(topic_id) or ("", ""))[0]
-        if not name or not call.allows_topic(Operation.DESCRIBE, name):
+        if not name or not call.may_see(Thing.TOPIC, name):
             return None, unknown
     if not call.allows_topic(operation, name):
         return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -238,7 +239,7 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
         numbers: dict[str, list[int]] = {}
         for where in sorted({*known, *pending}):
             name = names.get(where.topic_id, "")
-            if is_visible(name) and name and call.allows_topic(Operation.DESCRIBE, name):
+            if is_visible(name) and name and call.may_see(Thing.TOPIC, name):
                 numbers.setdefault(where.topic_id, []).append(where.partition)
         for topic_id, partitions in numbers.items():
             told = OffsetFetchResponseTopics(name=names[topic_id], topic_id=wire_id(topic_id))

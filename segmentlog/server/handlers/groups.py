@@ -6,9 +6,11 @@ member has left.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.find_coordinator import (
@@ -44,12 +46,12 @@ def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordin
 
 def _find(call: Call, key: str, key_type: int) -> Coordinator:
     if key_type == _GROUP:
-        resource, denied = ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED
+        thing, denied = Thing.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED
     elif key_type == _TRANSACTION:
-        resource, denied = ResourceType.TRANSACTIONAL_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        thing, denied = Thing.TRANSACTIONAL_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     else:
         return _not_found(key, ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known here")
-    if not call.allows(Operation.DESCRIBE, resource, key):
+    if not call.may_see(thing, key):
         return _not_found(key, denied, "not authorized")
     node = call.broker.cluster.coordinator_of(key)
     return Coordinator(key=key, node_id=node.node_id, host=node.host, port=node.port, error_message=None)
@@ -88,6 +90,7 @@ def join_group(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
         is_told_its_id=call.version >= _JOIN_TOLD_ITS_ID,
         may_skip_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
+        may_see=partial(call.may_see, Thing.TOPIC),
     )
     try:
         return _joined(call, groups.join(request.group_id, wanted, call.is_left))

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.list_offsets import (
@@ -56,7 +56,7 @@ def _one(
 ) -> ListOffsetsPartitionResponse:
     broker = call.broker
     answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
-    if not call.allows_topic(Operation.DESCRIBE, name):
+    if not call.may_see(Thing.TOPIC, name):
         answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return answer
     if not is_visible(name):

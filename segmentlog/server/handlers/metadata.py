@@ -7,6 +7,7 @@ from typing import Final
 from segmentlog.errors import SegmentlogError, TopicExists
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_topic_partitions import (
@@ -49,7 +50,7 @@ def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     view = _View(call, request.include_topic_authorized_operations)
     if request.topics is None or (call.version == 0 and not request.topics):
         names = call.each(broker.store.topics())
-        found = [view.describe(name) for name in names if call.allows_topic(Operation.DESCRIBE, name)]
+        found = [view.describe(name) for name in names if call.may_see(Thing.TOPIC, name)]
         # Deleted since they were listed: nobody asked for these by name.
         response.topics = [topic for topic in found if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     else:
@@ -67,7 +68,7 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
     call = view.call
     if wanted.topic_id != ZERO_UUID:
         named = call.topic_by_id(wanted.topic_id)
-        if named is not None and call.allows_topic(Operation.DESCRIBE, named[0]):
+        if named is not None and call.may_see(Thing.TOPIC, named[0]):
             found = view.describe(*named)
             if found.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
                 return found
@@ -75,7 +76,7 @@ def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> M
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="")
-    if not call.allows_topic(Operation.DESCRIBE, wanted.name):
+    if not call.may_see(Thing.TOPIC, wanted.name):
         return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=wanted.name)
     found = view.describe(wanted.name)
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
@@ -101,7 +102,7 @@ class _View:
             return wanted.name
         named = self.call.topic_by_id(wanted.topic_id)
         # Who may not see the topic must not find out that this id and that name are one.
-        is_seen = named is not None and self.call.allows_topic(Operation.DESCRIBE, named[0])
+        is_seen = named is not None and self.call.may_see(Thing.TOPIC, named[0])
         return named[0] if named is not None and is_seen else wanted.topic_id
 
     def create(self, name: str) -> ErrorCode | None:
@@ -169,14 +170,14 @@ def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsReques
     if request.topics:
         names = sorted(topic.name for topic in call.once(request.topics, lambda topic: topic.name))
     else:
-        names = [name for name in call.broker.store.topics() if call.allows_topic(Operation.DESCRIBE, name)]
+        names = [name for name in call.broker.store.topics() if call.may_see(Thing.TOPIC, name)]
     begin = Cursor() if request.cursor is None else request.cursor
     view = _View(call, with_operations=True)
     response = DescribeTopicPartitionsResponse()
     for name in call.each(names):
         if name < begin.topic_name:
             continue
-        if not call.allows_topic(Operation.DESCRIBE, name):
+        if not call.may_see(Thing.TOPIC, name):
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
             continue

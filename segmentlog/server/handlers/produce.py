@@ -18,9 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from segmentlog.errors import InvalidRecord, ProducerBusy, SegmentlogError
+from segmentlog.errors import InvalidRecord, InvalidWireBatch, ProducerBusy, SegmentlogError
+from segmentlog.format.producers import OLD_IDS
 from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.produce import (
@@ -115,7 +117,7 @@ def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, str | None, Erro
             return "", None, ErrorCode.UNKNOWN_TOPIC_ID
         name, topic_id = found
     if not call.allows_topic(Operation.WRITE, name):
-        hidden = call.version >= _IDS_FROM and not call.allows_topic(Operation.DESCRIBE, name)
+        hidden = call.version >= _IDS_FROM and not call.may_see(Thing.TOPIC, name)
         return name, None, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return name, topic_id, None if is_visible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -134,7 +136,8 @@ def _append(
         transaction = _enter(call, request.transactional_id, partition, data.records)
         # Of a compacted topic the records are looked at, and not as many as clients like at a time.
         with call.unpacking(is_stopped=False) if partition.config.compacts else contextlib.nullcontext():
-            placed = partition.append_wire(data.records, sync=False, transaction=transaction)
+            owns = partial(_owns, call)
+            placed = partition.append_wire(data.records, sync=False, transaction=transaction, owns=owns)
     except (SegmentlogError, OSError) as error:
         answer = _error(data.index, _code_of(call, error), call.explain(error))
         if isinstance(error, InvalidRecord):  # so that the client knows which to send again, without these (KIP-467)
@@ -163,6 +166,21 @@ def _enter(call: Call, name: str | None, partition: Partition, data: Buffer) -> 
     if call.version >= _JOINS_FROM:
         remote.add(name, numbers, [partition])
     return remote.guard(name, numbers, partition)
+
+
+def _owns(call: Call, producer_id: int) -> bool:
+    """Return whether a server of this store assigned the id to the client's principal.
+
+    False for an id that an earlier version may have assigned: the partition accepts it from a producer that it knows.
+    Raises `InvalidWireBatch` for every other id: those of transactional ids and of the library's producers, and
+    those that a client made up or read in another client's batches.
+    """
+    transactions = call.broker.store.transactions
+    if transactions.assigned_ids.is_assigned(producer_id, str(call.principal)):
+        return True
+    if producer_id in OLD_IDS and not transactions.holds(producer_id):
+        return False
+    raise InvalidWireBatch.unassigned(producer_id)
 
 
 def _keep_out() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Final
 
 from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
-from segmentlog.format.producers import NAMED_ID_END
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_producers import (
@@ -33,16 +32,21 @@ TIMEOUT_MAX_MS: Final = 900_000
 
 
 def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """An id that nobody else has: 61 random bits, as the library draws them. Or the next epoch of one (KIP-360)."""
+    """Assign an id that only this principal can use. For an id that it has already: the next epoch (KIP-360)."""
     if request.transactional_id is not None:
         return _begin(call, request.transactional_id, request)
     if not call.allows_cluster(Operation.IDEMPOTENT_WRITE) and not call.broker.authorizer.allows_any(
         call.principal, call.client_host, Operation.WRITE, ResourceType.TOPIC
     ):
         return _refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    if NAMED_ID_END <= request.producer_id < 2 * NAMED_ID_END and 0 <= request.producer_epoch < _EPOCH_MAX:
-        return InitProducerIdResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
-    return InitProducerIdResponse(producer_id=NAMED_ID_END + secrets.randbelow(NAMED_ID_END), producer_epoch=0)
+    ids, principal = call.broker.store.transactions.assigned_ids, str(call.principal)
+    try:
+        if 0 <= request.producer_epoch < _EPOCH_MAX and ids.is_assigned(request.producer_id, principal):
+            return InitProducerIdResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
+        return InitProducerIdResponse(producer_id=ids.assign(principal), producer_epoch=0)
+    except (SegmentlogError, OSError) as error:
+        logger.warning("a client gets no producer id: %s", error, extra={"client_id": call.client_id})
+        return _refused(code_of(error))
 
 
 def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -82,7 +86,7 @@ def describe_producers(call: Call, request: DescribeProducersRequest) -> Describ
 
 
 def _describe(call: Call, name: str, number: int) -> PartitionResponse:
-    if not call.allows_topic(Operation.READ, name):
+    if not call.may_see(Thing.RECORDS, name):
         return PartitionResponse(number, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if not is_visible(name):
         return PartitionResponse(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

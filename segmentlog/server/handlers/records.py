@@ -7,6 +7,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.delete_records import (
@@ -72,8 +73,11 @@ def _trim(call: Call, name: str, wanted: DeleteRecordsPartition) -> DeleteRecord
 
 
 def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    """How large partitions are, in the one folder that there is. Leaders tell of theirs, so that sums are right."""
-    if not call.allows_cluster(Operation.DESCRIBE):
+    """How large partitions are, in the one folder that there is. Leaders tell of theirs, so that sums are right.
+
+    Kafka shows all topics to who may describe the cluster; here they are those that the client may describe, too.
+    """
+    if not call.may_see(Thing.CLUSTER):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     store = call.broker.store
     room = os.statvfs(store.path)
@@ -85,7 +89,7 @@ def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLo
         asked = call.topics_once(request.topics, "partitions", (), "topic")
         wanted = {one.topic.topic: one.partitions for one in asked}
     for name in call.each(store.topics()):
-        if wanted is not None and name not in wanted:
+        if (wanted is not None and name not in wanted) or not call.may_see(Thing.TOPIC, name):
             continue
         partitions = []
         try:

@@ -11,6 +11,7 @@ from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists, Unkno
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
 from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.create_partitions import (
@@ -100,6 +101,9 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
             topic_id = wire_id(store.create_topic(name, count, settings).id)
     except (SegmentlogError, OSError) as error:
         return _refused(name, code_of(error), call.explain(error))
+    if not call.may_see(Thing.TOPIC_CONFIG, name):  # KIP-525
+        denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return CreatableTopicResult(name, topic_id, 0, None, denied, -1, -1, None)
     entries = describe(config)
     if not call.takes_room(ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
         return CreatableTopicResult(name, topic_id, 0, None, TOO_MUCH, count, 1, None)
@@ -140,7 +144,7 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         return result
     if by_id:
         named = call.topic_by_id(wanted.topic_id)
-        if named is None or not call.allows_topic(Operation.DESCRIBE, named[0]):
+        if named is None or not call.may_see(Thing.TOPIC, named[0]):
             result.error_code = ErrorCode.UNKNOWN_TOPIC_ID
             return result
         name, topic_id = named

@@ -11,6 +11,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages.describe_transactions import (
@@ -74,7 +75,7 @@ def _describe(call: Call, name: str, state: TransactionState) -> Described:
     topics: dict[str, list[int]] = {}
     for where in state.partitions:
         topic = names.get(where.topic_id, "")
-        if topic and is_visible(topic) and call.allows_topic(Operation.DESCRIBE, topic):
+        if topic and is_visible(topic) and call.may_see(Thing.TOPIC, topic):
             topics.setdefault(topic, []).append(where.partition)
     if not call.takes_room(1 + sum(map(len, topics.values()))):
         return Described(TOO_MUCH, name)

@@ -141,7 +141,8 @@ def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[...,
         assert "Delete" not in text
         assert "Move its positions" not in text
     everything = ruled(
-        _SEE, _READ, _SEE_GROUP, (Operation.ALTER_CONFIGS, *_SEE[1:]), (Operation.DELETE, *_SEE[1:]),
+        _SEE, _READ, _SEE_GROUP, (Operation.ALTER_CONFIGS, *_SEE[1:]), (Operation.DESCRIBE_CONFIGS, *_SEE[1:]),
+        (Operation.DELETE, *_SEE[1:]),
         (Operation.READ, *_SEE_GROUP[1:]), (Operation.WRITE, ResourceType.TRANSACTIONAL_ID, producer),
     )  # fmt: skip
     assert everything.post("/ui/groups/reset?group=mine", data={"move": "secret/0/1"}).status_code == 403

@@ -42,6 +42,7 @@ _LOOK_S: Final = 0.02
 """How often somebody who waits for records looks whether there are any, which takes microseconds..."""
 _POLL_S: Final = 0.5
 """...and how often he takes part in the group, which takes a thread."""
+_WITHOUT_SCHEMA: Final = ("binary", "json")
 _RESETS: Final = {"earliest": "earliest", "latest": "latest", "none": "error", None: "latest"}
 
 
@@ -49,6 +50,12 @@ def _check_group(call: Call) -> str:
     group: str = call.path["group"]
     call.check(Operation.READ, ResourceType.GROUP, group)
     return group
+
+
+def _check_format(call: Call, name: str) -> None:
+    """Raises `Forbidden` where records would be decoded by schemas that who asks may not see."""
+    if name not in _WITHOUT_SCHEMA:
+        call.check_schemas()
 
 
 def _using(call: Call) -> Any:
@@ -76,6 +83,7 @@ async def create(call: Call) -> Reply:
     group = _check_group(call)
     call.store.check_writable("join a group")
     asked: NewInstance = await call.document() or NewInstance()
+    _check_format(call, asked.format or "binary")
     settings = InstanceSettings(
         format=asked.format or "binary",
         min_bytes=max(asked.fetch_min_bytes or 1, 1),
@@ -227,6 +235,7 @@ async def records(call: Call) -> Reply:
     """What comes next; waits for it as long as the client says."""
     async with _using(call) as instance:
         settings: InstanceSettings = instance.settings
+        _check_format(call, settings.format)
         wanted = media.V2_EMBEDDED[settings.format]
         if call.media not in (wanted, media.V2):
             raise HttpProblem(

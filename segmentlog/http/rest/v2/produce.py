@@ -15,7 +15,9 @@ from segmentlog.http.rest.appending import AckName, Placed, Records
 from segmentlog.http.rest.formats import NULL, SchemaWish, SchemaWriter, bytes_of_json
 from segmentlog.http.rest.replies import Reply, encode_json
 from segmentlog.http.rest.v2.words import ABSENT, BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
+from segmentlog.schemas.errors import registration_problem
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,11 +111,14 @@ def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Rec
     values = [NULL if one.value is ABSENT else bytes(one.value) for one in request.records]
     if request.key_schema is not None or request.value_schema is not None:
         call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
+    if request.key_schema_id is not None or request.value_schema_id is not None:
+        call.check_schemas()
     try:
         key_writer = column(keys, request.key_schema_id, request.key_schema, True)
         value_writer = column(values, request.value_schema_id, request.value_schema, False)
     except (ValueError, LookupError) as error:
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), error_code=faults.INVALID_SCHEMA) from None
+        message = registration_problem(error, may_see=call.may_see(Thing.SCHEMAS))
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, message, error_code=faults.INVALID_SCHEMA) from None
     return (
         Records(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),
         None if key_writer is None else key_writer.schema_id,

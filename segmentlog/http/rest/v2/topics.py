@@ -9,7 +9,8 @@ from segmentlog.http.rest.faults import no_partition
 from segmentlog.http.rest.replies import Reply, json_reply
 from segmentlog.http.rest.v2.words import Brokers, Offsets, PartitionInfo, Replica, TopicInfo
 from segmentlog.policy.kafka_configs import describe
-from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from segmentlog.http.rest.calls import Call
@@ -21,7 +22,7 @@ BROKER: Final = 1
 
 def visible_topics(call: Call) -> list[str]:
     """Names of the topics that whoever asks may know of."""
-    return [name for name in call.store.topics() if call.allows(Operation.DESCRIBE, ResourceType.TOPIC, name)]
+    return [name for name in call.store.topics() if call.may_see(Thing.TOPIC, name)]
 
 
 def visible_topic(call: Call, operation: Operation = Operation.DESCRIBE) -> Topic:
@@ -50,11 +51,12 @@ async def list_topics(call: Call) -> Reply:
 
 
 async def get_topic(call: Call) -> Reply:
-    """One topic with its configuration, in Kafka's words."""
+    """One topic with its configuration, in Kafka's words; without the right to see that, none of it."""
 
     def look() -> TopicInfo:
         topic = visible_topic(call)
-        configs = {entry.name: entry.value or "" for entry in describe(topic.config)}
+        sees_config = call.may_see(Thing.TOPIC_CONFIG, topic.name)
+        configs = {entry.name: entry.value or "" for entry in describe(topic.config)} if sees_config else {}
         return TopicInfo(topic.name, configs, [_partition(number) for number in range(topic.partition_count)])
 
     return json_reply(await call.work(look), content_type=call.media)

@@ -13,7 +13,8 @@ from segmentlog.http.rest.v3 import words
 from segmentlog.http.rest.v3.links import Links
 from segmentlog.http.rest.v3.topics import visible_topic
 from segmentlog.policy.kafka_configs import Entry, describe, engine_keys, known_keys, to_engine
-from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +64,7 @@ async def list_all_configs(call: Call) -> Reply:
     def look() -> words.TopicConfigList:
         found = []
         for name in call.store.topics():
-            if call.allows(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name):
+            if call.may_see(Thing.TOPIC_CONFIG, name):
                 found += _all(links, name, call.store.topic(name).config)
         return words.TopicConfigList(metadata=links.list_metadata("topics", "-", "configs"), data=found)
 

@@ -11,6 +11,7 @@ from segmentlog.http.rest.v3 import words
 from segmentlog.http.rest.v3.links import BROKER, Links
 from segmentlog.records import TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from segmentlog.groups.admin import GroupDescription, MemberDescription, PartitionDescription
@@ -31,7 +32,7 @@ def _describe(call: Call) -> GroupDescription:
 
 
 def _may_see(call: Call, topic: str) -> bool:
-    return call.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+    return call.may_see(Thing.TOPIC, topic)
 
 
 def _group(links: Links, found: GroupDescription) -> words.Group:
@@ -55,11 +56,7 @@ async def list_groups(call: Call) -> Reply:
 
     def look() -> words.GroupList:
         groups = call.store.groups
-        found = [
-            _group(links, groups.describe(name))
-            for name in groups.names()
-            if call.allows(Operation.DESCRIBE, ResourceType.GROUP, name)
-        ]
+        found = [_group(links, groups.describe(name)) for name in groups.names() if call.may_see(Thing.GROUP, name)]
         return words.GroupList(metadata=links.list_metadata(_GROUPS), data=found)
 
     return json_reply(await call.work(look))

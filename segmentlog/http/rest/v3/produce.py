@@ -22,7 +22,9 @@ from segmentlog.http.rest.v3 import record_words
 from segmentlog.http.rest.v3.links import Links
 from segmentlog.http.rest.v3.topics import visible_topic
 from segmentlog.quantities import milliseconds_of
+from segmentlog.schemas.errors import registration_problem
 from segmentlog.security.principals import Operation
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from segmentlog.http.rest.calls import Call
@@ -113,6 +115,8 @@ def _by_schema(
 ) -> tuple[bytes | None, record_words.Size | None]:
     if asked.schema is not None:
         call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
+    else:
+        call.check_schemas()
     wish = SchemaWish(
         format=None if asked.type is None else asked.type.lower(),
         schema_id=asked.schema_id, schema=asked.schema, subject=asked.subject,
@@ -121,7 +125,7 @@ def _by_schema(
     try:
         writer = call.rest.schemas.writer(topic, wish, is_key=is_key)
     except (ValueError, LookupError) as error:
-        raise _bad(str(error)) from None
+        raise _bad(registration_problem(error, may_see=call.may_see(Thing.SCHEMAS))) from None
     try:
         encoded = None if data == NULL else writer.encode(_document(data))
     except (ValueError, RecursionError) as error:

@@ -17,6 +17,7 @@ from segmentlog.http.rest.v3.links import BROKER, Links
 from segmentlog.policy.kafka_configs import to_engine
 from segmentlog.security.acl_rules import SUPPORTED
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
     from segmentlog.http.rest.calls import Call
@@ -60,7 +61,7 @@ async def list_topics(call: Call) -> Reply:
     def look() -> words.TopicList:
         found = []
         for name in call.store.topics():
-            if call.allows(Operation.DESCRIBE, ResourceType.TOPIC, name):
+            if call.may_see(Thing.TOPIC, name):
                 count = call.store.topic(name).partition_count
                 found.append(
                     topic_data(call, links, name, count, with_operations=call.query.include_authorized_operations)
@@ -260,7 +261,7 @@ async def list_broker_replicas(call: Call) -> Reply:
     def look() -> words.ReplicaList:
         found = []
         for name in call.store.topics():
-            if call.allows(Operation.DESCRIBE, ResourceType.TOPIC, name):
+            if call.may_see(Thing.TOPIC, name):
                 found += [_replica(links, name, number) for number in range(call.store.topic(name).partition_count)]
         return words.ReplicaList(metadata=links.list_metadata("brokers", BROKER, "partition-replicas"), data=found)
 
