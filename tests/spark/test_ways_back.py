@@ -1,4 +1,4 @@
-"""Whatever a Kafka client may send comes back from every copy that Spark makes: archive, write, import."""
+"""Every record that a Kafka client may send comes back from every copy that Spark makes: archive, write, import."""
 
 from __future__ import annotations
 
