@@ -926,7 +926,7 @@ def test_timestamps_of_other_types() -> None:
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         ((_, columns, _),) = taken({"value": [b"1"], "timestamp": pa.array([7 * factor], pa.timestamp(unit))}, "t")
         assert columns.timestamps.tolist() == [7000]
-    stamps = [0, -1, LATEST_MS, -LATEST_MS]
+    stamps = [0, -1, LATEST_MS, -62_135_596_800_000]
     for column in (pa.array([stamp * 1000 for stamp in stamps], pa.timestamp("us")), pa.array(stamps, pa.int64())):
         ((_, columns, _),) = taken({"value": [b"1"] * 4, "timestamp": column}, "t")
         assert columns.timestamps.tolist() == stamps
