@@ -72,7 +72,7 @@ records: Final[st.SearchStrategy[list[Sent]]] = st.lists(
 def fill(store: LogStore, topic: str, sent: Iterable[Sent], **config: Any) -> None:
     """Make a topic with these records, in a batch each: as Kafka's clients send them, and every other one as lists.
 
-    Those without a timestamp always come from a client.
+    Records without a timestamp always come from a client.
     """
     settings = {"retention_ms": -1, "max_message_bytes": "32MiB", **config}
     made = store.create_topic(topic, partitions=PARTITIONS, **settings)
@@ -97,5 +97,5 @@ def _content(store: LogStore, topic: str) -> Iterator[Sent]:
 
 
 def by_partition(sent: Iterable[Sent]) -> list[Sent]:
-    """The same in the order of `content`."""
+    """Sort records as `content` returns them."""
     return sorted(sent, key=lambda one: one.partition)

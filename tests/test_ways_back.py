@@ -1,4 +1,4 @@
-"""Whatever a Kafka client may send comes back from every copy that is made of it, as it was.
+"""Every record that a Kafka client may send comes back unchanged from every kind of copy.
 
 Nulls and empty keys and values, no timestamp (-1), 0 and the largest, a header twice and with null, 10 MiB.
 Spark's ways are in `spark/test_ways_back.py`.
@@ -51,7 +51,7 @@ class Place:
         return names
 
     def cli(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        """What a command prints, which must succeed."""
+        """Run a command, which must succeed, and return what it prints."""
         command = [sys.executable, "-m", "segmentlog", "--dir", self.store.path, *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
@@ -158,7 +158,7 @@ def fits(way: str, one: Sent) -> bool:
 
 
 def check(place: Place, way: str, sent: Sequence[Sent]) -> None:
-    """What goes there comes back."""
+    """Copy the records to another topic and compare both."""
     sent = [one for one in sent if fits(way, one)]
     source, target = place.there(sent)
     WAYS[way](place, source, target)

@@ -1,9 +1,10 @@
 """How a limit is shared among partitions, so that a large backlog in one partition never starves the others.
 
-Two rules, for two kinds of limit:
+There are two rules, for two kinds of limit.
 
-split_by_backlog   a number of offsets for one cycle: proportional to the backlogs, at least 1 for each partition
-Turns              a limit that one partition can use up: the partition served longest ago comes first
+`split_by_backlog` splits a number of offsets in proportion to the backlogs, at least 1 for each partition.
+
+`Turns` is for a limit that one partition can use up: the partition that waits longest comes first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
 
     The rule of Spark's Kafka source: each partition gets ``limit`` times its part of all backlogs, rounded down, but
     at least 1. So the sum exceeds ``limit`` by less than the number of partitions whose part was rounded up to 1.
-    What the rounding leaves of ``limit`` goes to the largest remainders; Spark leaves it unused.
+    The remainder of ``limit`` goes to the partitions with the largest fractions; Spark leaves it unused.
     """
     waiting = {key: backlog for key, backlog in backlogs.items() if backlog > 0}
     total = sum(waiting.values())

@@ -1,4 +1,4 @@
-"""What a shipper does at most in a cycle is shared: no partition with much to do keeps another one waiting for ever."""
+"""A shipper shares its limits of a cycle: a partition with much to do keeps no other partition waiting for ever."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_partition_uploads(
 def test_every_partition_has_room_in_a_tail(
     store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is large waits for a whole tail once, however many others have something new in each cycle."""
+    """A large piece waits for a whole tail once, however many other partitions have something new in each cycle."""
     for module in (planning, shipping):
         monkeypatch.setattr(module, "TAIL_BYTES", 8192)
     topic = store.create_topic("t", partitions=8, fsync="always", compression_type="none")

@@ -1,4 +1,4 @@
-"""Whatever a Kafka client may send comes back from every copy that Spark makes: archive, write, import."""
+"""Every record that a Kafka client may send comes back from every copy that Spark makes: archive, write, import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.spark.pipelines.archive_folder import ArchivedFile, ArchivedRun,
 from segmentlog.spark.pipelines.folders import file_checksum
 from segmentlog.spark.pipelines.restore import restore
 
-EARLIEST_MS = -SPARK_LATEST_MS
+YEAR_1_MS = -62_135_596_800_000
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +142,10 @@ def test_what_was_read_can_be_written(spark: SparkSession, path: str) -> None:
 
 
 def test_times_before_1970_survive_spark(spark: SparkSession, path: str, tmp_path: Path) -> None:
-    """Written by Spark, archived, restored: the earliest timestamp that Spark's type holds, and others before 1970."""
+    """Written by Spark, archived, restored: the first millisecond of the year 1, and others before 1970."""
     with segmentlog.open(path) as store:
         fill(store, "early", [])
-    stamps = [EARLIEST_MS, -86_400_001, -86_400_000, -2]
+    stamps = [YEAR_1_MS, -86_400_001, -86_400_000, -2]
     rows = spark.createDataFrame(
         [(b"v", 0, stamp) for stamp in stamps], "value binary, partition int, timestamp bigint"
     )
@@ -157,7 +157,7 @@ def test_times_before_1970_survive_spark(spark: SparkSession, path: str, tmp_pat
     restore(spark, path, str(tmp_path / "archive"), "early-back")
     assert [one.timestamp for one in records(path, "early-back")] == stamps
     days = sorted(folder.name for folder in (tmp_path / "archive").glob("date=*"))
-    assert days == ["date=1969-12-30", "date=1969-12-31", "date=__HIVE_DEFAULT_PARTITION__"]
+    assert days == ["date=0001-01-01", "date=1969-12-30", "date=1969-12-31"]
 
 
 def test_an_export_is_imported_by_spark(

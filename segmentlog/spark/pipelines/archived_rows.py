@@ -45,10 +45,10 @@ COLUMNS: Final = StructType(
         StructField("timestampMillis", LongType()),
     ]
 )
-"""Of an archive, but for ``date``, which is in the names of its folders. Older archives lack the last one."""
+"""Columns of an archive, except ``date``, which is in the names of its folders. Older archives lack the last column."""
 
 READ: Final = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
-"""What is read of a log to be archived, with the timestamp in milliseconds."""
+"""Columns that an archive reads of a log, with the timestamp in milliseconds."""
 
 RESTORED: Final = StructType(
     [
@@ -60,7 +60,7 @@ RESTORED: Final = StructType(
         StructField("headers", HEADERS),
     ]
 )
-"""What is restored of a row."""
+"""Columns that a restoration takes of a row, with the timestamp in milliseconds."""
 
 _DAY_MS: Final = 86_400_000
 _FITS: Final = f"timestamp BETWEEN {-LATEST_MS} AND {LATEST_MS}"
@@ -94,7 +94,7 @@ _SIZE: Final = (
     " size + octet_length(one.key) + coalesce(octet_length(one.value), 0) + 10), 0)"
 )
 _BATCH_OF_ONE_BYTES: Final = 1024
-# What a batch has beside the record in it: less than that.
+# A batch of one record takes less than this beside the record.
 
 
 def largest_batch_bytes() -> Column:
