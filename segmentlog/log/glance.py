@@ -87,3 +87,8 @@ def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, 
         return ()
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
     return () if checkpoint is None else checkpoint.lost_ranges
+
+
+def lost_count(fs: FileSystem, folder: str, log: LogState) -> int:
+    """Count the offsets in lost ranges. Raises OSError."""
+    return sum(lost.end_offset - lost.base_offset for lost in lost_ranges(fs, folder, log))
