@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 20.0
-"""Nothing here takes so long; a machine that is busy with something else might."""
+WAIT_S = 120.0
+"""Nothing here takes so long, also on a machine that is busy with something else."""
 
 
 def arguments_of(store: Path, *arguments: str) -> list[str]:

@@ -52,7 +52,7 @@ ELEMENTS, TEXT_BYTES = 50, 2000
 """The limits of an answer there."""
 ERROR_BYTES = 120
 """Of the answer about one element that is only an error, beside the name that it repeats."""
-DIFFERENT = int(os.environ.get("SEGMENTLOG_COST_ELEMENTS", "20000"))
+DIFFERENT = int(os.environ.get("SEGMENTLOG_COST_ELEMENTS", "2000"))
 CONTROL_BYTES = Limits().control_request_bytes
 ANSWER_MAX = 100 << 20
 """Of the largest requests: what they repeat of themselves, errors about half a million elements, and the limits."""
