@@ -153,7 +153,7 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
     if name == STORE_FILE:
         raise InvalidTopicName(name, "the store keeps a file of that name")
     if name in INTERNAL_TOPICS and not internal:
-        raise InvalidTopicName(name, "the store keeps its own records in the topic of that name")
+        raise InvalidTopicName(name, "the topic of that name is internal: the store keeps its own records in it")
     return name
 
 

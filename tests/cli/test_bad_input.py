@@ -341,7 +341,7 @@ BAD_RECORDS = [
     ("json", b'{"value":"a","partition":"0"}', "a partition's number"),
     ("json", b'{"value":"a","partition":-1}', "a partition's number"),
     ("json", b'{"value":"a"}\n{"value":"a","timestamp":"now"}', "record 2: timestamp 'now'"),
-    ("json", b'{"value":"a","timestamp":9223372036854775808}', "record 1: timestamp 9223372036854775808"),
+    ("json", b'{"value":"a","timestamp":-62135596800001}', "record 1: timestamp -62135596800001"),
     ("json", b'{"value":"a","timestamp":99999999999999999999}', "record 1: timestamp 9999"),
     ("json", b'{"value":"a","headers":5}', "record 1: headers are a list"),
     ("json", b'{"value":"a","headers":{"a":"b"}}', "record 1: headers are a list"),

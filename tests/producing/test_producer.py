@@ -378,7 +378,7 @@ def test_a_slow_batch_times_out(tmp_path: Path) -> None:
         ({"value": 1}, InvalidRecord),
         ({"key": "text"}, InvalidRecord),
         ({"headers": [("a", "b")]}, InvalidRecord),
-        ({"headers": [("good", b"1")], "timestamp": 2**63}, InvalidRecord),
+        ({"headers": [("good", b"1")], "timestamp": -(2**62)}, InvalidRecord),
         ({"headers": [("good", b"1")], "partition": -1}, InvalidConfig),
         ({"timestamp": 5, "partition": "0"}, InvalidConfig),
         ({"timestamp": 1.5}, InvalidRecord),

@@ -430,6 +430,6 @@ def test_groups_that_are_gone_take_no_memory(start: Callable[..., GroupCoordinat
     a.leave()
     assert coordinator._entries == {}
     with pytest.raises(Unavailable) as refused:
-        Client(coordinator, "x", "n" * 300).join()
+        Client(coordinator, "x", "n" * 32_768).join()
     assert refused.value.code is ErrorCode.INVALID_GROUP_ID
     assert Client(coordinator, "x", "").join().error is ErrorCode.INVALID_GROUP_ID
