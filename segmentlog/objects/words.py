@@ -82,7 +82,7 @@ def without_secrets(url: str) -> str:
 _METADATA: Final = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 _SOURCES: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_*_URI,"
-    " the profile 'default' (with the extra 'segmentlog[aws]'), and the metadata service of the instance, which"
+    " the profile 'default' (with the extra [aws]), and the metadata service of the instance, which"
     " failed last. Set AWS_PROFILE to use another profile",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, GOOGLE_SERVICE_ACCOUNT_KEY, the file of"
     " 'gcloud auth application-default login', and the metadata service, which failed last",

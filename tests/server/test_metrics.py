@@ -511,7 +511,7 @@ def test_without_the_library_it_is_said_what_is_missing(store: LogStore, monkeyp
     """And how to get it; a server without metrics needs none."""
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker", raising=False)
-    with pytest.raises(SegmentlogError, match=r"segmentlog\[server\]"):
+    with pytest.raises(SegmentlogError, match=r"pip install '\.\[server\]'"):
         segmentlog.serve(store, port=0, metrics="127.0.0.1:0")
     with segmentlog.serve(store, port=0) as server:
         assert server.metrics_address is None

@@ -47,7 +47,7 @@ def fetch(call: Call, request: FetchRequest) -> FetchResponse | PendingAnswer:
     if code is not None:
         return FetchResponse(error_code=code)
     if session is None:
-        once = {one.key: one for one in _wanted(request)}  # as in a session
+        once = {one.key: one for one in call.each(_wanted(request))}  # as in a session
         return _Fetch(call, request, list(once.values()), None).respond()
     with session.lock:
         if not call.broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
