@@ -72,8 +72,8 @@ def profile_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if not named or not wants_keys:
             return {}
         wanted = (
-            "a profile that botocore reads: pip install '.[aws]' in a clone of segmentlog. Without botocore, set AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY, which 'aws configure export-credentials --format env' prints"
+            "a profile that botocore reads: pip install '.[aws]' in a clone of segmentlog. Without botocore,"
+            " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, which 'aws configure export-credentials --format env' prints"
         )
         raise InvalidConfig("AWS_PROFILE", named, wanted) from None
     session = botocore.session.Session()
