@@ -73,7 +73,8 @@ def profile_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
             return {}
         wanted = (
             "a profile that botocore reads: pip install '.[aws]' in a clone of segmentlog. Without botocore,"
-            " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: 'aws configure export-credentials --format env' prints them"
+            " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:"
+            " 'aws configure export-credentials --format env' prints them"
         )
         raise InvalidConfig("AWS_PROFILE", named, wanted) from None
     session = botocore.session.Session()
