@@ -62,6 +62,7 @@ def test_examples(number):
 """
 
 
+@pytest.mark.long
 def test_a_failure_names_its_seed(tmp_path: Path) -> None:
     """In CI and with many processes, too; Hypothesis tries other examples in every run, and the same ones with it."""
 

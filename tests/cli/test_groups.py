@@ -155,6 +155,7 @@ def test_what_nobody_reads_is_not_consumed(store: Path, follow: list[str]) -> No
     assert len(read(store)) == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("taken", [7, 21])
 def test_what_was_committed_too_early_is_taken_back(store: Path, taken: int) -> None:
     """Of several partitions whose records wait in one pipe, each goes on behind what was read of it."""
@@ -170,6 +171,7 @@ def test_what_was_committed_too_early_is_taken_back(store: Path, taken: int) -> 
     assert committed(store) == {"t/0": found[0], "t/1": found[1]}
 
 
+@pytest.mark.long
 def test_a_slow_reader_is_waited_for(store: Path) -> None:
     """What is printed is not done as long as the reader may go; it commits when the last byte was taken."""
     with started(store, "consume", "t", "-g", "g", "--values") as process:
@@ -182,6 +184,7 @@ def test_a_slow_reader_is_waited_for(store: Path) -> None:
     assert committed(store) == {"t/0": 20, "t/1": 20}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_does_not_wait_long_for_a_reader(store: Path, number: signal.Signals) -> None:
     """Whose reader sleeps can be ended in seconds; what the pipe holds it may still read, and counts as printed."""
@@ -285,6 +288,7 @@ def test_killed_again_and_again_nothing_is_left_out(long: Path) -> None:
     assert len(seen) == MANY
 
 
+@pytest.mark.long
 def test_two_members_share_the_partitions(store: Path) -> None:
     """Each partition is read by one; when one member leaves, the other has all. Handovers are told on stderr."""
     follow = ("consume", "t", "-g", "g", "-f", "--format", r"%p %s\n")

@@ -56,6 +56,7 @@ def shell(tmp_path: Path) -> Shell:
     return made
 
 
+@pytest.mark.long
 def test_there_and_back_again(shell: Shell) -> None:
     """Shipped, and what is new; restored, taken over, gone on with; whoever had it is fenced, and let go."""
     (first,) = shell.json("ship", shell.url)
@@ -146,6 +147,7 @@ def test_what_a_small_ship_stored_is_listed(shell: Shell) -> None:
     assert "1 objects" in shell.run("objects", "verify", shell.url)[1]
 
 
+@pytest.mark.long
 def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     """Damage is found, with its key; what nobody refers to goes in two turns."""
     shell.run("create", "large")  # else it stands in the manifest
@@ -218,6 +220,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
     assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
 
 
+@pytest.mark.long
 def test_a_forced_takeover_says_what_it_does_and_asks(shell: Shell) -> None:
     """On a terminal it asks, with no as the default; without one it wants --yes. Unforced, or with no need, as ever."""
     shell.run("ship", shell.url)
@@ -244,6 +247,7 @@ def test_a_forced_takeover_says_what_it_does_and_asks(shell: Shell) -> None:
     assert "warning" not in again, "its owner ships: nothing is forced"
 
 
+@pytest.mark.long
 def test_a_replica(shell: Shell) -> None:
     """Once, and again; how far it is; nobody writes to it, and it is of one place."""
     shell.run("ship", shell.url)
@@ -301,6 +305,7 @@ def test_a_store_that_is_a_url(shell: Shell) -> None:
     assert "read-only" in done.stderr
 
 
+@pytest.mark.long
 def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
     """What is later is left out, and told; offsets come as Kafka's tools write them, or from stdin."""
     shell.run("ship", shell.url)
@@ -371,6 +376,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
         assert words in said
 
 
+@pytest.mark.long
 def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
     """What reads works, what writes says where it is not to be written; no folder of the URL's name is made."""
     shell.run("ship", shell.url)

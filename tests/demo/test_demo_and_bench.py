@@ -22,6 +22,7 @@ from segmentlog.records import CompactionReport
 from segmentlog.spark.java import Java, JavaNotFound
 
 
+@pytest.mark.long
 def test_the_demonstration_holds(tmp_path: Path) -> None:
     """Every step of the demo runs and checks what it says, on the first flights of the year."""
     said: list[str] = []

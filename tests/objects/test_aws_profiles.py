@@ -268,7 +268,7 @@ def test_a_profile_without_botocore(services: Services, tmp_path: Path, monkeypa
     write(tmp_path, "credentials", "[work]\n" + KEYS.format("AKIAWORK"))
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setitem(sys.modules, "botocore.session", None)
-    with pytest.raises(InvalidConfig, match=r"segmentlog\[aws\].*AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+    with pytest.raises(InvalidConfig, match=r"\[aws\].*AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         open_bucket(_URL)
     assert not services.asked
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAENVIRONMENT")

@@ -190,6 +190,7 @@ def test_a_swap_does_not_bring_back_what_is_gone(bucket: Bucket) -> None:
     bucket.swap("m", b"3", None)
 
 
+@pytest.mark.long
 def test_of_threads_that_swap_one_wins(bucket: Bucket) -> None:
     """Sixteen of them: who makes it, and who changes it; what lies there afterwards is the winner's."""
     for number in range(ROUNDS):

@@ -79,6 +79,7 @@ def test_who_logs_in_sees_his_topics(store: LogStore, security: dict[str, str], 
         assert seen(client(server, "root", "r", mechanism)) == ["mine", "secret"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kcat_logs_in(store: LogStore, security: dict[str, str], mechanism: str) -> None:
     """kcat with the librdkafka that it was built with: before 2.6.1 that sends its SCRAM nonce twice."""

@@ -165,6 +165,7 @@ def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
     assert values == [b"first", b"second", b"third", b"fourth"]
 
 
+@pytest.mark.long
 def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
     tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

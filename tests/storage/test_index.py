@@ -459,6 +459,7 @@ def test_readers_may_look_while_the_index_catches_up():
 # ---------------------------------------------------------------- interrupts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["observe", "catch up", "load"])
 def test_an_interrupt_anywhere_leaves_it_whole(tmp_path, how):
     """Who goes on with it gets what was never interrupted: its entries are counted and looked up alike."""

@@ -114,6 +114,7 @@ def test_from_topic_to_topic_exactly_once(server: ServerOfTests, store: LogStore
     assert [one.offset for one in store.group_offsets.committed("g").values()] == [COUNT]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_position_that_is_undecided_is_waited_for(server: ServerOfTests, store: LogStore, protocol: str) -> None:
     """Also by a member whose assignment changes while it waits: it does not begin at the beginning."""

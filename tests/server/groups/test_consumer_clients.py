@@ -50,6 +50,7 @@ def _generation(store: LogStore) -> int:
     return store.groups.describe("g").generation
 
 
+@pytest.mark.long
 def test_three_and_one_is_killed(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
     """Three share; a restart of the server moves nobody; what one had that is killed goes to the others."""
     command = [sys.executable, str(_CLIENT), served.address, "g"]
@@ -122,6 +123,7 @@ def test_static_consumers(consumer: Callable[..., Any], store: LogStore) -> None
     assert _generation(store) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_there_and_back(consumer: Callable[..., Any], store: LogStore, strategy: str) -> None:
     """Consumers of the classic protocol are replaced one by one while the group is at work; and the other way."""

@@ -40,6 +40,7 @@ def consumer(served: Served) -> Iterator[Callable[..., Any]]:
     close_all(made)
 
 
+@pytest.mark.long
 def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, store: LogStore) -> None:
     """They share; a server that is killed changes nothing of that; what one had that leaves goes to the others."""
     consumers = [consumer() for _ in range(3)]
