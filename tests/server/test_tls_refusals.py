@@ -24,6 +24,7 @@ from segmentlog.server.settings import ServerSettings
 from segmentlog.server.tls_refusals import TlsRefusals
 from segmentlog.server.worker import Security
 from segmentlog.store import LogStore
+from segmentlog.testing.ports import free_ports
 
 WAIT_S = 20.0
 Logged = Callable[[], list[str]]
@@ -193,8 +194,7 @@ def test_the_recipe_as_it_is_written(tmp_path: Path) -> None:
     for tool in ("kcat", "openssl"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool}: 'apt-get install {tool}' installs it")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_ports(1))
     certificate, serve, produce, consume = (line.replace("9092", port) for line in recipe())
     subprocess.run(["bash", "-c", certificate], cwd=tmp_path, check=True, capture_output=True, timeout=WAIT_S)
     words = serve.split()
