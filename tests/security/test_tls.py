@@ -11,6 +11,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import needs
 import pytest
 import trustme
 from security.certificates import Pair, write_pair
@@ -223,7 +224,7 @@ def test_files_that_do_not_fit_are_told(
 ) -> None:
     """Which file, and what is the matter with it; nobody is asked for a passphrase."""
     if key not in broken:
-        pytest.skip("needs the openssl command")
+        needs.program("openssl")
     with pytest.raises(SecurityFileError) as error:
         server_context(broken[certificate], broken[key], None if client_ca is None else broken[client_ca])
     assert told in str(error.value)

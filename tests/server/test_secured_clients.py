@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import trustme
 from security.certificates import write_pair
@@ -83,9 +83,7 @@ def test_who_logs_in_sees_his_topics(store: LogStore, security: dict[str, str], 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kcat_logs_in(store: LogStore, security: dict[str, str], mechanism: str) -> None:
     """kcat with the librdkafka that it was built with: before 2.6.1 that sends its SCRAM nonce twice."""
-    kcat = shutil.which("kcat")
-    if kcat is None:
-        pytest.skip("there is no kcat: 'apt-get install kcat' installs it")
+    kcat = needs.program("kcat")
     with served(store, **security) as server:
         for password, is_right in ((PASSWORD, True), ("wrong", False)):
             settings = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import socket
 import ssl
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import trustme
 from security.certificates import Pair, write_pair
@@ -191,9 +191,8 @@ def recipe() -> list[str]:
 
 def test_the_recipe_as_it_is_written(tmp_path: Path) -> None:
     """openssl's certificate, the server, a produce and a consume by kcat: a record comes out, and nothing warns."""
-    for tool in ("kcat", "openssl"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"there is no {tool}: 'apt-get install {tool}' installs it")
+    needs.program("kcat")
+    needs.program("openssl")
     port = str(free_ports(1))
     certificate, serve, produce, consume = (line.replace("9092", port) for line in recipe())
     subprocess.run(["bash", "-c", certificate], cwd=tmp_path, check=True, capture_output=True, timeout=WAIT_S)
