@@ -7,7 +7,6 @@ connections without a handshake would have no bound.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from segmentlog.http.admission import Admission, Place
     from segmentlog.http.connection import Connection
     from segmentlog.security.tls import ServerTls
-
-logger = logging.getLogger("segmentlog.http")
+    from segmentlog.security.tls_refusals import TlsRefusals
 
 _GOODBYE_S: Final = 5.0
 """For the other end to confirm that TLS is over, once a connection is closed."""
@@ -26,10 +24,12 @@ class Arrival(asyncio.Protocol):
     """The protocol of a connection that was just accepted; hands it over to a `Connection`."""
 
     def __init__(
-        self, admission: Admission, tls: ServerTls | None, handshake_s: float, make: Callable[[Place], Connection]
-    ) -> None:
+        self, admission: Admission, tls: ServerTls | None, refusals: TlsRefusals, handshake_s: float,
+        make: Callable[[Place], Connection],
+    ) -> None:  # fmt: skip
         self._admission = admission
         self._tls = tls
+        self._refusals = refusals
         self._handshake_s = handshake_s
         self._make = make
         self._place: Place | None = None
@@ -64,7 +64,7 @@ class Arrival(asyncio.Protocol):
                 self._hand_over(encrypted, place)
                 return
         except (OSError, ValueError) as error:  # what TLS raises is one; a certificate that names nobody is the other
-            logger.debug("%s: no TLS: %s", place.host, error)
+            self._refusals.note(place.host, error)
         except BaseException:
             self._give_up(transport, place)
             raise

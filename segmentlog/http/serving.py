@@ -25,6 +25,7 @@ from segmentlog.security.acls import Authorizer
 from segmentlog.security.listening import check_safe_for_passwords, check_tls_files, listen
 from segmentlog.security.settings import Security
 from segmentlog.security.tls import ServerTls
+from segmentlog.security.tls_refusals import TlsRefusals
 from segmentlog.security.users import Users
 from segmentlog.storage import forks
 
@@ -37,6 +38,8 @@ logger = logging.getLogger("segmentlog.http")
 
 FINISH_S: Final = 5
 """How long a door that closes waits for what is in flight."""
+_REMEDIES: Final = {"HTTP_REQUEST": "the client speaks HTTP without TLS. Use https:// in its URL"}
+"""For handshakes that fail, in place of what helps Kafka's clients."""
 _ACCEPTED_AT_ONCE: Final = 8
 
 
@@ -170,8 +173,10 @@ class _Uvicorn(uvicorn.Server):
         def make(place: Place) -> Connection:
             return Connection(self.config, self.server_state, self._limits, place)
 
+        refusals = TlsRefusals(logger, remedies=_REMEDIES)
+
         def arrive() -> asyncio.Protocol:
-            return Arrival(self.admission, self._tls, self._limits.head_s, make)
+            return Arrival(self.admission, self._tls, refusals, self._limits.head_s, make)
 
         loop = asyncio.get_running_loop()
         self.servers = []

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.security.by_address import ByAddress
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.tls import ServerTls, principal_of
+from segmentlog.security.tls_refusals import TlsRefusals
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.connection import Connection, Turn
 from segmentlog.server.frames import FrameReader
@@ -27,7 +28,6 @@ from segmentlog.server.meter import Event, Meter
 from segmentlog.server.outbox import Answer
 from segmentlog.server.sasl_session import SaslSession
 from segmentlog.server.settings import Limits
-from segmentlog.server.tls_refusals import TlsRefusals
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
 from segmentlog.storage import forks
 
@@ -101,7 +101,7 @@ class Listener:
         self._afterwards = afterwards
         self._meter = meter or Meter()
         self._refusals = Seldom()
-        self._tls_refusals = TlsRefusals()
+        self._tls_refusals = TlsRefusals(logger)
         self._received_bytes = self._sent_bytes = 0
         """Over connections that are closed."""
         self._mutex = threading.Lock()

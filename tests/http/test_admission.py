@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.client
+import logging
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -369,3 +370,32 @@ def test_who_tries_passwords_keeps_only_himself_waiting(
     for thread in (*threads, ann):
         thread.join()
     assert sorted(statuses) == [("127.0.0.1", 401)] * 3 + [("127.0.0.1", 503)] * 7 + [(OTHER, 200)]
+
+
+# ---------------------------------------------------------------- handshakes that fail
+
+
+def test_a_failed_handshake_is_logged_once_with_its_remedy(
+    serve: Serve, tls: Security, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients try again for ever: each reason is a line, however often it comes. The next client is served."""
+    caplog.set_level(logging.INFO, "segmentlog.http")
+    server = serve(security=tls)
+    host, _, port = server.address.rpartition(":")
+    address = (host, int(port))
+    for _ in range(3):
+        with socket.create_connection(address, 20) as sock, suppress(OSError):
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert sock.recv(100) == b""
+        with (
+            socket.create_connection(address, 20) as sock,
+            pytest.raises(ssl.SSLError),
+            ssl.create_default_context().wrap_socket(sock, server_hostname="localhost"),
+        ):
+            pass
+    with Web(server, context=trusting(authority)) as good:
+        assert good.get("/healthz") == 200
+    failed = [text for text in caplog.messages if "TLS handshake failed" in text]
+    assert len(failed) == 2
+    assert any("the client speaks HTTP without TLS. Use https://" in text for text in failed)
+    assert any("it does not trust its authority" in text for text in failed)

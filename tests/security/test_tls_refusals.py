@@ -19,9 +19,9 @@ import trustme
 from security.certificates import Pair, write_pair
 
 import segmentlog
+from segmentlog.security.tls_refusals import TlsRefusals
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
-from segmentlog.server.tls_refusals import TlsRefusals
 from segmentlog.server.worker import Security
 from segmentlog.store import LogStore
 from segmentlog.testing.ports import free_ports
@@ -149,7 +149,7 @@ def test_who_merely_leaves_is_no_warning(
 def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> None:
     """After ten minutes, with how many there were; the number of reasons that are kept is bounded."""
     now_s = 0.0
-    refusals = TlsRefusals(again_s=600, clock=lambda: now_s)
+    refusals = TlsRefusals(logging.getLogger("segmentlog.server"), again_s=600, clock=lambda: now_s)
     for _ in range(1000):
         refusals.note("10.0.0.7", TimeoutError("it took too long"))
     assert len(logged()) == 1

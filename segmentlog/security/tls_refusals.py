@@ -9,10 +9,8 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
-
-logger = logging.getLogger("segmentlog.server")
 
 AGAIN_S: Final = 600.0
 """A reason that goes on is logged again after so long, with the number of handshakes since."""
@@ -21,10 +19,10 @@ _REASONS_MAX: Final = 64
 
 _DISTRUSTED: Final = (
     "the client refuses the server's certificate: it does not trust its authority, or it connected by a name that the"
-    " certificate does not have. Give the client the authority's certificate (ssl.ca.location,"
-    " ssl.truststore.location), and let --advertise be a name in the server's certificate"
+    " certificate does not have. Give the client the authority's certificate (Kafka's clients: ssl.ca.location,"
+    " ssl.truststore.location), and a name that is in the server's certificate (--advertise for Kafka's clients)"
 )
-_IN_THE_CLEAR: Final = "the client does not speak TLS. Set security.protocol to SSL or SASL_SSL there"
+_IN_THE_CLEAR: Final = "the client does not speak TLS. Set security.protocol to SSL or SASL_SSL in a Kafka client"
 _TOO_OLD: Final = (
     "the client and the server have no TLS version or cipher in common. The server takes TLS 1.2 and newer"
 )
@@ -71,12 +69,12 @@ class Refusal(NamedTuple):
     """What is behind it and what to do; empty where a client merely went away."""
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """Explain the exception that a handshake ended with."""
+def refusal_of(error: Exception, remedies: Mapping[str, str] = _REMEDIES) -> Refusal:
+    """Explain the exception that a handshake ended with; ``remedies`` are by OpenSSL's names for reasons."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Refusal(f"client certificate: {error.verify_message}", _REMEDIES["CERTIFICATE_VERIFY_FAILED"])
+        return Refusal(f"client certificate: {error.verify_message}", remedies["CERTIFICATE_VERIFY_FAILED"])
     if isinstance(error, ssl.SSLError) and error.reason:
-        return Refusal(error.reason.lower().replace("_", " "), _REMEDIES.get(error.reason, ""))
+        return Refusal(error.reason.lower().replace("_", " "), remedies.get(error.reason, ""))
     if isinstance(error, OSError) and error.strerror:
         return Refusal(error.strerror, "")
     return Refusal(str(error) or type(error).__name__, "")
@@ -85,7 +83,16 @@ def refusal_of(error: Exception) -> Refusal:
 class TlsRefusals:
     """Logs failed handshakes: each reason when it is new, and again after `AGAIN_S`. Thread-safe."""
 
-    def __init__(self, again_s: float = AGAIN_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        again_s: float = AGAIN_S,
+        clock: Callable[[], float] = time.monotonic,
+        remedies: Mapping[str, str] | None = None,
+    ) -> None:
+        """``remedies`` replace some of the usual ones, by OpenSSL's names for reasons."""
+        self._logger = logger
+        self._remedies = {**_REMEDIES, **(remedies or {})}
         self._again_s = again_s
         self._clock = clock
         self._mutex = threading.Lock()
@@ -94,7 +101,7 @@ class TlsRefusals:
 
     def note(self, host: str, error: Exception) -> None:
         """A client's handshake failed."""
-        found = refusal_of(error)
+        found = refusal_of(error, self._remedies)
         now_s = self._clock()
         with self._mutex:
             reason = found.reason if found.reason in self._said or len(self._said) < _REASONS_MAX else ""
@@ -106,7 +113,7 @@ class TlsRefusals:
         more = f" ({count:,} more since that was logged last)" if count else ""
         why = f": {found.remedy}" if found.remedy else ""
         level = logging.WARNING if found.remedy else logging.INFO
-        logger.log(
+        self._logger.log(
             level, "%s: TLS handshake failed: %s%s%s", host, found.reason, why, more,
             extra={"client_host": host, "count": count + 1},
         )  # fmt: skip
