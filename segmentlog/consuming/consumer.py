@@ -35,6 +35,7 @@ from segmentlog.groups.positions import CommittedOffset, Encoded
 from segmentlog.groups.session import GroupSession
 from segmentlog.groups.session import Rebalanced as Rebalanced
 from segmentlog.records import K, Record, TopicPartition, V
+from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 
 HANDOVER_S = 2.0
@@ -245,18 +246,20 @@ class Consumer(Generic[K, V]):
         count = self._max_poll_records if max_records is None else as_int("max_records", max_records, 1)
         until_s = time.monotonic() + as_seconds("timeout_s", timeout_s)
         self._check_open()
-        with self._used_by(threading.get_ident()):
-            cursor = self._polled_cursor(until_s)
-            if cursor is None:
-                return []
-            before = cursor.position
-            try:
+        cursor, before = None, None
+        try:
+            with self._used_by(threading.get_ident()):
+                cursor = self._polled_cursor(until_s)
+                if cursor is None:
+                    return []
+                before = cursor.position
                 records = self._gather(cursor, count)
                 self._polled, self._cursors.handing, cursor.in_hand = cursor, cursor, records[0].offset
                 return records
-            except BaseException:  # interrupted: what was gathered is in nobody's hands
+        except BaseException:  # interrupted: the caller does not get what was gathered
+            if cursor is not None and before is not None:
                 cursor.position = before
-                raise
+            raise
 
     def _gather(self, cursor: Cursor, count: int) -> list[Record[K, V]]:
         """Records of the batch that is handed out, and of those after it in the partition, without waiting."""
@@ -267,8 +270,10 @@ class Consumer(Generic[K, V]):
                 records += cursor.take(count - len(records))
                 if len(records) == count:
                     break
-        except (SegmentlogError, OSError):
-            pass  # the position is that of the fault: the next call raises it
+        except (SegmentlogError, OSError) as error:
+            if is_interrupt(error):
+                raise
+            # The position is that of the fault: the next call raises it.
         return records
 
     def _polled_cursor(self, until_s: float) -> Cursor | None:

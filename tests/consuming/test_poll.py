@@ -13,9 +13,11 @@ from aio_helpers import run
 
 import segmentlog
 from segmentlog.codecs import json_codec
+from segmentlog.consuming.consumer import Consumer
 from segmentlog.errors import ConsumerBusy, DeserializationError, InvalidConfig, StoreClosed
 from segmentlog.records import Record
 from segmentlog.store import LogStore
+from segmentlog.testing.interrupts import interrupt_at, list_points
 
 WITHIN_S = 30.0
 """A time-out that no test waits for."""
@@ -271,3 +273,23 @@ def test_an_interrupted_poll_loses_no_record(store: LogStore) -> None:
             consumer.poll(max_records=25)
         assert consumer.position("t", 0) == 0
         assert [record.offset for record in consumer.poll(max_records=25)] == list(range(25))
+
+
+def test_an_alarm_anywhere_in_a_poll_is_raised_and_loses_no_record(store: LogStore) -> None:
+    """A handler that raises `TimeoutError`, an `OSError`: the caller gets it, and each record is in one list."""
+
+    def gathering(consumer: Consumer) -> Callable[[], list[Record]]:
+        return lambda: consumer.poll(max_records=25)
+
+    with store.consumer(("t", 0)) as consumer:
+        points = len(list_points(gathering(consumer)))
+    for at in range(1, points + 1, 5):
+        with store.consumer(("t", 0)) as consumer:
+            outcome = interrupt_at(at, gathering(consumer), TimeoutError)
+            is_in_finalizer = outcome.place is not None and outcome.place.function == "forks._forget_owner"
+            if outcome.place is not None and not is_in_finalizer:  # Python itself swallows it there
+                assert type(outcome.error) is TimeoutError, f"swallowed at {outcome.place}"
+            found = list(outcome.result or [])
+            while rows := consumer.poll():
+                found += rows
+            assert [record.offset for record in found] == list(range(100)), outcome.place
