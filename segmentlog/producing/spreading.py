@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import RecordTooLarge, SegmentlogError, UnknownTopic
+from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError, UnknownTopic
 from segmentlog.log.append.encoding import Columns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, ranks_of, rows_by_partition
-from segmentlog.producing.delivery import Chunk
+from segmentlog.producing.delivery import EVERY_PARTITION, Chunk
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.identity import Identity
@@ -57,6 +57,8 @@ class Spreader:
         """
         partitions = chunk.given_places
         if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
+            if EVERY_PARTITION in chunk.withheld:
+                raise chunk.withheld[EVERY_PARTITION]
             count = self.ask(chunk.topic, lambda topic: topic.partition_count)  # it may have grown
             partitions = self._partitions_of(chunk, count)
         topic = self.topics[chunk.topic]
@@ -105,6 +107,9 @@ class Spreader:
             except RecordTooLarge as error:
                 index = error.index if rows is None else int(rows[error.index])
                 chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
+            except InvalidRecord as error:
+                index, *others = error.indices if rows is None else rows[list(error.indices)].tolist()
+                chunk.errors[number] = InvalidRecord(error.column, index, error.found, error.expected, (index, *others))
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
