@@ -213,10 +213,14 @@ def test_a_full_disk(
 
 @pytest.mark.parametrize("key", [None, "logger"])
 @pytest.mark.parametrize("call", range(1, 5))
+@pytest.mark.parametrize("method", ["pwritev", "stat"])
 def test_a_chunk_that_fails_keeps_later_lines_back(
-    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], call: int, key: Any
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], call: int, key: Any, method: str
 ) -> None:
-    """One write of a flush finds no room and the next one would: each partition has the lines in their order, once."""
+    """A write finds no room, or the topic's file cannot be read, and the next call would succeed.
+
+    Each partition has the lines in their order, once.
+    """
     fs = FaultyFileSystem()
     with LogStore(tmp_path / "s", fs=fs, background=False) as store:
         logger.addHandler(handler := LogHandler(store, partitions=2, key=key))
@@ -225,7 +229,7 @@ def test_a_chunk_that_fails_keeps_later_lines_back(
         for number in range(4):  # one line a chunk: the files of each partition are there afterwards
             loggers[number % 3].info("before %d", number, extra={"noise": noise})
             assert handler.flushed(10)
-        fs.fail("pwritev", errno.ENOSPC, call=call)
+        fs.fail(method, errno.ENOSPC if method == "pwritev" else errno.EIO, call=call)
         with handler._turn:  # the thread waits: one flush gets all of them
             for number in range(10):  # two or three a chunk
                 loggers[number % 3].info("%02d", number, extra={"noise": noise})

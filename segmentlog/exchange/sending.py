@@ -134,18 +134,22 @@ class Sender:
     def _send_part(self, lists: Lists) -> None:
         if not lists.values:
             return
+        begin = self.number
         try:
             self._send_list(lists)
         except RecordTooLarge as error:
             if self._beyond:  # the limit has fallen just now: what comes before it is not known to be missing
                 raise
-            self._send_list(lists.part(0, error.index))
+            # The limit may have fallen just now. Then some partitions have their records of the list: all of them
+            # before the first missing record. One of the others before this record may be too large as well: that
+            # one is raised.
+            self._send_part(lists.part(self.number - begin, error.index))
             raise ValueError(
                 f"record {self.number + 1} takes {error.size_bytes} bytes, over max.message.bytes ="
                 f" {error.limit_bytes}: raise it with 'segmentlog alter', or {self._how_to_leave_out(self.number + 1)}"
             ) from None
         except InvalidRecord as error:
-            raise BadRecord(self.number - self.first + error.index, error.reason, has_no_key=error.has_no_key) from None
+            raise BadRecord(begin - self.first + error.index, error.reason, has_no_key=error.has_no_key) from None
 
     def told(self, error: ValueError, empty_lines: int) -> str:
         """That the next record is too long, and what to do."""

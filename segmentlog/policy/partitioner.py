@@ -20,6 +20,8 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from segmentlog.errors import InvalidRecord, RecordTooLarge
+
 Keys = Sequence[bytes | None]
 Partitions = npt.NDArray[np.int32]
 Hashes = npt.NDArray[np.uint32]
@@ -140,6 +142,18 @@ def rows_by_partition(partitions: npt.NDArray[np.signedinteger]) -> dict[int, Ro
     ends = np.cumsum(counts)
     places = zip(numbers.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
     return {number: order[start:end] for number, start, end in places}
+
+
+def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
+    """Return what an append of these rows raised, with the record's index in the whole list."""
+    if rows is None:
+        return error
+    if isinstance(error, RecordTooLarge):
+        return RecordTooLarge(error.size_bytes, error.limit_bytes, int(rows[error.index]))
+    if isinstance(error, InvalidRecord):
+        indices = tuple(rows[list(error.indices)].tolist())
+        return InvalidRecord(error.column, indices[0], error.found, error.expected, indices)
+    return error
 
 
 def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None:

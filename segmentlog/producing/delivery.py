@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -35,8 +35,12 @@ class Sends(Protocol):
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
 
-    def note_reported(self, topic: str) -> None:
-        """A call raises that records of a topic were not appended."""
+    def note_reported(self, topic: str, error: Exception) -> None:
+        """A call raises ``error``, which kept records of a topic from being appended."""
+
+
+EVERY_PARTITION: Final = -1
+"""In place of a partition's number, for records that failed before they had partitions."""
 
 
 class Chunk:
@@ -87,7 +91,10 @@ class Chunk:
         self.errors: dict[int, Exception] = {}
         """What failed in which partition; ``error`` is the first."""
         self.withheld: dict[int, Exception] = {}
-        """Partitions that it is not appended to, since an earlier chunk was not: by number, what kept that one out."""
+        """Partitions that it is not appended to, since an earlier chunk was not: by number, what kept that one out.
+
+        `EVERY_PARTITION` when the earlier chunk could have gone to any of them.
+        """
         self.sticky = -1
         """Where its records without a key go; -1 until that is decided. The same as of an earlier chunk that failed."""
         self.logs: dict[int, Partition] = {}
@@ -186,10 +193,11 @@ class Chunk:
     def not_appended(self, error: Exception) -> dict[int, Exception]:
         """The partitions that it should have been appended to and was not, each with the reason; it ended in ``error``.
 
-        A record that is in the log and not yet on disk, or not yet shipped, counts as appended.
+        `EVERY_PARTITION` if it failed before its records had partitions. A record that is in the log and not yet on
+        disk, or not yet shipped, counts as appended.
         """
         if self._partitions is None:
-            return {}
+            return {EVERY_PARTITION: error}
         reasons = {
             partition: self.errors.get(partition, error)
             for partition in set(self._partitions.tolist())
@@ -219,19 +227,23 @@ class Chunk:
 
     def result(self, number: int) -> Appended:
         if self._partitions is None:  # it failed before any record had its place
-            self._sends.note_reported(self.topic)
-            raise self.error or StoreClosed("producer")
+            raise self._reported(self.error)
         index = number if self._positions is None else self._positions[number]
         partition = int(self._partitions[index])
         if partition not in self.base_offsets:
-            self._sends.note_reported(self.topic)
-            raise self.errors.get(partition) or self.error or StoreClosed("producer")
+            raise self._reported(self.errors.get(partition) or self.error)
         offset = self.base_offsets[partition] + (index if self._ranks is None else int(self._ranks[index]))
         if self.all_timestamps is not None:
             timestamp = int(self.all_timestamps[index])
         else:
             timestamp = self.timestamps.get(index, self.begun_ms)
         return Appended(self.topic, partition, offset, timestamp)
+
+    def _reported(self, error: Exception | None) -> Exception:
+        """Return the error that a record failed with, for a call that raises it."""
+        error = error or StoreClosed("producer")
+        self._sends.note_reported(self.topic, error)
+        return error
 
 
 def _is_appended(error: Exception) -> bool:

@@ -79,8 +79,8 @@ class Producer(Generic[K, V]):
 
     When a partition does not take a batch, on a full disk for example, the producer does not append what was sent to
     that partition after it, up to the moment when the caller learns of the failure. Those records fail with the same
-    error. So records that failed can be sent again in their order: no record that was sent after them is in the
-    partition before them.
+    error, or with a `SegmentlogError` that has it as ``__cause__`` if it is about another record. So records that
+    failed can be sent again in their order: no record that was sent after them is in the partition before them.
     """
 
     _delivery: type[Delivery] = Delivery
@@ -191,7 +191,8 @@ class Producer(Generic[K, V]):
         """Send a list of records at once, after what was sent before them; returns when they are appended.
 
         The fast path: no work in Python for each record. Raises what `Partition.append` raises; what
-        goes to one partition is appended whole or not at all, whatever became of the others.
+        goes to one partition is appended whole or not at all, whatever became of the others. Raises also what kept
+        earlier records of the topic from being appended, as `send` does: then no record of the list is sent.
         """
         deliveries, error = self.try_send_many(
             topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
@@ -213,7 +214,8 @@ class Producer(Generic[K, V]):
         """`send_many` that returns what kept a partition from its records: other partitions may have theirs.
 
         The deliveries say which. Values and keys are bytes, also in a producer with a serializer. Raises
-        `InvalidRecord`, `UnknownTopic` and `StoreClosed` before anything is sent.
+        `InvalidRecord`, `UnknownTopic`, `StoreClosed` and what kept earlier records of the topic from being appended,
+        as `send` does, before anything is sent.
         """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)

@@ -5,11 +5,13 @@ Whoever seals a chunk sends it, or leaves it to the thread that is sending the t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from segmentlog.errors import InvalidRecord, RecordTooLarge, SegmentlogError, StoreClosed
+from segmentlog.codecs import is_about_data
+from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.names import check_topic_name
 from segmentlog.producing.delivery import Chunk
 from segmentlog.producing.options import ProducerOptions
@@ -58,8 +60,8 @@ class Pump:
         """By topic: held by whoever appends to it, so that records keep their order."""
         self.failure: Exception | None = None
         """What nobody was told of yet."""
-        self._unreported: dict[str, Exception] = {}
-        """By topic: what kept records from being appended, until a call of the user raises it."""
+        self._unreported: dict[str, list[Exception]] = {}
+        """By topic: the failures that kept records from being appended, each until a call of the user raises it."""
         self._spreader = Spreader(topics, identity, options.partitioner, options.ack)
         self.topics = self._spreader.topics
         self._full: dict[str, deque[Chunk]] = {}
@@ -97,8 +99,7 @@ class Pump:
         self._check_topic(topic)
         chunk = self.chunks.get(topic)
         if chunk is None:
-            if (unreported := self._unreported.pop(topic, None)) is not None:
-                raise _of_earlier_records(topic, unreported)
+            self._raise_unreported_locked(topic)
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
@@ -111,6 +112,11 @@ class Pump:
                     self._lingerer_sleeps, self._lingerer.has_work = False, True
                     self._lingerer.wake()
         return chunk
+
+    def _raise_unreported_locked(self, topic: str) -> None:
+        """Raise what kept earlier records of a topic from being appended, unless a call has raised it."""
+        if unreported := self._unreported.pop(topic, None):
+            raise unreported[0]
 
     def _chunk_bytes(self, topic: str) -> int:
         """How much the topic's next chunk takes: enough that each partition's share is worth an append."""
@@ -167,10 +173,14 @@ class Pump:
         return chunk, number
 
     def send_whole(self, chunk: Chunk) -> None:
-        """Send a chunk that was made as a whole, after what was sent before it; its caller looks for its ``error``."""
+        """Send a chunk that was made as a whole, after what was sent before it; its caller looks for its ``error``.
+
+        Raises what `begin` does; then the chunk is not sent.
+        """
         topic = chunk.topic
         with self._mutex:
             self._check_topic(topic)
+            self._raise_unreported_locked(topic)
             earlier = self.chunks.get(topic)
             if earlier is not None:
                 self._seal(earlier)
@@ -179,9 +189,11 @@ class Pump:
         self.send_full(topic)
         chunk.wait(None)
         if chunk.error is not None:
-            self.note_reported(topic)
-            if self.failure is chunk.error:  # told now; an earlier one's failure is still to be
-                self.failure = None
+            self.note_reported(topic, chunk.error)
+            if self.failure is not None and _reports(chunk.error, self.failure):
+                # The caller raises it. `flush` still has to raise another failure that no call has raised.
+                unreported = [error for errors in list(self._unreported.values()) for error in errors]
+                self.failure = unreported[0] if unreported else None
 
     def _seal(self, chunk: Chunk) -> None:
         """Let a chunk go; the next record begins another one. The caller holds the mutex."""
@@ -273,15 +285,20 @@ class Pump:
 
         A call raises the failure later than it happens. The records that were sent by then fail as well, so that the
         user can send all of them again in their order. Seals the chunk that takes records now. The next `send` raises.
+
+        Those records and `send` get the error of the failed chunk. If it is about a record or a key, they get a
+        `SegmentlogError` with that error as its cause.
         """
         if chunk.is_whole:  # the caller of `send_many` waits for it and has sent nothing after it
             return
         missing = chunk.not_appended(error)
-        fresh = {partition: reason for partition, reason in missing.items() if partition not in chunk.withheld}
-        if not fresh:
+        reasons = {partition: reason for partition, reason in missing.items() if partition not in chunk.withheld}
+        if not reasons:
             return
+        told = {id(reason): _of_earlier_records(chunk.topic, reason) for reason in reasons.values()}
+        fresh = {partition: told[id(reason)] for partition, reason in reasons.items()}
         with self._mutex:
-            self._unreported[chunk.topic] = next(iter(fresh.values()))
+            self._unreported.setdefault(chunk.topic, []).extend(told.values())
             filling = self.chunks.get(chunk.topic)
             if filling is not None:
                 self._seal(filling)
@@ -291,9 +308,13 @@ class Pump:
                     if chunk.sticky in fresh:  # records without a key have their order, too
                         later.sticky = chunk.sticky
 
-    def note_reported(self, topic: str) -> None:
-        """A call raises that records of a topic were not appended: `send` need not raise it."""
-        self._unreported.pop(topic, None)
+    def note_reported(self, topic: str, error: Exception) -> None:
+        """A call raises ``error``, which kept records of a topic from being appended: `send` need not raise it."""
+        unreported = self._unreported.get(topic, [])  # without a lock: a signal's handler may call this
+        for known in unreported[:]:
+            if _reports(error, known):
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    unreported.remove(known)
 
     # ------------------------------------------------------------ who waits for a chunk
 
@@ -347,12 +368,17 @@ class Pump:
 
 
 def _of_earlier_records(topic: str, error: Exception) -> Exception:
-    """What `send` raises when earlier records failed: never what would mean that its own record cannot be sent."""
-    if not isinstance(error, RecordTooLarge | InvalidRecord):
+    """Return what records get that were sent after those that failed: never an error about a record or a key."""
+    if not is_about_data(error):
         return error
     told = SegmentlogError(
-        f"topic {topic}: records that were sent before this one were not appended ({error}). This record was not sent."
-        " Send all of them again, in their order, without the one that is refused"
+        f"topic {topic}: earlier records were not appended ({str(error) or type(error).__name__}). So this record was"
+        " not appended either. Send all of them again in their order, except a record that cannot be sent"
     )
     told.__cause__ = error
     return told
+
+
+def _reports(raised: Exception, failure: Exception) -> bool:
+    """Whether a call that raises the first error reports the second: it is the same, or `_of_earlier_records` of it."""
+    return raised is failure or raised is failure.__cause__ or raised.__cause__ is failure

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import RecordTooLarge, SegmentlogError, UnknownTopic
+from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.log.append.encoding import Columns
-from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, ranks_of, rows_by_partition
-from segmentlog.producing.delivery import Chunk
+from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, error_of_rows, ranks_of, rows_by_partition
+from segmentlog.producing.delivery import EVERY_PARTITION, Chunk
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.identity import Identity
@@ -57,6 +57,8 @@ class Spreader:
         """
         partitions = chunk.given_places
         if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
+            if EVERY_PARTITION in chunk.withheld:
+                raise chunk.withheld[EVERY_PARTITION]
             count = self.ask(chunk.topic, lambda topic: topic.partition_count)  # it may have grown
             partitions = self._partitions_of(chunk, count)
         topic = self.topics[chunk.topic]
@@ -102,13 +104,10 @@ class Spreader:
                 # After an interrupt: not what is appended, nor what failed, which may be there all the same.
                 if number not in chunk.base_offsets and number not in chunk.errors:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
-            except RecordTooLarge as error:
-                index = error.index if rows is None else int(rows[error.index])
-                chunk.errors[number] = RecordTooLarge(error.size_bytes, error.limit_bytes, index)
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
-                chunk.errors[number] = error
+                chunk.errors[number] = error_of_rows(error, rows)
             first = first or chunk.errors.get(number)
         if first is not None:
             raise first

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from logs import values
 
-from segmentlog.errors import DiskFull
+from segmentlog.errors import DiskFull, RecordTooLarge
 from segmentlog.exchange.resuming import Resumption
-from segmentlog.exchange.sending import Lists, NamedSender, Sender
+from segmentlog.exchange.sending import BadRecord, Lists, NamedSender, Sender
 from segmentlog.policy.partitioner import partition_for_key
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
@@ -141,3 +141,83 @@ def test_a_record_that_headers_make_too_large_goes_alone(store: LogStore) -> Non
             sender.send(lists)
     assert sender.number == 4
     assert sorted(value for part in _appended(store, "three") for value in part if value) == [b"0", b"1", b"2", b"3"]
+
+
+KEYS = [next(b"%d" % key for key in range(99) if partition_for_key(b"%d" % key, 3) == number) for number in range(3)]
+"""One key for each partition of the topic "three"."""
+
+
+def _send_after_the_limit_fell(
+    store: LogStore, partitions: list[int], large: dict[int, int], name: str | None = None
+) -> tuple[Sender, Exception]:
+    """Send one list whose records go to these partitions; those of ``large`` have so many bytes, over the limit."""
+    with store.producer(name=name) as producer:
+        arguments: tuple[Any, ...] = (producer, "three", None, (), None, 100_000)
+        if producer.name is None:
+            sender = Sender(*arguments)
+        else:
+            sender = NamedSender(Resumption(store.topic("three"), producer, store.transactions), *arguments)
+        store.alter_topic("three", max_message_bytes=500)
+        contents: list[bytes | None] = [b"%d" % number for number in range(len(partitions))]
+        for number, size_bytes in large.items():
+            contents[number] = b"x" * size_bytes
+        with pytest.raises((ValueError, DiskFull)) as failure:
+            sender.send(Lists(contents, [KEYS[number] for number in partitions]))
+    return sender, failure.value
+
+
+@pytest.mark.parametrize("name", [None, "etl"])
+@pytest.mark.parametrize(
+    ("partitions", "large"),
+    [
+        ([0, 0, 0, 0, 0, 1], {5: 1000}),
+        ([0, 0, 1, 1, 1, 1], {5: 1000}),
+        ([0, 0, 1, 1, 1, 2], {4: 1000, 5: 1000}),
+        ([0, 0, 1, 2, 2, 1], {4: 1000, 5: 1000}),
+        ([1, 1, 1, 1], {1: 1000, 3: 1000}),
+        ([1, 1], {0: 1000}),
+    ],
+)
+def test_no_record_is_appended_twice_after_the_limit_fell(
+    store: LogStore, partitions: list[int], large: dict[int, int], name: str | None
+) -> None:
+    """A record was not too large when the command began. Those before it are appended once, none after it is, and the
+    error names the record by its number in the input."""
+    sender, error = _send_after_the_limit_fell(store, partitions, large, name=name)
+    before = min(large)
+    assert type(error) is ValueError
+    assert f"record {before + 1} takes" in str(error)
+    assert sender.number == before
+    if name is None:
+        assert f"--skip {before + 1}" in str(error)
+        assert sender.records == before
+        assert sender.how_to_go_on(error).partition("; ")[2] == (f"go on with --skip {before}" if before else "")
+    for number, part in enumerate(_appended(store, "three")):
+        assert part == [b"%d" % row for row in range(before) if partitions[row] == number]
+
+
+def test_records_after_the_one_that_is_too_large_are_counted(store: LogStore) -> None:
+    """The limit fell, and another partition has its records of the list, also one that comes later in the input."""
+    sender, error = _send_after_the_limit_fell(store, [0, 1, 1, 0], {2: 1000})
+    assert isinstance(error, RecordTooLarge)
+    assert _appended(store, "three") == [[b"0", b"3"], [], []]
+    assert sender.records == 2
+    assert sender.number == 1
+    assert "1 later record is appended, too, in partition 0" in sender.how_to_go_on(error)
+
+
+@pytest.mark.parametrize("separate", [0, 3])
+def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogStore, separate: int) -> None:
+    """The topic is compacted; the partitions before it have their records of the list."""
+    store.alter_topic("three", {"cleanup.policy": "compact"})
+    with store.producer() as producer:
+        sender = Sender(producer, "three", None, (), None, 1000)
+        values_: list[bytes | None] = [b"%d" % number for number in range(8)]
+        keys: list[bytes | None] = [KEYS[number] for number in (1, 1, 0, 1, 1, 1, 1, 1)]
+        keys[6] = None  # it goes to partition 0, too
+        if separate:  # it goes alone: those before it are a list of their own
+            values_[separate] = b"x" * 950
+        sender.first = sender.number
+        with pytest.raises(BadRecord) as bad:
+            sender.send(Lists(values_, keys))
+    assert bad.value.index == 6

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from aio_helpers import run
 from logs import values
 
-from segmentlog.errors import DiskFull, RecordTooLarge, SegmentlogError
-from segmentlog.policy.partitioner import partition_for_key
+from segmentlog.errors import DiskFull, InvalidRecord, RecordTooLarge, SegmentlogError
+from segmentlog.policy.partitioner import HashPartitioner, partition_for_key
+from segmentlog.producing.delivery import Delivery
 from segmentlog.producing.producer import Producer
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
@@ -57,14 +61,22 @@ def _send_until_appended(producer: Producer, topic: str, keyed: bool) -> int:
             for value in unsent:
                 sent.append((value, producer.send(topic, value, value[-1:] if keyed else None)))
             producer.flush()
-        except DiskFull:
+        except OSError:
             pass
         unsent = [value for value, delivery in sent if delivery.exception() is not None] + unsent[len(sent) :]
         if not unsent:
             return attempt
-        with contextlib.suppress(DiskFull):  # where `send` raised it, `flush` tells it once more
+        with contextlib.suppress(OSError):  # where `send` raised it, `flush` tells it once more
             producer.flush()
     raise AssertionError(f"{len(unsent)} records were never appended")
+
+
+def _wait_until_done(delivery: Delivery) -> None:
+    """Wait without asking what became of the record: that would report its failure."""
+    ends_s = time.monotonic() + 30
+    while not delivery.done():
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -75,6 +87,55 @@ def test_sent_again_it_is_in_order(store: LogStore, fs: FaultyFileSystem, call: 
         fs.fail("pwritev", errno.ENOSPC, call=call)
         assert _send_until_appended(producer, "one", keyed=False) == 2
     assert _appended(store, "one") == [VALUES]
+
+
+@pytest.mark.parametrize("topic", ["one", "four"])
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_batch_that_fails_before_its_records_have_partitions(
+    store: LogStore, fs: FaultyFileSystem, call: int, keyed: bool, topic: str
+) -> None:
+    """The topic's file cannot be read: the producer withholds every later record, as it could go to any partition."""
+    with store.producer(linger_ms=1000, batch_size=BATCH_BYTES) as producer:
+        fs.fail("stat", errno.EIO, call=call)
+        assert _send_until_appended(producer, topic, keyed) <= 2  # some calls are of no importance to the batch
+    found = _appended(store, topic)
+    assert sorted(value for part in found for value in part if value) == VALUES
+    assert found == [sorted(part, key=lambda value: value or b"") for part in found]
+
+
+class _Refusing:
+    """Partitions by key, until it is told to refuse; calls ``meanwhile`` before it refuses."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def partitions(self, keys: Sequence[bytes | None], count: int, sticky: int) -> npt.NDArray[np.int32]:
+        if self.refuses:
+            self.refuses = False
+            self.meanwhile()
+            raise ValueError("the key is refused")
+        return HashPartitioner().partitions(keys, count, sticky)
+
+
+def test_what_was_sent_while_a_partitioner_failed_fails_too(store: LogStore) -> None:
+    """The later records fail with an error that is not about a record of their own, and so does the next `send`."""
+    partitioner, later = _Refusing(), []
+    with store.producer(linger_ms=1000, partitioner=partitioner) as producer:
+        partitioner.refuses = True
+        partitioner.meanwhile = lambda: later.append(producer.send("four", b"1", key=b"k"))
+        first = producer.send("four", b"0", key=b"k")
+        with pytest.raises(ValueError, match="the key is refused"):
+            producer.flush()
+        with pytest.raises(ValueError, match="the key is refused"):
+            first.result()
+        error = later[0].exception()
+        assert type(error) is SegmentlogError
+        assert isinstance(error.__cause__, ValueError)
+        for value in (b"0", b"1"):
+            producer.send("four", value, key=b"k")
+    assert [part for part in _appended(store, "four") if part] == [[b"0", b"1"]]
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -147,6 +208,115 @@ def test_send_raises_what_nobody_was_told_of(store: LogStore, fs: FaultyFileSyst
     assert _appended(store, "one") == [[b"sent 0", b"sent 1", b"sent"]]
 
 
+@pytest.mark.parametrize("linger_ms", [0, 1000])
+def test_send_many_raises_what_no_call_has_raised(store: LogStore, fs: FaultyFileSystem, linger_ms: int) -> None:
+    """The failed record was sent before the list: the list is not appended, and the next one is."""
+    with store.producer(linger_ms=linger_ms) as producer:
+        fs.fail("pwritev", errno.ENOSPC)
+        producer.send("one", b"a")
+        with pytest.raises(DiskFull):
+            producer.send_many("one", [b"b"])
+        producer.send_many("one", [b"a", b"b"])
+        with contextlib.suppress(DiskFull):  # `flush` may raise it once more
+            producer.flush()
+        producer.send("one", b"c")
+    assert _appended(store, "one") == [[b"a", b"b", b"c"]]
+
+
+def test_send_many_raises_what_the_linger_thread_met(tmp_path: Path, fs: FaultyFileSystem) -> None:
+    """The thread that watches how long records linger appends them, and the disk is full only then."""
+    with LogStore(tmp_path / "threads", fs=fs) as store:
+        store.create_topic("one").partition(0).append([b"first"])
+        with store.producer(linger_ms=1) as producer:
+            fs.fail("pwritev", errno.ENOSPC)
+            failed = producer.send("one", b"a")
+            _wait_until_done(failed)
+            with pytest.raises(DiskFull):
+                producer.send_many("one", [b"b"])
+            producer.send_many("one", [b"a", b"b"])
+            with pytest.raises(DiskFull):
+                producer.flush()
+        assert _appended(store, "one") == [[b"a", b"b"]]
+
+
+def test_an_old_delivery_does_not_hide_a_newer_failure(store: LogStore, fs: FaultyFileSystem) -> None:
+    """Two records fail one after another: a second look at the first one's delivery raises nothing of the second."""
+    with store.producer(linger_ms=0) as producer:
+        fs.fail("pwritev", errno.ENOSPC)
+        first = producer.send("one", b"1")
+        assert isinstance(first.exception(), DiskFull)
+        fs.fail("pwritev", errno.ENOSPC)
+        second = producer.send("one", b"2")
+        assert isinstance(first.exception(), DiskFull)
+        with pytest.raises(DiskFull):
+            producer.send("one", b"3")
+        assert isinstance(second.exception(), DiskFull)
+        for value in (b"1", b"2", b"3"):
+            producer.send("one", value)
+        with pytest.raises(DiskFull):
+            producer.flush()
+    assert _appended(store, "one") == [[b"1", b"2", b"3"]]
+
+
+def test_a_delivery_does_not_hide_the_failure_of_another_partition(store: LogStore, fs: FaultyFileSystem) -> None:
+    """One batch fails in two partitions, and the caller looks at one of the two records."""
+    with store.producer(linger_ms=1000) as producer:
+        sent = [producer.send("four", b"a", partition=number) for number in (0, 1)]
+        fs.fail("pwritev", errno.ENOSPC, times=2)
+        producer.linger_tick()
+        assert [delivery.done() for delivery in sent] == [False, False]
+        assert isinstance(sent[0].exception(), DiskFull)
+        with pytest.raises(DiskFull):
+            producer.send("four", b"b", partition=1)
+        assert isinstance(sent[1].exception(), DiskFull)
+        for value in (b"a", b"b"):
+            producer.send("four", value, partition=1)
+        with pytest.raises(DiskFull):
+            producer.flush()
+    assert _appended(store, "four") == [[], [b"a", b"b"], [], []]
+
+
+def test_send_many_raises_each_failure_of_earlier_records(store: LogStore, fs: FaultyFileSystem) -> None:
+    """Two partitions fail while a list waits behind them: the list's own error reports one, the next call the other."""
+    with store.producer(linger_ms=1000) as producer:
+        for number in (0, 1):
+            producer.send("four", b"a", partition=number)
+        fs.fail("pwritev", errno.ENOSPC, times=2)
+        with pytest.raises(DiskFull):
+            producer.send_many("four", [b"b"], partition=0)
+        with pytest.raises(DiskFull):
+            producer.flush()
+        producer.flush()
+        producer.send_many("four", [b"a", b"b"], partition=1)
+    assert _appended(store, "four") == [[], [b"a", b"b"], [], []]
+
+
+def test_a_withheld_list_is_not_said_to_have_a_record_that_is_too_large(store: LogStore) -> None:
+    """The record that is too large by now was sent before the list: who leaves the named index out would lose data."""
+    with store.producer(linger_ms=1000) as producer:
+        failed = producer.send("one", b"x" * 1000)
+        store.alter_topic("one", max_message_bytes=500)
+        with pytest.raises(SegmentlogError, match="earlier records") as withheld:
+            producer.send_many("one", [b"a", b"b"])
+        assert type(withheld.value) is SegmentlogError
+        assert isinstance(withheld.value.__cause__, RecordTooLarge)
+        assert isinstance(failed.exception(), RecordTooLarge)
+        assert producer.send("one", b"a").exception() is None
+    assert _appended(store, "one") == [[b"a"]]
+
+
+def test_records_without_a_key_are_named_by_their_place_in_the_list(store: LogStore) -> None:
+    """A compacted topic refuses them; the other partitions of the list have their records."""
+    store.create_topic("compacted", partitions=4, config={"cleanup.policy": "compact"})
+    keys = [b"k%d" % number if number != 7 else None for number in range(10)]
+    with store.producer() as producer:
+        producer.send_many("compacted", [b""], [b"k"], partition=0)
+        deliveries, error = producer.try_send_many("compacted", keys, keys)
+    assert isinstance(error, InvalidRecord)
+    assert (error.index, error.indices) == (7, (7,))
+    assert deliveries.first_missing <= 7
+
+
 def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogStore) -> None:
     """An earlier record is too large by now: who takes that for the record in hand would drop that one."""
     with store.producer(linger_ms=1000, batch_size=2000) as producer:
@@ -217,3 +387,47 @@ def test_an_asynchronous_producer_likewise(store: LogStore, fs: FaultyFileSystem
 
     assert run(send()) == 2
     assert _appended(store, "one") == [VALUES]
+
+
+def test_an_asynchronous_send_many_raises_what_no_call_has_raised(store: LogStore, fs: FaultyFileSystem) -> None:
+    """A record failed in a thread of the pool and no coroutine awaited its delivery: the list is not appended."""
+
+    async def send() -> None:
+        async with store.aproducer(linger_ms=1) as producer:
+            fs.fail("pwritev", errno.ENOSPC)
+            failed = await producer.send("one", b"a")
+            while not failed.done():
+                await asyncio.sleep(0.001)
+            with pytest.raises(DiskFull):
+                await producer.send_many("one", [b"b"])
+            assert isinstance(await failed.exception(), DiskFull)
+            await producer.send_many("one", [b"a", b"b"])
+            with pytest.raises(DiskFull):
+                await producer.flush()
+
+    run(send())
+    assert _appended(store, "one") == [[b"a", b"b"]]
+
+
+def test_an_asynchronous_delivery_does_not_hide_a_newer_failure(store: LogStore, fs: FaultyFileSystem) -> None:
+    """The first record's delivery is awaited twice: before and after the second record fails."""
+
+    async def send() -> None:
+        async with store.aproducer(linger_ms=1) as producer:
+            fs.fail("pwritev", errno.ENOSPC)
+            first = await producer.send("one", b"1")
+            assert isinstance(await first.exception(), DiskFull)
+            fs.fail("pwritev", errno.ENOSPC)
+            second = await producer.send("one", b"2")
+            while not second.done():
+                await asyncio.sleep(0.001)
+            assert isinstance(await first.exception(), DiskFull)
+            with pytest.raises(DiskFull):
+                await producer.send("one", b"3")
+            for value in (b"1", b"2", b"3"):
+                await producer.send("one", value)
+            with pytest.raises(DiskFull):
+                await producer.flush()
+
+    run(send())
+    assert _appended(store, "one") == [[b"1", b"2", b"3"]]

@@ -20,6 +20,7 @@ from segmentlog.errors import (
     InvalidRecord,
     LocalError,
     RecordTooLarge,
+    SegmentlogError,
     StoreClosed,
     UnknownTopic,
 )
@@ -297,8 +298,8 @@ class _Partitioner:
         raise ZeroDivisionError
 
 
-def test_an_error_of_a_partitioner_keeps_nothing_else_back(store: LogStore) -> None:
-    """It is told as any other: by the delivery, and once more by `flush`; the rest is appended."""
+def test_an_error_of_a_partitioner_keeps_no_other_topic_back(store: LogStore) -> None:
+    """The delivery and `flush` raise it, as any other; later records of the topic fail until a call has raised it."""
     producer = store.producer(linger_ms=1000, partitioner=_Partitioner())
     failed = producer.send("four", b"1", b"key")
     sent = producer.send("one", b"2")
@@ -309,10 +310,14 @@ def test_an_error_of_a_partitioner_keeps_nothing_else_back(store: LogStore) -> N
         failed.result()
     assert sent.done()
     producer.send("four", b"3", b"key")
-    assert producer.send_many("four", [b"4"]).result()[0].offset == 0  # what failed before it is not its failure
+    with pytest.raises(SegmentlogError, match="ZeroDivisionError") as withheld:
+        producer.send_many("four", [b"4"])  # the failed record could have gone to its partition
+    assert isinstance(withheld.value.__cause__, ZeroDivisionError)
+    assert producer.send_many("four", [b"4"]).result()[0].offset == 0
     with pytest.raises(ZeroDivisionError):
         producer.send_many("four", [b"5"], [b"key"])
     producer.send("one", b"6")
+    producer.send("four", b"7", b"key")
     with pytest.raises(ZeroDivisionError):
         producer.close()
     assert values(store.topic("one").partition(0)) == [b"2", b"6"]

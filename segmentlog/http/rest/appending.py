@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import RecordTooLarge, SegmentlogError
+from segmentlog.errors import SegmentlogError
 from segmentlog.http.rest.faults import no_partition
-from segmentlog.policy.partitioner import Rows, partitions_for_keys, rows_by_partition
+from segmentlog.policy.partitioner import Rows, error_of_rows, partitions_for_keys, rows_by_partition
 from segmentlog.records import Headers
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Appending:
             except (SegmentlogError, OSError) as error:
                 if not isinstance(error, SegmentlogError):  # who asked is not told the half of it
                     logger.error("append to %s/%d", topic_name, number, exc_info=error)
-                placed.errors.append((number, _of_request(error, rows), rows))
+                placed.errors.append((number, error_of_rows(error, rows), rows))
         return placed
 
     def next_turn(self, topic: Topic, count: int) -> int:
@@ -168,10 +168,3 @@ def _append(topic: Topic, number: int, records: Records, rows: Rows | None, ack:
         now_ms = time.time_ns() // 1_000_000
         timestamps = [now_ms if stamp is None else stamp for stamp in stamps]
     return topic.partition(number).append(values, keys, timestamps, headers, ack)
-
-
-def _of_request(error: Exception, rows: Rows | None) -> Exception:
-    """With the number that the record has in the request, and not in its partition's part of it."""
-    if isinstance(error, RecordTooLarge) and rows is not None:
-        return RecordTooLarge(error.size_bytes, error.limit_bytes, int(rows[error.index]))
-    return error

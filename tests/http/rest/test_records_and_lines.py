@@ -178,6 +178,16 @@ def test_what_was_appended_before_an_error_is_told(store: LogStore, client: Clie
     assert len(records_of(store)) == appended["records"]
 
 
+def test_a_record_without_a_key_is_named_by_its_place_in_the_request(store: LogStore, client: Client) -> None:
+    """A compacted topic refuses it; other records of the request go to other partitions."""
+    store.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
+    lines = [b'{"partition":%d,"key":"k","value":"x"}' % (number % 2) for number in range(6)]
+    lines[5] = b'{"partition":1,"value":"x"}'
+    answer = client.post("/topics/t/records?form=records", content=b"\n".join(lines), headers=NDJSON)
+    assert answer.status_code == 422
+    assert "keys[5]" in answer.json()["message"]
+
+
 @pytest.mark.parametrize("query", ["partition=1", "", "form=records", "partition=1&producer=p&sequence=0"])
 @pytest.mark.parametrize("call", [1, 2, 4, 7])
 def test_a_chunk_that_fails_ends_the_request(store: LogStore, client: Client, call: int, query: str) -> None:
