@@ -233,7 +233,7 @@ class _Run:
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
         self.shipper = Shipper(topics, open_bucket(url, bytes_per_s), wanted=wanted, interval_ms=interval_ms)
-        self._log = ShipLog(topics.path, self.shipper.bucket.url) if goes_on else None
+        self._log = self._new_log() if goes_on else None
         self._ticked_s = 0.0
         self._watch: Watch | None = None
         self._worker = Worker("ship", self.tick) if threads else None
@@ -241,8 +241,12 @@ class _Run:
         forks.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the parent ships."""
+        """In a forked child: the parent ships, and logs it."""
         self._watch = None
+        self._log = self._new_log() if self._log is not None else None
+
+    def _new_log(self) -> ShipLog:
+        return ShipLog(self._topics.path, self.shipper.bucket.url)
 
     def ensure_running(self) -> None:
         """Start the threads that this process is to have and has not."""

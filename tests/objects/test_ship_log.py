@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,29 @@ def test_the_end_with_a_partition_that_failed(tmp_path: Path, logged: Logged, mo
     with contextlib.suppress(SegmentlogError):
         store.close()
     assert logged()[-1].endswith("not all of it is there")
+
+
+def _close_copy(store: LogStore, logged: Logged, found: Connection) -> None:
+    logged()
+    store.close()
+    found.send(logged())
+
+
+def test_a_forked_child_logs_no_end(tmp_path: Path, logged: Logged) -> None:
+    """A child that closes its copy of a store has not shipped it, and logs nothing; its parent continues."""
+    with LogStore(tmp_path / "store", background=False, ship=f"file://{tmp_path}/bucket") as store:
+        store.create_topic("t").partition(0).append([b"1"])
+        store.ship_tick()
+        context = multiprocessing.get_context("fork")
+        found, of_child = context.Pipe(duplex=False)
+        with found, of_child:
+            child = context.Process(target=_close_copy, args=(store, logged, of_child))
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+            assert found.recv() == []
+        logged()
+    assert logged()[-1].endswith("; all of it is there")
 
 
 def test_one_ship_logs_nothing(tmp_path: Path, logged: Logged) -> None:
