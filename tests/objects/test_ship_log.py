@@ -97,7 +97,7 @@ def test_the_end_waits_for_segments(tmp_path: Path, logged: Logged, monkeypatch:
     bucket = tmp_path / "bucket"
     with LogStore(tmp_path / "store", background=False, ship=f"file://{bucket}") as store:
         store.ship_tick()
-        log = store.create_topic("t", **SEGMENTS).partition(0)
+        log = store.create_topic("t", config=SEGMENTS).partition(0)
         for _ in range(30):
             log.append([bytes(6000)])
     assert logged()[-1].endswith("; all of it is there")
@@ -117,7 +117,7 @@ def test_the_end_with_segments_that_are_missing(
     try:
         with LogStore(tmp_path / "store", background=False, ship=f"file://{bucket}") as store:
             store.ship_tick()
-            log = store.create_topic("t", **SEGMENTS).partition(0)
+            log = store.create_topic("t", config=SEGMENTS).partition(0)
             for _ in range(30):
                 log.append([bytes(6000)])
             logged()
