@@ -79,6 +79,44 @@ def test_one_topic_of_another_user_does_not_keep_the_rest_from_being_written(sto
     assert done.stderr.count("opened read-only, as user") == 1
 
 
+_TICK = """
+import logging, sys
+import segmentlog
+with segmentlog.open(sys.argv[1], background=False) as store:
+    print("read-only:", store.read_only)
+    for name in ("t", "c", "u"):
+        print(name, "read-only:", store.topic(name).partition(0).handle.read_only)
+    for _ in range(2):
+        store.retention_tick(1 << 60)
+        store.cleaner_tick(1 << 60)
+        store.finish_transactions()
+    print("health:", store.health())
+    print("u starts at", store.topic("u").partition(0).log_start_offset)
+"""
+
+
+def test_background_work_leaves_partitions_of_another_user_alone(store: Path) -> None:
+    """Nothing there is retained, compacted or finished, and nothing about it is reported; the rest is retained."""
+    with segmentlog.open(store, background=False) as opened:
+        for name in ("t", "u"):
+            opened.alter_topic(name, retention_ms=1, segment_ms=1)
+        compacted = opened.create_topic("c", cleanup_policy="compact", min_cleanable_dirty_ratio=0.01).partition(0)
+        for number in range(3):
+            compacted.append([b"%d" % number], keys=[b"k"])
+            compacted.roll()
+        with opened.producer(name="of another user") as producer, producer.transaction():
+            producer.send("t", b"open")
+            producer.flush()
+            with unwritable(store / "t", store / "c", *store.glob("@producers/*")):
+                done = run("-c", _TICK, str(store))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["read-only: False", "t read-only: True", "c read-only: True", "u read-only: False"]
+    assert "health: {}" in lines, done.stdout + done.stderr
+    assert "u starts at 3" in lines
+    assert len(done.stderr.splitlines()) == 2, done.stderr  # "t/0: opened read-only", and so for c/0
+
+
 def test_files_of_another_user_in_a_folder_of_ones_own(store: Path) -> None:
     """Somebody ran a command as root once: what may not be written is named, and reading works."""
     with unwritable(store / "t" / "0" / "state"):

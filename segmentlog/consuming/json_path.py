@@ -14,8 +14,8 @@ It is a part of JSONPath (RFC 9535), so that what is copied from elsewhere has a
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +33,7 @@ _QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL
 _NEEDS_QUOTES: Final = re.compile(r"[=<>!~\"'](?s:.*)|(?s:.*)(?:&&|\|\|)(?s:.*)")
 """A value without quotes that was hardly meant as a text: another operator, an open quote, a second condition."""
 _STEPS_MAX: Final = 50
+_NUMBER_MAX: Final = sys.float_info.max
 _EVERY: Final = object()
 
 _decode = msgspec.json.Decoder().decode
@@ -68,8 +69,9 @@ class JsonPath(NamedTuple):
         elif not wanted or _NEEDS_QUOTES.fullmatch(wanted):
             raise InvalidConfig("JSON path", text, f'one value after {operator}; a text goes in quotes, as in "A 1"')
         number = _number(wanted)
-        if operator in ("<", ">", "<=", ">=") and (number is None or not math.isfinite(number)):
-            raise InvalidConfig("JSON path", text, f"a number after {operator}")
+        # Not `math.isfinite`, which raises OverflowError for a whole number that no float can hold.
+        if operator in ("<", ">", "<=", ">=") and (number is None or not -_NUMBER_MAX <= number <= _NUMBER_MAX):
+            raise InvalidConfig("JSON path", text, f"a number after {operator}, from -1.8e308 to 1.8e308")
         return cls(tuple(steps), "=" if operator == "==" else operator, wanted, number)
 
     def matches(self, value: bytes | None) -> bool:

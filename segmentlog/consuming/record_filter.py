@@ -133,9 +133,14 @@ class Filter(msgspec.Struct, frozen=True):
         missing, high, width = count, end_offset, max(count, _FIRST_WIDTH)
         while missing > 0 and high > log.log_start_offset:
             low = max(high - width, log.log_start_offset)
-            here: list[RecordBatch] = []
+            here: deque[RecordBatch] = deque()
+            count_here = 0
             for batch in batches_between(log, low, high, isolation):
-                here += self.parts(batch)
+                for part in self.parts(batch):
+                    here.append(part)
+                    count_here += len(part)
+                    while count_here - len(here[0]) >= missing:  # each part keeps its batch in memory
+                        count_here -= len(here.popleft())
             for part in reversed(here):
                 found.appendleft(part.slice(max(len(part) - missing, 0)))
                 missing -= len(found[0])

@@ -6,12 +6,14 @@ It takes no lock, opens two files for a moment, and recovers nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from segmentlog.format.names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
-from segmentlog.records import LostRange
+from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.records import EpochStart, LostRange
 from segmentlog.storage.checkpoint import CheckpointFile
 from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem, opened
@@ -87,6 +89,32 @@ def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, 
         return ()
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
     return () if checkpoint is None else checkpoint.lost_ranges
+
+
+def resumes_at(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
+    """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
+
+    Where no process has opened the partition since the machine started, a range that the next recovery will find is not
+    known yet. Raises OSError.
+    """
+    seen = glance(fs, folder, fs.boot_id())
+    if seen is not None and (not seen.log.epoch or offset >= seen.log.log_end_offset):
+        return None
+    checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
+    if checkpoint is None:
+        return None
+    start_offset = 0 if seen is None else seen.log.log_start_offset
+    if not any(max(lost.base_offset, start_offset) == offset < lost.end_offset for lost in checkpoint.lost_ranges):
+        return None
+    end_offset = first_behind(checkpoint.lost_ranges, offset)
+    if seen is not None and end_offset > seen.log.log_end_offset:
+        return None  # a truncation was cut short; the process that opens the log for writing finishes it
+    return end_offset, epoch_at(checkpoint.epochs, end_offset)
+
+
+def epoch_at(epochs: Iterable[EpochStart], offset: int) -> int:
+    """Return the epoch of an offset, by the starts of all epochs."""
+    return max(one.epoch for one in epochs if one.start_offset <= offset)
 
 
 def lost_count(fs: FileSystem, folder: str, log: LogState) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
-from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -65,25 +65,21 @@ class SegmentUploads:
 
     def begin(self, rounds: Mapping[Where, Round]) -> int:
         """Start the uploads that the plans want; return how many segments are being uploaded or wait for a thread."""
-        refused = 0
         self._orphans.add(self._puts.of_no_use(lambda one: self._is_wanted(one, rounds)))
         waiting = {
             where: [one for one in round_.to_do.upload if (where, one.base_offset) not in self._uploads]
             for where, round_ in rounds.items()
         }
         order = self._turns.order(where for where, segments in waiting.items() if segments)
-        # One of each partition before a second one of any: a partition with many would take all places.
-        for level in zip_longest(*(waiting[where] for where in order)):
-            for where, segment in zip(order, level, strict=True):
-                if segment is None:
-                    continue
-                upload = self._uploading(where, rounds[where], segment)
-                if self._uploads.begin((where, segment.base_offset), upload):
-                    self._turns.note_served(where)
-                else:
-                    refused += 1
+        left = sum(map(len, waiting.values()))
+        for where, segment in _one_of_each({where: waiting[where] for where in order}):
+            upload = self._uploading(where, rounds[where], segment)
+            if not self._uploads.begin((where, segment.base_offset), upload):
+                break  # all places are taken
+            self._turns.note_served(where)
+            left -= 1
         self.left_bytes = self._puts.missing_bytes(_to_upload(rounds))
-        return len(self._uploads) + refused
+        return len(self._uploads) + left
 
     def _is_wanted(self, begun: Begun, rounds: Mapping[Where, Round]) -> bool:
         """Whether the file may still be there of which parts were put."""
@@ -158,3 +154,14 @@ class SegmentUploads:
 def _to_upload(rounds: Mapping[Where, Round]) -> Iterator[tuple[Where, LocalSegment]]:
     """All that the plans want uploaded."""
     return ((where, one) for where, round_ in rounds.items() for one in round_.to_do.upload)
+
+
+def _one_of_each(waiting: Mapping[Where, list[LocalSegment]]) -> Iterator[tuple[Where, LocalSegment]]:
+    """The first segment of each partition, then the second of each: a partition with many would take all places."""
+    queue = deque((where, iter(segments)) for where, segments in waiting.items())
+    while queue:
+        where, rest = queue.popleft()
+        segment = next(rest, None)
+        if segment is not None:
+            yield where, segment
+            queue.append((where, rest))

@@ -70,12 +70,12 @@ class ShipLog:
         self._failures += 1
 
     def end(self, *, is_whole: bool) -> None:
-        """No more cycles come; ``is_whole``: the last one shipped all that there was."""
+        """No more cycles come; ``is_whole``: the manifest includes all that was appended."""
         if self._is_owner is None and not self._failures:
             return  # it never began
         if self._cycles:
             self._say(self._clock())
-        rest = "all of it is there" if is_whole else "what was appended last is not there"
+        rest = "all of it is there" if is_whole else "not all of it is there"
         logger.info(
             "%s: shipping to %s ended: %d offsets in %d uploads; %s",
             self._path, self._url, self._all_records, self._all_cycles, rest if self._is_owner else "another ships it",

@@ -331,7 +331,7 @@ class Shipper:
             with self._mutex:
                 if self._owner is None:
                     raise ShippingRefused(self.bucket.url, f"another process is shipping {self._topics.path} there")
-                self._segments.collect(self._root.manifest, _UPLOAD_WAIT_S)
+            self.wait_for_upload(_UPLOAD_WAIT_S)
             now = self.tick()
             records, size_bytes, put = records + now.records, size_bytes + now.size_bytes, put or now.put
             if progress is not None:
@@ -344,6 +344,14 @@ class Shipper:
                 raise ShippingRefused(self.bucket.url, f"not all of the store can be shipped: {what}")
             if now.waiting:
                 time.sleep(_PAUSE_S)
+
+    def wait_for_upload(self, wait_s: float) -> None:
+        """Return when the upload of a segment has ended, at the latest after ``wait_s``; at once when there is none.
+
+        Raises the error of an upload that failed; the next `tick` starts it again.
+        """
+        with self._mutex:
+            self._segments.collect(self._root.manifest, max(wait_s, 0.0))
 
     @property
     def _put_bytes(self) -> int:
@@ -364,6 +372,18 @@ class Shipper:
     def unshipped_bytes(self) -> int:
         """What was appended since the last turn, on disk or not."""
         return self._known.unshipped_bytes
+
+    def log_ends(self) -> dict[Where, int]:
+        """By partition, the log end offset on the local disk now, of those that the last cycle looked at."""
+        with self._mutex:
+            return {where: part.local.log_end_offset for where, part in self._known.parts.items()}
+
+    def count_unshipped(self, ends: Mapping[Where, int]) -> int:
+        """How many offsets below ``ends`` the manifest does not include; those of deleted topics are not counted."""
+        with self._mutex:
+            shipped = partitions_of(self._root.manifest)
+            counted = ((end, shipped.get(where)) for where, end in ends.items() if where in self._known.parts)
+            return sum(max(end - (there.end_offset if there else 0), 0) for end, there in counted)
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from segmentlog.arguments import as_int, as_patterns
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import InvalidConfig, PartitionFailed, SegmentlogError, ShippingRefused, UnknownTopic
 from segmentlog.objects.binding import read_binding
+from segmentlog.objects.decisions import Where
 from segmentlog.objects.location import open_bucket
 from segmentlog.objects.ownership import end, unbind
 from segmentlog.objects.recalling import bring_all_back
@@ -39,6 +40,8 @@ _AHEAD_S: Final = 0.005
 """A turn begins so much early, for what it takes beside its requests: nothing waits longer than for these."""
 _PAUSE_MIN_S: Final = 0.0005
 _CLOSING_S: Final = 1.0
+"""Closing waits at most so long for each thread, and then for uploads that are pending."""
+_CLOSING_PAUSE_S: Final = 0.02
 _INTERVAL_MAX_MS: Final = 86_400_000
 
 
@@ -230,7 +233,7 @@ class _Run:
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
         self.shipper = Shipper(topics, open_bucket(url, bytes_per_s), wanted=wanted, interval_ms=interval_ms)
-        self._log = ShipLog(topics.path, self.shipper.bucket.url) if goes_on else None
+        self._log = self._new_log() if goes_on else None
         self._ticked_s = 0.0
         self._watch: Watch | None = None
         self._worker = Worker("ship", self.tick) if threads else None
@@ -238,8 +241,12 @@ class _Run:
         forks.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the parent ships."""
+        """In a forked child: the parent ships, and logs it."""
         self._watch = None
+        self._log = self._new_log() if self._log is not None else None
+
+    def _new_log(self) -> ShipLog:
+        return ShipLog(self._topics.path, self.shipper.bucket.url)
 
     def ensure_running(self) -> None:
         """Start the threads that this process is to have and has not."""
@@ -258,7 +265,7 @@ class _Run:
         ahead_s = min(_AHEAD_S, self._interval_s / 20)
         return max(began_s + self._interval_s - ahead_s - time.monotonic(), _PAUSE_MIN_S)
 
-    def _ship(self, now_ms: int | None = None) -> None:
+    def _ship(self, now_ms: int | None = None) -> ShippedNow:
         shipper = self.shipper
         try:
             done = shipper.tick(now_ms)
@@ -268,6 +275,7 @@ class _Run:
             raise
         if self._log is not None:
             self._log.note_cycle(is_owner=shipper.is_owner, put=done.put, records=done.records, stuck=shipper.stuck)
+        return done
 
     def _watch_tick(self) -> float:
         """Wake the one that ticks when somebody waits for it, or when there is much."""
@@ -299,7 +307,7 @@ class _Run:
         )
 
     def close(self) -> None:
-        """Ship once more what there is, if the object store can be reached, and no more then."""
+        """Ship what is appended by now, as far as `_CLOSING_S` and the object store allow it, and no more then."""
         for worker in (self._worker, self._watcher):
             if worker is not None:
                 worker.ask_to_stop()
@@ -310,14 +318,39 @@ class _Run:
                 worker.join(_CLOSING_S)
         if self._watch is not None:
             self._watch.close()
-        is_whole = False
+        missing = "a cycle failed"
         if self.shipper.is_owner:
             try:
-                _flush(self._topics)
-                self._ship()
-                is_whole = True
+                missing = self._ship_the_rest()
+                if missing and self._log is not None:
+                    logger.warning(
+                        "%s: not everything is shipped to %s: %s. It is on the local disk; the next process that"
+                        " ships the store uploads it", self._topics.path, self.shipper.bucket.url, missing,
+                    )  # fmt: skip
             except (SegmentlogError, OSError) as error:
                 logger.warning("%s: what was appended last is not shipped: %s", self._topics.path, error)
         if self._log is not None:
-            self._log.end(is_whole=is_whole)
+            self._log.end(is_whole=not missing)
         self.shipper.close()
+
+    def _ship_the_rest(self) -> str:
+        """Ship what is appended by now, in `_CLOSING_S` at most; return what is missing, or an empty string.
+
+        A run that ships once only has one cycle. Raises what `tick` does.
+        """
+        ends_s = time.monotonic() + (_CLOSING_S if self._log is not None else 0.0)
+        ends: dict[Where, int] | None = None
+        while True:
+            _flush(self._topics)  # in each round: a cycle opens partitions to which only other processes appended
+            done = self._ship()
+            ends = self.shipper.log_ends() if ends is None else ends
+            offsets = self.shipper.count_unshipped(ends)
+            is_hopeless = bool(self.shipper.stuck) and not done.pending
+            if not (done.pending or done.waiting or offsets) or is_hopeless or time.monotonic() >= ends_s:
+                break
+            self.shipper.wait_for_upload(ends_s - time.monotonic())
+            if not done.pending:
+                time.sleep(_CLOSING_PAUSE_S)
+        reasons = [f"{offsets} offsets are missing in the object store"] if offsets else []
+        reasons += [f"{done.pending} uploads are pending"] if done.pending else []
+        return "; ".join([*reasons, *(f"{name}: {why}" for name, why in done.waiting.items())])

@@ -51,6 +51,17 @@ def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
     return max(end_offset - base_offset, 0) - sum(count for count in lost if count > 0)
 
 
+def advance(ranges: Ranges, offset: int, count: int) -> int:
+    """Return the lowest end offset for which `count_offsets` from ``offset`` is ``count``, which is 1 or more."""
+    for lost in ranges:
+        if lost.end_offset > offset:
+            before = max(lost.base_offset - offset, 0)
+            if before >= count:
+                break
+            offset, count = lost.end_offset, count - before
+    return offset + count
+
+
 def with_lost_range(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
     """The ranges with one more at their end, which takes in those that it covers."""
     apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]

@@ -18,9 +18,9 @@ import segmentlog
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.objects.location import is_url
-from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.lost_ranges import advance, count_offsets, first_behind
 from segmentlog.policy.sharing import split_by_backlog
-from segmentlog.records import TopicPartition
+from segmentlog.records import LostRange, TopicPartition
 from segmentlog.spark.opening import open_store
 from segmentlog.spark.options import ReadOptions
 from segmentlog.spark.ranges import (
@@ -109,13 +109,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tell_group(known)
         starts, ends = known.offsets, latest.offsets
         begins = self._begins(starts, latest)
-        if self._final is None and not self._is_worth_it(begins, ends):
+        if self._final is None and not self._is_worth_it(begins, latest):
             return start
         self._last_progress = time.monotonic()
         if options.max_offsets_per_trigger is not None:
-            backlogs = {tp: ends[tp] - begins[tp] for tp in begins}
-            shares = split_by_backlog(backlogs, options.max_offsets_per_trigger)
-            ends = {**ends, **{tp: begins[tp] + share for tp, share in shares.items()}}
+            shares = split_by_backlog(self._backlogs(begins, latest), options.max_offsets_per_trigger)
+            reached = {tp: advance(self._lost_ranges(tp, latest), begins[tp], share) for tp, share in shares.items()}
+            ends = {**ends, **reached}
         if options.max_bytes_per_trigger is not None:
             ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
         if ends is not latest.offsets:
@@ -210,7 +210,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._tell_loss(str(error))
         return begins
 
-    def _is_worth_it(self, begins: Offsets, ends: Offsets) -> bool:
+    def _lost_ranges(self, tp: TopicPartition, latest: Positions) -> list[LostRange]:
+        """Of a partition that is gone: none."""
+        try:
+            return self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
+        except UnknownTopic as error:
+            self._tell_loss(str(error))
+            return []
+
+    def _backlogs(self, begins: Offsets, latest: Positions) -> Offsets:
+        """How many offsets of each partition are to be read, without those in lost ranges."""
+        ends = latest.offsets
+        return {tp: count_offsets(self._lost_ranges(tp, latest), begin, ends[tp]) for tp, begin in begins.items()}
+
+    def _is_worth_it(self, begins: Offsets, latest: Positions) -> bool:
         least = self._options.min_offsets_per_trigger
         if least is None:
             return True
@@ -218,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._last_progress is None:  # the first one does not wait
             return True
         waited_ms = (now - self._last_progress) * 1000
-        available = sum(max(0, ends[tp] - begins[tp]) for tp in begins)
+        available = sum(self._backlogs(begins, latest).values())
         return available >= least or waited_ms >= self._options.max_trigger_delay_ms
 
     def _within_bytes(self, begins: Offsets, ends: Offsets, limit_bytes: int) -> Offsets:
@@ -245,12 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = dict(ends)
         for tp, begin in begins.items():
             if begin < ends[tp] < latest.offsets[tp]:
-                try:
-                    lost = self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
-                except UnknownTopic as error:
-                    self._tell_loss(str(error))
-                    continue
-                reached[tp] = min(first_behind(lost, ends[tp]), latest.offsets[tp])
+                reached[tp] = min(first_behind(self._lost_ranges(tp, latest), ends[tp]), latest.offsets[tp])
         return reached
 
     # ------------------------------------------------------------ reading

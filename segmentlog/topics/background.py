@@ -220,7 +220,9 @@ class Background:
     def _retain(self, name: PartitionName, now_ms: int) -> Exception | None:
         try:
             with contextlib.suppress(StoreClosed, UnknownTopic):
-                self._partitions.open_partition(*name).retain(now_ms=now_ms)
+                partition = self._partitions.open_partition(*name)
+                if not partition.handle.read_only:  # else it is another user's, whose processes retain it
+                    partition.retain(now_ms=now_ms)
             self._went_well("retained", name)
         except Exception as error:
             self._went_wrong("retained", name, error)

@@ -144,6 +144,8 @@ class Compactor:
         """How dirty a partition is that is due; None for one that is not."""
         try:
             partition = self._partitions.open_partition(*name)
+            if partition.handle.read_only:  # it is another user's, whose processes compact it
+                return None
             return partition.dirty_ratio() if partition.compaction_due(now_ms=now_ms) else None
         except Exception as error:
             if isinstance(error, StoreClosed | UnknownTopic):

@@ -22,6 +22,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.names import REPLICA_FILE, STORE_FILE, TOPIC_FILE, check_topic_name
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
+from segmentlog.log.glance import epoch_at, resumes_at
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId, RecoveryMode, RecoveryReport
@@ -73,6 +74,13 @@ class Topic:
     def partition(self, number: int) -> Partition:
         """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
         return self._topics.open_partition(self.name, number, self.id)
+
+    def resumes_at(self, number: int, offset: int) -> tuple[int, int] | None:
+        """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
+
+        Opens no partition. Raises OSError, and what `Partition.check_position` does of one that is open here.
+        """
+        return self._topics.resumes_at(self.name, number, self.id, offset)
 
     def partitions(self) -> list[Partition]:
         """All of them, opened."""
@@ -329,6 +337,16 @@ class Topics:
         if partition.last_stable_offset < partition.log_end_offset:
             self._finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition
+
+    def resumes_at(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
+        """See `Topic.resumes_at`."""
+        partition = self._partitions.get((name, number))
+        if partition is None or partition.is_stale or partition.topic_id != topic_id:
+            return resumes_at(self.fs, f"{self.path}/{name}/{number}", offset)
+        if not partition.epoch or offset >= partition.log_end_offset:
+            return None
+        end_offset = partition.check_position(offset)
+        return None if end_offset == offset else (end_offset, epoch_at(partition.epochs(), end_offset))
 
     def _make_partition(self, name: str, number: int, topic_id: str) -> Partition:
         """Open a partition; read-only where this process may read its files and not write them."""

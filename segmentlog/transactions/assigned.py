@@ -65,6 +65,8 @@ class AssignedIds:
         self._secret: bytes | None = None
         self._durable_secret: bytes | None = None
         """The secret, once it is certainly on disk. No id is assigned before."""
+        self._damaged: tuple[int, int, int] | None = None
+        """Inode, size and time of modification of a file that was read and found damaged."""
         self._forget_parent()
         forks.on_fork(self, "_forget_parent")
 
@@ -107,11 +109,16 @@ class AssignedIds:
     def _find_secret(self) -> bytes | None:
         if self._secret is None:
             try:
+                found = self._topics.fs.stat(self._path)
+                version = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if version == self._damaged:
+                    return None
                 data = read_file(self._topics.fs, self._path)
             except FileNotFoundError:
                 return None
             self._secret = _decode(data)
             if self._secret is None:
+                self._damaged = version
                 logger.warning("%s is damaged: producer ids that it proved are refused from now on", self._path)
         return self._secret
 

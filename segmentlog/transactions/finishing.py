@@ -51,7 +51,8 @@ class Finisher:
 
         ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives; None: it is asked about
         each transaction anew. Returns the seconds until this should be asked again. What keeps one from being
-        finished does not keep it from the others: `troubles` tells.
+        finished does not keep it from the others: `troubles` tells. Names and partitions that this process may not
+        write are left to processes that may.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
@@ -88,14 +89,18 @@ class Finisher:
         except (SegmentlogError, OSError) as error:
             if is_interrupt(error):
                 raise
+            if isinstance(error, PermissionError) and self._names.has_file(error.filename):
+                return  # another user's name, about which only that user's processes decide
             troubles[name] = str(error)
             if self.troubles.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
-        """Open transactions in the partitions that this process has open."""
+        """Open transactions in the partitions that this process has open, and may write."""
         found = []
         for log in self._topics.opened_partitions():
+            if log.handle.read_only:
+                continue
             with failures_ignored(SegmentlogError):
                 found += [(log, entry) for entry in log.open_transactions()]
         return found

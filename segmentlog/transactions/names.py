@@ -67,6 +67,10 @@ class Names:
                 let_go(self._fs, fd)
             raise
 
+    def has_file(self, path: object) -> bool:
+        """Return whether ``path`` is the folder of all names, or in it."""
+        return isinstance(path, str) and f"{path}/".startswith(f"{self._folder}/")
+
     def _folder_of(self, name: str) -> str:
         return f"{self._folder}/{folder_name_of(name, 'name')}"
 

@@ -53,6 +53,7 @@ def test_what_is_no_json_has_nothing(value: bytes | None) -> None:
         "", "  ", "[", "a[", "a[x]", "= 7", "a ! b", "a > b", "a.b.", "a b", 'a = "\\x"', ".", "a" + "[0]" * 60, "a[*",
         "a === 7", "a => 7", "a =~ b", "a !== 7", "a =", "a == ", "a = 'b", 'a = "b', "a = 'b' c", "a = b'c' && d = 1",
         "a = 1 && b = 2", "a = 1 || b = 2", "a > nan", "a < inf", "a.length()", "length(a) > 1", "$..a", "a[0:2]",
+        "a > " + "9" * 310, "a <= -" + "9" * 310, "a > 1e310",
         "a[?(@.b == 1)]", "a[0,1]", "a,b", "a?.b", "a ~", "$['a', 'b']",
     ],
 )  # fmt: skip

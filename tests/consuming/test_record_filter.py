@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_the_last_ones_are_found_from_the_end(log: Partition, seed: int) -> None
             ]
             found = [record.offset for part in wanted.last(log, count, end) for record in part]
             assert found == (fitting[-count:] if count else [])
+
+
+def test_the_last_ones_take_little_memory(store: LogStore) -> None:
+    """However many fit before them: only the parts that are returned are kept."""
+    log = store.create_topic("large", fsync="never", compression_type="lz4").partition(0)
+    for size in (200, 300):
+        for _ in range(size):
+            log.append([b"hit" + bytes(1000) if size == 200 else b"miss"] * 64)
+    tracemalloc.start()
+    try:
+        found = Filter.parse(value="hit").last(log, 5, log.log_end_offset)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [record.offset for part in found for record in part] == list(range(200 * 64 - 5, 200 * 64))
+    assert peak_bytes < 3 << 20  # all that fit have 13 MB
 
 
 def test_the_last_ones_beyond_a_lost_range(log: Partition) -> None:

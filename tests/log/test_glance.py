@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from logs import open_log
 
+from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.format.names import STATE_FILE
-from segmentlog.log.glance import glance, lost_count, sealed_size
+from segmentlog.log.glance import glance, lost_count, resumes_at, sealed_size
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state import PAGE_SIZE
 
@@ -39,6 +40,30 @@ def test_it_sees_what_others_wrote(tmp_path: Path) -> None:
         assert seen is not None
         assert seen.has_failed
         log.handle.ledger.unmark_failed()
+
+
+def test_where_history_resumes(tmp_path: Path) -> None:
+    """At the end of ranges that touch, as `check_position` says; nowhere else; also without a page of this boot."""
+    with closing(open_log(tmp_path / "log")) as log:
+        log.append([b"1", b"2", b"3", b"4"])
+        assert resumes_at(FS, log.folder, 2) is None
+        for at in (2, log.log_end_offset):
+            log.append([b"gone"])
+            log.truncate(at)
+        log.append([b"5"])
+        log.trim(1)
+        end, offsets = log.log_end_offset, [*range(1, 9), log.log_end_offset - 1, log.log_end_offset]
+        wanted = {}
+        for offset in offsets:
+            with suppress(LogTruncated, OffsetOutOfRange):
+                wanted[offset] = log.check_position(offset)
+        assert wanted[2] == end - 1
+        for offset in offsets:
+            resumed = None if wanted.get(offset, offset) == offset else (wanted[offset], log.epoch)
+            assert resumes_at(FS, log.folder, offset) == resumed
+    (tmp_path / "log" / STATE_FILE).unlink()
+    assert resumes_at(FS, log.folder, 2) == (end - 1, log.epoch)
+    assert resumes_at(FS, log.folder, 1) is None
 
 
 def test_it_believes_no_page_of_another_time_or_place(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from objects.buckets import Memory
 from objects.tiering import TIERED, fill, hurried, remote
 
 from segmentlog.objects import evicting, planning, uploads
+from segmentlog.objects.segments import SegmentUploads
 from segmentlog.objects.shipper import Shipper
 from segmentlog.policy import shipping
 from segmentlog.store import LogStore
@@ -79,6 +81,34 @@ def test_every_partition_uploads(
         shipper.tick()
         fill(store.topic("a").partition(0), 1)  # so that there is something to look at
     assert begun == [("a", 0), ("b", 0), ("c", 0), ("a", 0)]
+
+
+def test_a_cycle_stops_at_the_first_refusal(
+    store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While all places are taken, a cycle prepares no uploads, and still counts those that wait."""
+    topic = store.create_topic("t", **TIERED | {"remote_storage_enable": False}, partitions=3)
+    for number in range(3):
+        fill(topic.partition(number), 40)
+    free, prepared = 2, 0
+    uploading = SegmentUploads._uploading
+
+    def begin(self: object, key: object, do: object) -> bool:
+        nonlocal free
+        free -= 1
+        return free >= 0
+
+    def prepare(self: SegmentUploads, *which: Any) -> Any:
+        nonlocal prepared
+        prepared += 1
+        return uploading(self, *which)
+
+    monkeypatch.setattr(uploads.Uploads, "begin", begin)
+    monkeypatch.setattr(SegmentUploads, "_uploading", prepare)
+    done = ship(parallel=1).tick()
+    sealed = sum(len(topic.partition(number).handle.list_segments()) - 1 for number in range(3))
+    assert done.pending == sealed - 2 > 6  # `begin` above keeps none of the two
+    assert prepared == 3
 
 
 def test_every_partition_has_room_in_a_tail(

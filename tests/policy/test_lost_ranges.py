@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from segmentlog.policy.lost_ranges import (
     add_lost_ranges,
+    advance,
     containing,
     count_offsets,
     first_behind,
@@ -101,3 +102,11 @@ def test_a_truncation_absorbs_what_it_covers(known: tuple[LostRange, ...], base:
 def test_a_count_leaves_lost_ranges_out(ranges: tuple[LostRange, ...], base: int, end: int) -> None:
     """`count_offsets` is the size of the interval without the offsets of the ranges; 0 for an empty one."""
     assert count_offsets(ranges, base, end) == len(set(range(base, end)) - numbers(ranges))
+
+
+@given(histories(), offsets, st.integers(1, END))
+def test_an_advance_is_the_inverse_of_a_count(ranges: tuple[LostRange, ...], base: int, count: int) -> None:
+    """`advance` returns the first end between which and ``base`` there are so many offsets outside lost ranges."""
+    end = advance(ranges, base, count)
+    assert count_offsets(ranges, base, end) == count
+    assert count_offsets(ranges, base, end - 1) == count - 1

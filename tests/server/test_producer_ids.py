@@ -30,6 +30,7 @@ from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequ
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
+from segmentlog.transactions import assigned as transactions_assigned
 
 ANN, EVE = Principal("User", "ann"), Principal("User", "eve")
 REFUSED = ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -221,6 +222,32 @@ def test_a_lost_secret_ends_ids_and_new_ones_work(tmp_path: Path, serve: Serve) 
     assert produce(again, renewed, 0) == (ErrorCode.NONE, 1)
     again.store.close()
     assert produce(serve(), renewed, 1) == (ErrorCode.NONE, 2)
+
+
+def test_a_damaged_secret_is_read_and_warned_about_once(
+    tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many batches come; another process that replaces the file is noticed."""
+    broker = serve()
+    numbers = assigned(broker)
+    broker.store.close()
+    path = tmp_path / "store" / PRODUCER_IDS_FILE
+    path.write_bytes(b"damaged")
+    again, reads = serve(), 0
+    read = transactions_assigned.read_file
+
+    def read_counted(*which: Any) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(*which)
+
+    monkeypatch.setattr(transactions_assigned, "read_file", read_counted)
+    for _ in range(5):
+        assert produce(again, numbers, 0)[0] == REFUSED
+    assert reads == 1
+    assert sum("is damaged" in one.getMessage() for one in caplog.records) == 1
+    renewed = assigned(serve())
+    assert produce(again, renewed, 0) == (ErrorCode.NONE, 0)
 
 
 def test_a_store_that_cannot_be_written_to_assigns_no_ids(tmp_path: Path, serve: Serve) -> None:

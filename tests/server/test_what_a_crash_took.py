@@ -165,6 +165,28 @@ def test_committed_offsets_around_what_was_lost(server: Server, lost: LostRange,
                 assert answer.end_offset >= told, "a client takes it for no truncation (KIP-320)"
 
 
+def test_committed_offsets_of_all_topics_open_no_partition(tmp_path: Path, store: LogStore, lost: LostRange) -> None:
+    """A tool that describes a group gets the same answers from a worker that has opened none of its partitions."""
+    partition = store.open_partition("t", 0)
+    end = partition.append([b"new"]) + 1
+    other = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
+    with (
+        Server(
+            other, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
+            owns_store=False,
+        ) as server,
+        WireClient(server.bootstrap_servers) as client,
+    ):  # fmt: skip
+        for committed, told in ((5, lost.end_offset), (3, 3), (7, 7), (lost.end_offset, lost.end_offset), (end, end)):
+            store.groups.reset("g", {TopicPartition("t", 0): committed})
+            request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+            (topic,) = client.ask(9, 8, request).groups[0].topics
+            assert (topic.partitions[0].error_code, topic.partitions[0].committed_offset) == (0, told)
+            if told != committed:
+                assert topic.partitions[0].committed_leader_epoch == partition.epoch
+        assert "t" not in {one.topic for one in other.opened_partitions()}
+
+
 @pytest.mark.long
 def test_a_real_consumer_goes_on(server: Server) -> None:
     """librdkafka reads what is left, and then what is new, within a moment."""

@@ -387,11 +387,11 @@ def test_a_limit_never_ends_inside_a_lost_range(store: segmentlog.LogStore, read
     log.truncate(10)
     fill(log, 10, 11)
     assert [(lost.base_offset, lost.end_offset) for lost in log.lost_ranges()] == [(10, 1001)]
-    reader = reader_of(subscribe="r-gap", startingOffsets="earliest", maxOffsetsPerTrigger=7)
+    reader = reader_of(subscribe="r-gap", startingOffsets="earliest", maxOffsetsPerTrigger=5)
     starts = [reader.initialOffset()]
     for _ in range(3):
         starts.append(latest(reader, starts[-1]))
-    assert [numbers(start)["r-gap"]["0"] for start in starts] == [0, 7, 1001, 1003]
+    assert [numbers(start)["r-gap"]["0"] for start in starts] == [0, 5, 1001, 1003]
     read = [
         batch.num_rows
         for start, end in pairwise(starts)
@@ -399,6 +399,28 @@ def test_a_limit_never_ends_inside_a_lost_range(store: segmentlog.LogStore, read
         for batch in reader.read(task)
     ]
     assert sum(read) == 12
+
+
+def test_a_lost_range_takes_no_part_of_a_limit(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:
+    """Partitions share a limit by their records, and read over lost ranges; a minimum is one of records, too."""
+    topic = store.create_topic("r-shares", partitions=3)
+    for number in range(3):
+        fill(topic.partition(number), *range(15))
+    topic.partition(0).append([b"x"] * 10_000)
+    topic.partition(0).truncate(5)  # of its 15 records 5 are left, before a range of 10,011 offsets
+    fill(topic.partition(0), *range(5, 15))
+    end = topic.partition(0).log_end_offset
+    reader = reader_of(subscribe="r-shares", startingOffsets="earliest", maxOffsetsPerTrigger=21)
+    found, starts = [], reader.initialOffset()
+    for _ in range(3):
+        starts = latest(reader, starts)
+        found.append(numbers(starts)["r-shares"])
+    assert found == [{"0": end - 8, "1": 7, "2": 7}, {"0": end - 1, "1": 14, "2": 14}, {"0": end, "1": 15, "2": 15}]
+    reader = reader_of(subscribe="r-shares", startingOffsets="earliest", minOffsetsPerTrigger=30)
+    start = {"r-shares": {"0": 5, "1": 0, "2": 14}}
+    assert ends(reader, start) != start, "the first one does not wait"
+    assert ends(reader, start) == start, "26 records wait"
+    assert ends(reader, {"r-shares": {"0": 0, "1": 0, "2": 14}}) == {"r-shares": {"0": end, "1": 15, "2": 15}}
 
 
 def test_a_limit_of_bytes(store: segmentlog.LogStore, reader_of: ReaderOf) -> None:

@@ -306,16 +306,13 @@ def _after_lost_range(
     between the two offsets. An offset inside a lost range stays, so that the client's fetch reports the loss.
     """
     try:
-        partition = call.broker.store.topic(topic).partition(number)
-        if partition.topic_id != topic_id or not partition.epoch or committed.offset >= partition.log_end_offset:
-            return committed.offset, committed.epoch
-        offset = partition.check_position(committed.offset)
-        if offset == committed.offset:
-            return committed.offset, committed.epoch
-        # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).
-        return offset, max(one.epoch for one in partition.epochs() if one.start_offset <= offset)
+        found = call.broker.store.topic(topic)
+        # No partition is opened: a tool may ask for all of a group's, and other workers may lead them.
+        resumed = found.resumes_at(number, committed.offset) if found.id == topic_id else None
     except (SegmentlogError, OSError):  # the fetch of the partition reports the error
-        return committed.offset, committed.epoch
+        resumed = None
+    # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).
+    return resumed or (committed.offset, committed.epoch)
 
 
 # ---------------------------------------------------------------- deleting
