@@ -113,7 +113,7 @@ def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -
 
 
 def check_rule(rule: Rule) -> None:
-    """Raises ValueError, which says why, for a rule that must not be added: no file may hold it, or it never applies."""
+    """Raises ValueError, which says why, for a rule that must not be added: it is malformed or can never apply."""
     _check_form(rule)
     _check_applies(rule)
 
