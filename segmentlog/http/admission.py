@@ -3,7 +3,8 @@
 strangers  have not had a request let in yet: in TLS's handshake, silent, or refused. They fill what is left, and at
            least a quarter. When there are too many, the oldest of the address that has most is closed.
 let in     have had one. When there are as many as there may be, one that is between two requests is closed; where all
-           are at work, or three quarters are of one address, the next request is answered with 503.
+           are at work, or three quarters are of one address, the next request is answered with 503. A client that
+           still receives its last response is at work.
 """
 
 from __future__ import annotations
@@ -25,13 +26,22 @@ PLACE: Final = "segmentlog.place"
 class Place:
     """One connection, as `Admission` counts it."""
 
-    __slots__ = ("_admission", "host", "transport")
+    __slots__ = ("_admission", "encrypted", "host", "transport")
 
     def __init__(self, admission: Admission, host: str, transport: asyncio.Transport) -> None:
         self._admission = admission
         self.host = host
         self.transport = transport
         """Of the socket, below TLS."""
+        self.encrypted: asyncio.Transport | None = None
+        """Above TLS, where there is TLS and its handshake is complete."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of a response still wait in this process for the client to take them."""
+        # Each layer counts only its own bytes.
+        above = self.encrypted.get_write_buffer_size() if self.encrypted is not None else 0
+        return above > 0 or self.transport.get_write_buffer_size() > 0
 
     def let_in(self) -> None:
         """Count a request of it that was let in. Raises `HttpProblem` (503) where there are too many."""
@@ -90,7 +100,8 @@ class Admission:
         self.let_in_ones.add(place, place.host)
 
     def _make_room(self, host: str | None, why: str) -> None:
-        found = self.idle.oldest(host)
+        # The server completes a response when the last of it is buffered: the client may need seconds for the rest.
+        found = self.idle.oldest(host, lambda place: not place.has_unsent)
         if found is None:
             raise HttpProblem(
                 HTTPStatus.SERVICE_UNAVAILABLE, f"{why} at this moment: try again",

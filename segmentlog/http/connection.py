@@ -44,6 +44,8 @@ class Connection(HttpToolsProtocol):
             # asyncio does it only where the listener was made for TCP by number. Without it a head waits for 40 ms
             # until the client has confirmed it, and the body behind it as long.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if transport is not self.place.transport:
+            self.place.encrypted = transport
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, ssl.SSLObject | ssl.SSLSocket):
             self._principal = principal_of(tls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -52,20 +52,24 @@ class ByAddress(Generic[T]):
         """The number of items of an address."""
         return len(self._items.get(network_of(host), ()))
 
-    def oldest(self, host: str | None = None) -> T | None:
-        """The first item of the address that has most, or of ``host``; None where there is none."""
-        items = self._crowd(host)
-        return next(iter(items), None) if items else None
+    def oldest(self, host: str | None = None, may_be: Callable[[T], bool] | None = None) -> T | None:
+        """Return the first item of the address that has most, or of ``host``; None where there is none.
+
+        With ``may_be`` the first item for which it returns True; where an address has none, that of the next address.
+        """
+        if may_be is None:
+            return next(iter(self._crowd(host)), None)
+        crowds = sorted(self._items.values(), key=len, reverse=True) if host is None else [self._crowd(host)]
+        return next((item for items in crowds for item in items if may_be(item)), None)
 
     def newest(self) -> T | None:
         """The last item of the address that has most; None where there is none."""
-        items = self._crowd(None)
-        return next(reversed(items), None) if items else None
+        return next(reversed(self._crowd(None)), None)
 
-    def _crowd(self, host: str | None) -> dict[T, None] | None:
+    def _crowd(self, host: str | None) -> dict[T, None]:
         if host is not None:
-            return self._items.get(network_of(host))
-        return max(self._items.values(), key=len, default=None)
+            return self._items.get(network_of(host), {})
+        return max(self._items.values(), key=len, default={})
 
 
 def network_of(host: str) -> str:

@@ -2,7 +2,7 @@
 
     once           elements that ask for the same thing become one element
     AnswerBudget   room for what the answer describes; a request is a few bytes an element, its answer may be kilobytes
-    ClientGone     ends the work on a request that nobody waits for
+    ClientGone     ends the work on a request that nobody waits for; requests behind it are done
 
 `Call` applies all three: `Call.once`, `Call.topics_once` and `Call.each` are the loops over what a request names, and
 `Call.takes_room` is asked before something is described.
@@ -21,7 +21,10 @@ LOOK_S: Final = 0.1
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: nobody waits for the answer, and the rest of the request is not done."""
+    """The client has closed its connection: nobody waits for the answer, and the rest of the request is not done.
+
+    `Connection` does the requests that the client sent behind it, and answers none of them.
+    """
 
     def __init__(self) -> None:
         super().__init__("it left while its request was being done")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from segmentlog.server.budget import LOOK_S, AnswerBudget, ClientGone, Element, 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.framing import frame_response
+from segmentlog.server.codec.pieces import encode_configs
 from segmentlog.server.fairness import Turn
 from segmentlog.server.faults import message_of
 from segmentlog.server.outbox import Later
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 TOO_MUCH: Final = ErrorCode.POLICY_VIOLATION
 """What is answered about elements that the answer has no room for. Clients do not try it again by themselves."""
 TOO_MUCH_WORDS: Final = "the answer has no room for it: ask about fewer at a time"
+_DESCRIBE_CONFIGS: Final = 32
 _JOINED_BYTES: Final = 4096
 """A first buffer up to this size is joined with the head: one less for the kernel."""
 
@@ -149,9 +152,10 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     def encode(self, response: Any) -> Sequence[Buffer]:
         """The bytes of the answer, its length in front."""
         api = APIS[self.api_key]
-        buffers = frame_response(
-            api, self.version, self.correlation_id, api.codec.encode_response(response, self.version)
-        )
+        encode = api.codec.encode_response
+        if self.api_key == _DESCRIBE_CONFIGS:
+            encode = partial(encode_configs, encode)
+        buffers = frame_response(api, self.version, self.correlation_id, encode(response, self.version))
         if len(buffers[1]) <= _JOINED_BYTES:
             buffers[:2] = (b"".join(buffers[:2]),)
         return buffers

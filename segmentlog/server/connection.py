@@ -77,6 +77,8 @@ class Connection:
         self.is_closed = False
         self.is_polling = False
         """A fetch waits for records; there is but one at a time."""
+        self.has_left = False
+        """A request was given up because the client had left. The requests behind it are done, none is answered."""
         self._meter = meter or Meter()
         self._transport = transport
         self._handle = handle
@@ -120,7 +122,7 @@ class Connection:
                 if not self._is_quick(frame):
                     self._held = frame
                     return Turn.NEEDS_THREAD
-                outbox.put(self._handle(self, frame))
+                outbox.put(self._answer(frame))
                 if outbox.is_crowded:
                     return Turn.NEEDS_THREAD
             outbox.flush_now()
@@ -161,7 +163,7 @@ class Connection:
             in_row = in_row + 1 if is_quick and len(frame) <= MEDIUM_BYTES else 0
             if not is_quick:
                 self._flush()  # nobody waits for what takes long
-            outbox.put(self._handle(self, frame))
+            outbox.put(self._answer(frame))
             if outbox.is_large:
                 in_row = 0
             if self._is_last:
@@ -176,6 +178,22 @@ class Connection:
             if in_row >= _SMALL_REQUESTS and not frames_left and self._may_leave and not self._transport.has_more:
                 return Turn.STAYS
         return Turn.ENDED
+
+    def _answer(self, frame: memoryview) -> Answer:
+        """Do a request and return its answer.
+
+        A request that is given up because the client has left ends nothing else: behind it may be what the client
+        sent last, such as records without acknowledgement. Once an answer is missing no other is sent, because
+        clients match answers to requests by their order.
+        """
+        try:
+            answer = self._handle(self, frame)
+        except ClientGone as error:
+            if self.is_closed:
+                raise
+            self._say(error)
+            self.has_left = True
+        return None if self.has_left else answer
 
     def _flush(self) -> None:
         self.outbox.flush()

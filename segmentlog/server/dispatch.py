@@ -68,6 +68,7 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             started_s=started_s,
             connection=connection,
+            looks_s=-1.0 if connection.has_left else 0.0,  # then its first look is at once
         )
         if sasl is not None and not sasl.permits(header.api_key):
             raise BadFrame(f"{api.name} where authentication is due")

@@ -43,11 +43,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     answered_bytes: int = 4 << 20
     """Of answers that wait for one client: no more requests of it are read until some have gone."""
     answer_elements: int = 250_000
-    """Described in one answer: partitions, producers, configuration entries, members, positions. Each takes some 500
-    bytes as an object, and the request that asks for a thousand of them may have ten bytes."""
+    """Described in one answer: partitions, producers, resources with a configuration, members, positions. Each takes
+    some 500 bytes as an object, and the request that asks for a thousand of them may have ten bytes."""
     answer_bytes: int = 32 << 20
-    """Of texts in one answer that are not the request's own: values of configurations, what members say, metadata of
-    positions, messages of errors."""
+    """Of texts in one answer that are not the request's own: what members say, metadata of positions, messages of
+    errors, values of configurations of topics that were created."""
+    answer_config_bytes: int = 64 << 20
+    """Of configuration entries in one answer to DescribeConfigs. Kafka's tools ask about all topics at once: 10,000
+    topics take 16 MB, with synonyms 32 MB."""
     fetch_bytes: int = 55 << 20
     """`fetch.max.bytes`."""
     fetch_wait_ms_max: int = 60_000

@@ -241,6 +241,26 @@ def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack)
         assert events.values(1) == ["one"]
 
 
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_client_that_still_receives_its_response_keeps_its_connection(
+    serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack, is_tls: bool
+) -> None:
+    """A slow download is not closed to make room for other clients, although its response is complete in memory."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=4)), tls if is_tls else None)
+    context = trusting(authority) if is_tls else None
+    value = os.urandom(1 << 20) * 16
+    server.site.store.create_topic("t", config={"max.message.bytes": 32 << 20}).partition(0).append([value])
+    admission = server._server.admission
+    slow = opened.enter_context(Web(server, context=context))
+    slow.connection.request("GET", "/ui/topics/t/records/0/0/value")
+    until(lambda: len(admission.idle) == 1)
+    for _ in range(4):
+        assert opened.enter_context(Web(server, context=context)).get() == 200
+    answer = slow.connection.getresponse()
+    assert answer.read() == value
+    assert slow.get() == 200
+
+
 def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: ExitStack) -> None:
     """Beyond its share an address is told 503; where all are at work everybody is, until somebody has gone."""
     server = serve(HttpSettings(limits=HttpLimits(connections=8)))
@@ -261,14 +281,17 @@ def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: 
 def test_places_are_counted() -> None:
     """Of all the orders in which connections come, are let in, rest and go, none leaves a place behind."""
 
+    def transport() -> mock.Mock:
+        return mock.Mock(**{"get_write_buffer_size.return_value": 0})
+
     async def try_out() -> None:
         admission = Admission(4)
-        places = [admission.arrive(f"10.0.0.{number % 3}", mock.Mock()) for number in range(5)]
+        places = [admission.arrive(f"10.0.0.{number % 3}", transport()) for number in range(5)]
         assert len(admission) == 5
         for place in places[:3]:
             place.let_in()
             place.let_in()
-        one_more = admission.arrive("10.0.0.9", mock.Mock())
+        one_more = admission.arrive("10.0.0.9", transport())
         assert [place.transport.abort.called for place in places] == [False, False, False, True, False]  # type: ignore[attr-defined]
         places[4].let_in()
         with pytest.raises(HttpProblem) as refused:

@@ -49,6 +49,13 @@ def test_the_address_with_most_makes_room(seed: int) -> None:
         host = f"10.0.0.{rng.randrange(6)}"
         assert held.count(host) == counts[host]
         assert held.oldest(host) == next((one for one in known if known[one] == host), None)
+        free = [one for one in known if one % 3 == 0]
+        assert held.oldest(host, lambda one: one % 3 == 0) == next((one for one in free if known[one] == host), None)
+        chosen = held.oldest(None, lambda one: one % 3 == 0)
+        assert (chosen is None) == (not free)
+        if chosen is not None:
+            assert chosen == next(one for one in free if known[one] == known[chosen])
+            assert counts[known[chosen]] == max(counts[known[one]] for one in free)
         oldest, newest = held.oldest(), held.newest()
         if not known:
             assert oldest is newest is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,20 +12,33 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from server.wire_client import Desk
 
+from segmentlog.config import TopicConfig
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
+from segmentlog.security.principals import ANONYMOUS
 from segmentlog.server.broker import Broker
+from segmentlog.server.call import Call
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
 from segmentlog.server.codec.messages import incremental_alter_configs as incremental
 from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+    encode_response,
+)
 from segmentlog.server.codec.messages.describe_log_dirs import DescribeLogDirsRequest
 from segmentlog.server.codec.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from segmentlog.server.codec.pieces import encode_configs
+from segmentlog.server.handlers.configs import describe_configs
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
@@ -70,6 +84,40 @@ def described(desk: Desk, kind: int, name: str) -> dict[str, str | None]:
     (result,) = desk.ask(DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[resource])).results
     assert result.error_code == ErrorCode.NONE, result.error_message
     return {one.name: one.value for one in result.configs}
+
+
+@pytest.mark.parametrize("has_synonyms", [False, True])
+def test_ten_thousand_topics_are_described_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, has_synonyms: bool
+) -> None:
+    """Kafka's tools put all topics of a cluster into one request."""
+    config = TopicConfig(retention_ms=60_000)
+    monkeypatch.setattr(LogStore, "topic", lambda *_: SimpleNamespace(config=config))
+    call = Call(
+        broker=desk.broker, api_key=DESCRIBE_CONFIGS, version=4, client_id="", client_host="", principal=ANONYMOUS
+    )
+    resources = [DescribeConfigsResource(TOPIC, f"topic-{number}", None) for number in range(10_000)]
+    response = describe_configs(call, DescribeConfigsRequest(resources, include_synonyms=has_synonyms))
+    assert {one.error_code for one in response.results} == {0}
+    entries = {one.name: one for one in response.results[-1].configs}
+    assert entries["retention.ms"].value == "60000"
+    assert entries["retention.ms"].config_source == 1
+    assert entries["cleanup.policy"].config_source == 5
+    assert [one.value for one in entries["retention.ms"].synonyms] == ["60000"] * has_synonyms
+    # The objects of default values are shared: without that, 10,000 topics take hundreds of MiB.
+    assert len({id(one) for result in response.results for one in result.configs}) < 10_100
+
+
+def test_an_answer_is_encoded_a_few_topics_at_a_time() -> None:
+    """Which gives the bytes of the whole, in each version."""
+    entry = DescribeConfigsResourceResult("retention.ms", "1", synonyms=[DescribeConfigsSynonym("retention.ms", "1")])
+    for count in (0, 1, 128, 129, 300):
+        results = [DescribeConfigsResult(0, None, TOPIC, f"topic-{number}", [entry]) for number in range(count)]
+        response = DescribeConfigsResponse(throttle_time_ms=3, results=results)
+        for version in (1, 2, 3, 4):
+            pieces = encode_configs(encode_response, response, version)
+            assert len(pieces) > count // 129
+            assert b"".join(pieces) == encode_response(response, version)[0]
 
 
 def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:

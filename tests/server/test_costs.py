@@ -196,14 +196,19 @@ def test_more_of_a_request_adds_no_more_than_errors(
     """
     every = versions_of(key)
     some = sorted({every[0], every[len(every) // 2], every[-1]})
-    check_versions(make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES), key, some, monkeypatch)
+    check_versions(
+        make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES, answer_config_bytes=TEXT_BYTES),
+        key,
+        some,
+        monkeypatch,
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
 def test_so_in_every_version(make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in all of them."""
-    world = make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES)
+    world = make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES, answer_config_bytes=TEXT_BYTES)
     check_versions(world, key, versions_of(key), monkeypatch)
 
 

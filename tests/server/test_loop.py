@@ -22,7 +22,9 @@ from segmentlog.log.partition import Partition
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.settings import Security
 from segmentlog.server.buffers import BufferPool
+from segmentlog.server.call import Call
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
 from segmentlog.server.codec.messages.metadata import MetadataRequest
@@ -149,6 +151,68 @@ def test_what_was_done_is_answered_before_it_ends(serve: Callable[..., Server], 
         )
         assert [base_offset(client.answer()) for _ in range(2)] == [0, 1]
         assert client.is_closed_by_peer()
+
+
+@pytest.mark.parametrize("needs_thread", [False, True])
+def test_requests_behind_one_that_nobody_waits_for_are_done(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, needs_thread: bool
+) -> None:
+    """A producer's last records are appended although it left while a request before them was done.
+
+    None of the later requests is answered: a client that still reads would take that for the answer it misses.
+    """
+    server = serve()
+    is_left, found = Connection.is_left, []
+
+    def is_left_soon(connection: Connection) -> bool:
+        ends_s = time.monotonic() + WAIT_S
+        while not is_left(connection):
+            assert time.monotonic() < ends_s
+            time.sleep(0.002)
+        found.append(connection)
+        return True
+
+    monkeypatch.setattr(Connection, "is_left", is_left_soon)
+    monkeypatch.setattr("segmentlog.server.call.LOOK_S", 0.0)
+    described = [DescribeConfigsResource(2, name) for name in ("t", "slow")]
+    first = (
+        request_bytes(32, 4, DescribeConfigsRequest(described), 1) if needs_thread
+        else request_bytes(3, 12, MetadataRequest(topics=None), 1)
+    )  # fmt: skip
+    with WireClient(server.bootstrap_servers) as client:
+        last = ProduceRequest(None, 0, 1000, producing().topic_data)
+        client.raw(first + request_bytes(0, 9, producing(), 2) + request_bytes(0, 9, last, 3))
+        client.sock.shutdown(socket.SHUT_WR)
+        received = b""
+        while data := client.sock.recv(1 << 16):
+            received += data
+    assert received == b""
+    assert len(found) == 1
+    assert server.store.open_partition("t", 0).log_end_offset == 2
+
+
+def test_a_client_that_left_costs_one_look_a_request(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is known that the client has left, none of its requests is worked on for a tenth of a second."""
+    server = serve()
+    asked: list[int] = []
+    call_each = Call.each
+
+    def counted(call: Call, elements: Any) -> Any:
+        for element in call_each(call, elements):
+            asked.append(call.correlation_id)
+            yield element
+            if call.correlation_id == 1:
+                call.looks_s = -1.0
+
+    monkeypatch.setattr(Call, "each", counted)
+    monkeypatch.setattr(Connection, "is_left", lambda _: True)
+    with WireClient(server.bootstrap_servers) as client:
+        client.raw(b"".join(request_bytes(3, 12, MetadataRequest(topics=None), number) for number in range(1, 10)))
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.is_closed_by_peer()
+    assert set(asked) == {1}
 
 
 def test_one_that_takes_long_does_not_keep_the_others_waiting(

@@ -193,7 +193,7 @@ def test_only_this_broker_is_described(make_desk: MakeDesk) -> None:
 
 def test_what_has_no_room_in_the_answer_is_an_error(make_desk: MakeDesk) -> None:
     """What comes before it is told, in each API that describes much; CreateTopics says what it made all the same."""
-    desk = make_desk(3, answer_elements=100)
+    desk = make_desk(3, answer_elements=100, answer_config_bytes=2500)
     desk.broker.store.create_topic("wide", 101)
     resources = [DescribeConfigsResource(2, "t", None), DescribeConfigsResource(2, "wide", None)] * 2
     answer = desk.ask(32, 4, DescribeConfigsRequest(resources))

@@ -68,7 +68,7 @@ class RecordPages:
         at = params.get("at", "end") if params.get("at") in _PLACES else "end"
         isolation: Isolation = "read_committed" if params.get("committed") == "1" else "read_uncommitted"
         limit = number(params.get("n", ""), _LIMIT, 1, _LIMITS[-1])
-        wanted = self._filter(params, errors)
+        wanted = self._filter(request, errors)
         found, older = None, at == "end"
         logs = [topic.partition(one) for one in numbers]
         begins: dict[int, int] | None = None
@@ -91,12 +91,17 @@ class RecordPages:
         }  # fmt: skip
         return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **context)
 
-    def _filter(self, params: Any, errors: dict[str, str]) -> Filter:
+    def _filter(self, request: Request, errors: dict[str, str]) -> Filter:
         try:
-            return Filter.parse(decode=self._documents, **_filled_in(params))
+            return Filter.parse(decode=self._decoder(request), **_filled_in(request.query_params))
         except InvalidConfig as error:
             errors["header" if error.key == "header" else "path"] = error.accepted
             return Filter()
+
+    def _decoder(self, request: Request) -> DecodeValue | None:
+        """Return what decodes values for a JSON path; None for a principal that may not see schemas."""
+        # A search for a path and a value answers what the decoded value is, as showing it does.
+        return self._documents if self._console.may_see(request, Thing.SCHEMAS) else None
 
     def _begins(
         self, logs: list[Partition], at: str, where: str, isolation: Isolation, errors: dict[str, str]
@@ -207,7 +212,7 @@ class RecordPages:
         topic = self._console.topic(request, Operation.READ)
         params = request.query_params
         errors: dict[str, str] = {}
-        self._filter(params, errors)
+        self._filter(request, errors)
         count = topic.partition_count
         numbers = _chosen(params.get("partition", ""), count)
         given = {name: params.get(name, "") for name in ("partition", "key", "value", "path", "header")}
@@ -239,7 +244,7 @@ class RecordPages:
             raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, text, headers={"retry-after": "5"})
         params = request.query_params
         errors: dict[str, str] = {}
-        wanted = self._filter(params, errors)
+        wanted = self._filter(request, errors)
         if errors:
             raise InvalidConfig(*next(iter(errors.items())), "see the form")
         numbers = _chosen(params.get("partition", ""), topic.partition_count)
@@ -254,6 +259,7 @@ class RecordPages:
             yield f"retry: 2000\nid: {tail.position}\nevent: begin\ndata: {{}}\n\n"
             while not self._console.is_closing:
                 self._console.check_topic(request, Operation.READ)  # rights are taken away while somebody looks on
+                tail.decode_by(self._decoder(request))
                 look = await run_in_threadpool(tail.look)
                 if look is not None:
                     yield f"id: {look.position}\ndata: {look.text()}\n\n"

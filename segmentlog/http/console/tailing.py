@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import DecodeValue, Filter
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
 from segmentlog.http.console.search import readable_from
 from segmentlog.http.console.showing import LIST_CHARS, show, utc
@@ -64,6 +64,10 @@ class Tail:
     def position(self) -> str:
         """Where it is, in all partitions."""
         return ",".join(f"{number}:{offset}" for number, offset in self._at.items())
+
+    def decode_by(self, decode: DecodeValue | None) -> None:
+        """Set what decodes values for the filter from the next look on."""
+        self._wanted = msgspec.structs.replace(self._wanted, decode=decode)
 
     def look(self) -> Look | None:
         """What came since; None for nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final, Protocol
 
 from segmentlog.config import TopicConfig
@@ -23,6 +23,7 @@ from segmentlog.policy.kafka_configs import (
 )
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
+from segmentlog.server.budget import AnswerBudget
 from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS, Call
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
@@ -42,18 +43,26 @@ from segmentlog.server.names import is_visible
 _TOPIC: Final = 2
 _BROKER: Final = 4
 _GROUP: Final = 32
-ENTRY_ROOM: Final = 2
-"""Room that an entry takes in an answer: with its texts it is as large as two partitions or producers."""
+_ENTRY_BYTES: Final = 16
+"""Of an entry or a synonym in an answer, beside its name and value, at most."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
 def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     """The keys of topics, of groups, and of this worker."""
+    # Kafka's tools ask about all topics of a cluster at once.
+    limits = call.broker.settings.limits
+    call.budget = AnswerBudget(limits.answer_elements, limits.answer_config_bytes)
     once = call.once(request.resources, lambda one: (*_identity(one), frozenset(one.configuration_keys or ())))
-    return DescribeConfigsResponse(results=[_describe(call, request, resource) for resource in once])
+    # Most entries are defaults, and the same for each topic: one object for all of them.
+    default = cache(partial(_told, request))
+    return DescribeConfigsResponse(results=[_describe(call, request, resource, default) for resource in once])
 
 
-def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource) -> DescribeConfigsResult:
+def _describe(
+    call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource,
+    default: Callable[[Entry, int], DescribeConfigsResourceResult],
+) -> DescribeConfigsResult:  # fmt: skip
     kind, name = resource.resource_type, resource.resource_name
     result = DescribeConfigsResult(error_message=None, resource_type=kind, resource_name=name)
     if kind == _TOPIC:
@@ -92,11 +101,11 @@ def _describe(call: Call, request: DescribeConfigsRequest, resource: DescribeCon
         return result
     keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
     told = [entry for entry in entries if not keys or entry.name in keys]
-    times = 2 if request.include_synonyms else 1
-    if not call.takes_room(times * ENTRY_ROOM * len(told), times * sum(len(entry.value or "") for entry in told)):
+    size_bytes = sum(len(entry.name) + len(entry.value or "") + _ENTRY_BYTES for entry in told)
+    if not call.takes_room(1, 2 * size_bytes if request.include_synonyms else size_bytes):
         result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
         return result
-    result.configs = [_told(request, entry, kind) for entry in told]
+    result.configs = [default(entry, kind) if entry.is_default else _told(request, entry, kind) for entry in told]
     return result
 
 

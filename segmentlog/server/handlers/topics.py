@@ -35,11 +35,12 @@ from segmentlog.server.codec.messages.delete_topics import (
 )
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of, message_of
-from segmentlog.server.handlers.configs import ENTRY_ROOM
 from segmentlog.server.names import is_visible, wire_id
 
 _STATES_FROM: Final = 6
 _DEFAULT: Final = -1
+_ENTRY_ROOM: Final = 2
+"""Room that a configuration entry takes in an answer: with its texts it is as large as two partitions."""
 
 
 def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
@@ -105,7 +106,7 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return CreatableTopicResult(name, topic_id, 0, None, denied, -1, -1, None)
     entries = describe(config)
-    if not call.takes_room(ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
+    if not call.takes_room(_ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
         return CreatableTopicResult(name, topic_id, 0, None, TOO_MUCH, count, 1, None)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)

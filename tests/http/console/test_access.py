@@ -14,10 +14,12 @@ import pytest
 from doors import Client
 
 from segmentlog.http.console import records
+from segmentlog.http.console.tailing import Look, Tail
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.http.site import Site
 from segmentlog.records import TopicPartition
+from segmentlog.schemas.avro_values import AvroSerializer
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, Principal, ResourceType
 from segmentlog.security.settings import Security
@@ -113,6 +115,51 @@ def test_a_tail_ends_with_the_right_to_read(store: LogStore, ruled: Callable[...
     assert "event: begin" in text
     assert text.rstrip().splitlines()[-2] == "event: end"
     assert "may not read topic" in text
+
+
+_CLICK = {"type": "record", "name": "Click", "fields": [{"name": "salary", "type": "int"}]}
+_SEE_SCHEMAS = (Operation.READ, ResourceType.TOPIC, "_schemas")
+_BY_SCHEMA = "path=salary+%3E+50000"
+
+
+def test_a_search_decodes_only_for_those_who_may_see_schemas(store: LogStore, ruled: Callable[..., Client]) -> None:
+    """Else a search by a path would answer which fields and values a decoded value has."""
+    with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
+        producer.send("open", {"salary": 60_000})
+    link = "/ui/topics/open/records/0/1"
+    for rights, is_found in (((_READ,), False), ((_READ, _SEE_SCHEMAS), True)):
+        answer = ruled(*rights).get(f"/ui/topics/open/records?{_BY_SCHEMA}")
+        assert answer.status_code == 200
+        assert (link in answer.text) == is_found
+
+
+def test_a_tail_decodes_only_for_those_who_may_see_schemas(
+    store: LogStore, ruled: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right to see schemas counts at each look: a page that is open loses it, too."""
+    client = ruled(_READ, _SEE_SCHEMAS)
+    rules = client.site.authorizer
+    assert isinstance(rules, _Rules)
+    looks: list[Look | None] = []
+    look = Tail.look
+
+    def send() -> None:
+        with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
+            producer.send("open", {"salary": 60_000})
+
+    def look_and_change(tail: Tail) -> Look | None:
+        looks.append(look(tail))
+        if len(looks) == 1:
+            rules.allowed.discard(_SEE_SCHEMAS)
+            send()
+        else:
+            rules.allowed.clear()
+        return looks[-1]
+
+    monkeypatch.setattr(Tail, "look", look_and_change)
+    send()
+    assert client.get(f"/ui/topics/open/tail/events?after=0:0&{_BY_SCHEMA}").status_code == 200
+    assert [[one["offset"] for one in found.records] if found else None for found in looks] == [[1], []]
 
 
 def test_to_see_a_topic_is_not_to_read_it(ruled: Callable[..., Client]) -> None:

@@ -1,0 +1,42 @@
+"""A large answer to DescribeConfigs is encoded a few resources at a time.
+
+    throttle time (4 bytes) | number of results | result ... | tags (1 byte, in flexible versions)
+
+The encoder of a message collects a small object for each field and joins them at its end: of 10,000 topics with their
+synonyms hundreds of MiB, for an answer of 25 MB.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from segmentlog.server.codec.primitives import Buffer, uvarint
+
+_RESULTS: Final = 128
+"""Encoded together: their objects take a few MiB."""
+_THROTTLE_BYTES: Final = 4
+_FLEXIBLE_FROM: Final = 4
+"""The version whose counts are varints, one more than there are."""
+
+
+def encode_configs(encode: Callable[[Any, int], list[Buffer]], message: Any, version: int) -> list[Buffer]:
+    """Return the bytes that ``encode`` makes of a DescribeConfigsResponse, in more buffers. Raises what it raises."""
+    results = message.results
+    if len(results) <= _RESULTS:
+        return encode(message, version)
+    head = struct.pack(">i", message.throttle_time_ms) + _count(len(results), version)
+    tail_bytes = 1 if version >= _FLEXIBLE_FROM else 0
+    pieces: list[Buffer] = [head]
+    for begin in range(0, len(results), _RESULTS):
+        part = results[begin : begin + _RESULTS]
+        (data,) = encode(type(message)(results=part), version)
+        pieces.append(memoryview(data)[_THROTTLE_BYTES + len(_count(len(part), version)) : len(data) - tail_bytes])
+    if tail_bytes:
+        pieces.append(b"\0")
+    return pieces
+
+
+def _count(count: int, version: int) -> bytes:
+    return uvarint(count + 1) if version >= _FLEXIBLE_FROM else struct.pack(">i", count)
