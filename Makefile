@@ -37,10 +37,17 @@ else
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif
 
-# The longest tests start first, the quick ones fill up what they leave idle. Coverage is of the quick tests alone:
-# measuring it takes half as long again, and the long ones are there for other reasons.
+# Two runs beside each other, so that no core waits for the last of the long tests. Coverage is of the quick ones alone:
+# measuring it takes half as long again, and the long ones are there for other reasons. Its report comes last.
 test-all: $(VENV)/.installed-test  ## all tests; the quick ones must run COVERAGE_MIN=90 % of the lines: 25 minutes
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=25 -m "not ecosystem"
+	@mkdir -p build; \
+	$(PY) -m pytest -n 1 --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
+	    -m "not long and not spark and not ecosystem" > build/coverage.log 2>&1 & quick=$$!; failed=; \
+	$(PY) -m pytest -n $(if $(filter auto,$(WORKERS)),$$(nproc),$(WORKERS)) --dist loadgroup --durations=25 \
+	    -m "(long or spark) and not ecosystem" || failed=long; \
+	wait $$quick || failed="$$failed quick"; \
+	cat build/coverage.log; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed; see above" >&2; exit 1; fi
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
 	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_REMOUNT_STATES=200000 SEGMENTLOG_COMPACTION_STATES=100000 \

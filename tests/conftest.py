@@ -69,14 +69,12 @@ _LONG_FOLDERS = {"crash", "damage", "ecosystem", "fuzz"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole folders `long`, measure no coverage of long tests, and let the longest tests start first."""
+    """Mark whole folders `long`, and let the longest tests start first."""
     for item in items:
         of_bench = item.path.name.startswith("test_bench")
         in_long_folder = _LONG_FOLDERS & set(item.path.relative_to(item.config.rootpath).parts)
         if of_bench or in_long_folder or _DOWNLOADED & _kinds(item):
             item.add_marker(pytest.mark.long)
-        if not _is_quick(item):
-            item.add_marker(pytest.mark.no_cover)
     items.sort(key=_minutes, reverse=True)  # stable: tests of one file stay in their order
 
 
@@ -89,10 +87,6 @@ def _kinds(item: pytest.Item) -> set[str]:
     callspec = getattr(item, "callspec", None)
     parameters = callspec.params.values() if callspec else ()
     return {one for one in parameters if isinstance(one, str)} | set(getattr(item, "fixturenames", ()))
-
-
-def _is_quick(item: pytest.Item) -> bool:
-    return not any(item.get_closest_marker(mark) for mark in ("long", "spark", "ecosystem"))
 
 
 def _minutes(item: pytest.Item) -> float:
@@ -114,9 +108,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before, failures, measuring = Snapshot.take(), request.session.testsfailed, sys.gettrace()
     yield
     close_opened()
-    now = sys.gettrace()
-    # Where coverage was paused for the test, it has another function afterwards.
-    if now is not measuring and not (now and measuring and request.node.get_closest_marker("no_cover")):
+    if sys.gettrace() is not measuring:
         sys.settrace(measuring)
         pytest.fail("a trace function was left behind, or taken away", pytrace=False)
     if request.session.testsfailed == failures:  # else the traceback holds on to whatever it passed through
