@@ -14,8 +14,9 @@ idempotent-write. A word with spaces, quotes or a ``#`` at its start is written 
 star at the end for a prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a
 comment, and stays when a Kafka client adds or deletes rules.
 
-A rule that can never apply is refused: a topic by a name that no topic can have, an operation that the kind of resource
-does not have, an address that no client has. A rule that most likely never applies is a `Doubt`.
+A line that is no rule is refused with its whole file. A rule that can never apply, or is most likely a mistake, is a
+doubt: a topic by a name that no topic can have, an address that no client has, a group with a comma. Clients cannot add
+a rule that can never apply. It is no error of the file, because older servers wrote such rules.
 """
 
 from __future__ import annotations
@@ -112,7 +113,13 @@ def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -
 
 
 def check_rule(rule: Rule) -> None:
-    """Raises ValueError, which says why, for one that no file may hold."""
+    """Raises ValueError, which says why, for a rule that must not be added: it is malformed or can never apply."""
+    _check_form(rule)
+    _check_applies(rule)
+
+
+def _check_form(rule: Rule) -> None:
+    """Raises `_Malformed` for a rule that no file may hold."""
     if not rule.principal.startswith(_PRINCIPAL) or rule.principal == _PRINCIPAL:
         raise _Malformed(f"{rule.principal!r} is nobody: User:NAME, or User:* for everybody")
     if rule.operation is not Operation.ALL and rule.operation not in SUPPORTED[rule.resource_type]:
@@ -121,14 +128,18 @@ def check_rule(rule: Rule) -> None:
         raise _Malformed(f"{what} is nothing that is done with a {_text_of(rule.resource_type)}: {possible}")
     if not rule.name:
         raise _Malformed("the name is empty")
-    if rule.resource_type is ResourceType.TOPIC:
-        _check_topic(rule)
     if rule.resource_type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER_NAME, Pattern.LITERAL):
         raise _Malformed(f"there is one cluster, {CLUSTER_NAME}")
     if rule.host != ANYTHING and (not rule.host or normal_host(rule.host) != rule.host):
         raise _Malformed(f"{rule.host!r} is no address of a machine, as 10.0.0.7, nor * for all")
+
+
+def _check_applies(rule: Rule) -> None:
+    """Raises `_Malformed` for a rule that can never apply."""
+    if rule.resource_type is ResourceType.TOPIC:
+        _check_topic(rule)
     if rule.host != ANYTHING and not _may_be_a_client(rule.host):
-        raise _Malformed(f"no client comes from {rule.host}, so the rule would never apply: leave 'from' out for all")
+        raise _Malformed(f"no client comes from {rule.host}, so the rule would never apply. Leave 'from' out for all.")
 
 
 def _check_topic(rule: Rule) -> None:
@@ -157,6 +168,11 @@ def _may_be_a_client(host: str) -> bool:
 def _doubts(line: _Line) -> Iterator[str]:
     """What is legal on a line, and most likely not what was meant."""
     for rule in line.rules[:1]:
+        try:
+            _check_applies(rule)
+        except _Malformed as error:
+            yield f"{error} It denies nothing." if rule.permission is Permission.DENY else str(error)
+            continue
         if rule.resource_type in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID) and "," in rule.name:
             kind = _text_of(rule.resource_type)
             yield f"the rule is about the one {kind} {rule.name!r}; a rule has one name, so write a line for each"
@@ -236,7 +252,7 @@ def _parse_rules(words: list[str]) -> list[Rule]:
             raise _Malformed(f"{text!r} is no operation: {', '.join(_OPERATIONS)}")
         host = host if host == ANYTHING else normal_host(host) or host
         rule = Rule(principal, _PERMISSIONS[permission], operation, resource_type, name, pattern, host)
-        check_rule(rule)
+        _check_form(rule)
         rules.append(rule)
     return rules
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.security.acl_file import format_rules, parse_acls, with_rules, without_rules
+from segmentlog.security.acl_file import check_rule, format_rules, parse_acls, with_rules, without_rules
 from segmentlog.security.acl_rules import SUPPORTED, Pattern, Permission, Rule
 from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
@@ -94,17 +94,6 @@ def test_a_line_may_have_several_operations_and_several_super_users() -> None:
         ('allow User:"a" read topic:t', "quote"),
         ('allow "User:\\q" read topic:t', "escape"),
         ('allow "User:\\ud800" read topic:t', "surrogates"),
-        ("allow User:a read topic:out,in", "line each for topic:out and topic:in"),
-        ("deny User:* all topic:**", "no topic's name begins with '*'"),
-        ("deny User:* all topic:*-raw", "no topic has the name '*-raw'"),
-        ("allow User:a read topic=raw*", "topic:raw-*"),
-        ("allow User:a read topic:a/b", "no topic has the name 'a/b'"),
-        ("allow User:a read topic:bücher", "no topic has the name"),
-        ("allow User:a read topic:..", "no topic has the name '..'"),
-        (f"allow User:a read topic:{'x' * 250}", "1 to 249 characters"),
-        (f"allow User:a read topic:{'x' * 250}*", "1 to 249 characters"),
-        ("allow User:a read topic:t from 0.0.0.0", "no client comes from 0.0.0.0"),
-        ("allow User:a read topic:t from 224.0.0.1", "no client comes from"),
         ("super", "super User:NAME"),
         ("super User:*", "nobody in particular"),
         ("super ann", "nobody in particular"),
@@ -121,6 +110,17 @@ def test_a_mistake_is_told_with_its_line(line: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
+        ("allow User:a read topic:out,in", "line each for topic:out and topic:in"),
+        ("deny User:* all topic:**", "no topic's name begins with '*'"),
+        ("deny User:* all topic:*-raw", "no topic has the name '*-raw'"),
+        ("allow User:a read topic=raw*", "topic:raw-*"),
+        ("allow User:a read topic:a/b", "no topic has the name 'a/b'"),
+        ("allow User:a read topic:bücher", "no topic has the name"),
+        ("allow User:a read topic:..", "no topic has the name '..'"),
+        (f"allow User:a read topic:{'x' * 250}", "1 to 249 characters"),
+        (f"allow User:a read topic:{'x' * 250}*", "1 to 249 characters"),
+        ("allow User:a read topic:t from 0.0.0.0", "no client comes from 0.0.0.0"),
+        ("allow User:a read topic:t from 224.0.0.1", "no client comes from"),
         ("allow User:a read group:one,two", "the one group 'one,two'"),
         ("allow User:a write transactional-id:a,b*", "the one transactional-id 'a,b'"),
         ("allow User:a read group:*-workers", "the star in '*-workers'"),
@@ -129,8 +129,13 @@ def test_a_mistake_is_told_with_its_line(line: str, told: str) -> None:
     ],
 )
 def test_a_rule_that_is_most_likely_a_mistake_is_a_doubt(line: str, told: str) -> None:
-    """It counts, and a sentence says what it means and what to write, once a line."""
+    """It counts, and a sentence says what it means and what to write, once a line.
+
+    A rule that can never apply is such a rule: older servers wrote it, and the other lines of the file have to count.
+    """
     acls = parse_acls("acls", f"# one\n{line}\nallow User:a read,write topic:t\n".encode())
+    assert len(acls.rules) + len(acls.super_users) == 3
+    assert ("denies nothing" in acls.doubts[0]) == line.startswith("deny")
     assert len(acls.doubts) == 1
     assert acls.doubts[0].startswith("acls, line 2: ")
     assert told in acls.doubts[0]
@@ -183,6 +188,18 @@ def test_rules_are_removed_and_comments_stay() -> None:
         Rule("User:b", DENY, Operation.READ, TOPIC, "t"),
     ]
     assert without_rules("acls", after, lambda rule: False) == (after, [])
+
+
+def test_a_rule_that_can_never_apply_can_be_removed() -> None:
+    """It is refused where it is made, and read, shown and removed where it is there already."""
+    useless = Rule("User:b", DENY, Operation.READ, TOPIC, "my topic", host="0.0.0.0")
+    with pytest.raises(ValueError, match="would never apply"):
+        check_rule(useless)
+    before = b'deny User:b read "topic:my topic" from 0.0.0.0\nallow User:b read topic:t\n'
+    assert parse_acls("acls", before).rules[0] == useless
+    assert without_rules("acls", before, lambda rule: rule == useless) == (b"allow User:b read topic:t\n", [useless])
+    more = with_rules("acls", before, [Rule("User:b", ALLOW, Operation.READ, TOPIC, "u")])
+    assert more == before + b"allow User:b read topic:u\n"
 
 
 _TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(lambda name: name not in (".", "..", "store.json"))

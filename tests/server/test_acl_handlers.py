@@ -132,6 +132,17 @@ def test_unknown_filters_are_refused(make: Make, more: dict[str, Any]) -> None:
     assert len(described(call)) == 1
 
 
+def test_rules_that_can_never_apply_can_be_deleted(make: Make) -> None:
+    """Older servers took them from CreateAcls, which refuses them now."""
+    authorizer = make("super User:ann", "allow User:bob read topic:a/b", "allow User:bob read topic:t")
+    call: Any = Call(authorizer)
+    created = create_acls(call, CreateAclsRequest(creations=[creation(resource_name="c/d")]))
+    assert created.results[0].error_code == ErrorCode.INVALID_REQUEST
+    answer = delete_acls(call, DeleteAclsRequest(filters=[DeleteAclsFilter(**wanted(resource_name_filter="a/b"))]))
+    assert [one.resource_name for one in answer.filter_results[0].matching_acls] == ["a/b"]
+    assert Path(authorizer.path).read_text() == "super User:ann\nallow User:bob read topic:t\n"
+
+
 def test_rules_come_and_go_by_the_protocol(make: Make) -> None:
     """Created rules count at once and stay; the file keeps its comments and its mode."""
     authorizer = make("# ours", "super User:ann", "allow User:carl read topic:c")
