@@ -383,7 +383,8 @@ def serve(
         from segmentlog.security.listening import parse_address
 
         http_host, http_port = parse_address(http, option="http")
-        http_settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=hosts)
+        advertised = () if advertise is None else (parse_address(advertise, option="advertise")[0],)
+        http_settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=(*hosts, *advertised))
 
         def open_http(of: LogStore) -> HttpServer:
             return HttpServer(of, http_host, http_port, settings=http_settings, security=security)

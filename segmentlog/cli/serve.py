@@ -94,7 +94,9 @@ def serve(
     if http_at is not None:
         from segmentlog.cli.serve_http import http_beside
 
-        beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=allowed_hosts)
+        advertised = () if advertise is None else (parse_address(advertise, option="advertise")[0],)
+        hosts = (*allowed_hosts, *advertised)
+        beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
     elif allow_writes:
         raise click.UsageError("--allow-writes is about --http, which is not given")
     plan = Plan(

@@ -32,6 +32,8 @@ class Connection(HttpToolsProtocol):
         self._quiet_bytes = 0
         """That came since a head was complete or a body got longer: of a head, trailers, or a chunk's first line."""
         self._is_in_head = True
+        self._has_begun = False
+        """The head of a request has begun, and is not complete."""
         self._deadline: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
         self._principal: Principal | None = None
@@ -76,6 +78,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._has_begun = True
         self.place.work()
         self.scope[PLACE] = self.place  # type: ignore[typeddict-unknown-key]
         if self._principal is not None:
@@ -94,6 +97,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Its head is there."""
         self._is_in_head, self._quiet_bytes = False, 0
+        self._has_begun = False
         self._expect(self.limits.body_s)
         super().on_headers_complete()
 
@@ -107,7 +111,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """It is answered."""
-        if not self.pipeline:
+        if not self.pipeline and not self._has_begun:  # else the next request came with it
             self.place.rest()
         super().on_response_complete()
 

@@ -45,6 +45,7 @@ _NO_THREAD_S: Final = 1.0
 _WELL_S: Final = 1.0
 """How long a lock that every request needs may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"
+_HEALTH: Final = frozenset(("/healthz", "/readyz"))
 _METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -65,8 +66,8 @@ class MetricsServer:
         self._worker = worker
         self._own = WorkerTelemetry(worker, __version__)
         self._of_store = StoreTelemetry(worker.broker.store, worker.broker.clock) if is_first else None
-        settings = worker.broker.settings
-        self._names = names_of_machine(host, settings.allowed_hosts)
+        advertised = [node.host for node in worker.broker.cluster.nodes]
+        self._names = names_of_machine(host, (*worker.broker.settings.allowed_hosts, *advertised))
         try:
             self._http = _Http((host, port), self)
         except OSError as error:
@@ -100,14 +101,21 @@ class MetricsServer:
 
     # ------------------------------------------------------------ what is told
 
-    def refusal(self, headers: Message) -> tuple[HTTPStatus, str, str] | None:
-        """What a request is answered that a browser was misled to send; None for any other."""
-        host = headers.get("Host")
+    def refusal(self, path: str, headers: Message) -> tuple[HTTPStatus, str, str] | None:
+        """What a request is answered that a browser was misled to send; None for any other.
+
+        Health is told by any name, since balancers have names of their own: only the reasons of bad health are not.
+        """
+        host, is_misnamed = headers.get("Host"), False
         if host is not None and not is_own_name(host, self._names):
-            why = f"{host!r} is no name of this machine: --allowed-host adds one\n"
-            return HTTPStatus.MISDIRECTED_REQUEST, _TEXT, why
+            if path not in _HEALTH:
+                why = f"{host!r} is no name of this machine: --allowed-host adds one\n"
+                return HTTPStatus.MISDIRECTED_REQUEST, _TEXT, why
+            is_misnamed = True
         if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), host or ""):
             return HTTPStatus.FORBIDDEN, _TEXT, "a page of another site may not ask for this\n"
+        if is_misnamed and (verdict := self.answer(path)[0]) is not HTTPStatus.OK:
+            return verdict, _TEXT, "a request by a name of this machine is told why\n"
         return None
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, str]:
@@ -213,7 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Whatever goes wrong is told, and logged: a scrape that fails is seen in Prometheus."""
         try:
             owner = self.server.owner
-            status, kind, text = owner.refusal(self.headers) or owner.answer(self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            status, kind, text = owner.refusal(path, self.headers) or owner.answer(path)
         except Exception as error:
             logger.exception("metrics could not be told")
             status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{type(error).__name__}: {error}\n"

@@ -241,6 +241,21 @@ def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack)
         assert events.values(1) == ["one"]
 
 
+def test_a_connection_in_the_middle_of_a_request_head_keeps_its_place(serve: Serve, opened: ExitStack) -> None:
+    """Also where the head began before the response to the request before it was complete."""
+    server = serve(HttpSettings(limits=HttpLimits(connections=4)))
+    sock = connect(server, opened, OTHER)
+    head = b"GET /topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    sock.sendall(head + head[:10])
+    answers = sock.makefile("rb")
+    assert answers.readline().startswith(b"HTTP/1.1 200")
+    for _ in range(4):
+        assert opened.enter_context(Web(server)).get() == 200
+    sock.sendall(head[10:])
+    assert any(b"HTTP/1.1 200" in line for line in answers)
+    until(lambda: len(server._server.admission.idle) == 3)
+
+
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_client_that_still_receives_its_response_keeps_its_connection(
     serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack, is_tls: bool

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
+from segmentlog.security import browsers
 from segmentlog.security.errors import UnsafeListening
 from segmentlog.server import metrics
 from segmentlog.server.codec.messages import list_offsets, metadata, produce
@@ -459,10 +461,10 @@ def test_silent_clients_keep_no_scrape_out(store: LogStore, monkeypatch: pytest.
         sock.close()
 
 
-def _ask(server: Server, **headers: str) -> tuple[int, str]:
+def _ask(server: Server, path: str = "/metrics", **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address_of(server), timeout=20)
     try:
-        connection.putrequest("GET", "/metrics", skip_host=True)
+        connection.putrequest("GET", path, skip_host=True)
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
         connection.endheaders()
@@ -487,6 +489,39 @@ def test_no_page_of_another_site_has_it_asked(store: LogStore) -> None:
         assert _ask(server)[0] == 200  # HTTP/1.0 without a host, as balancers ask: no browser does
         assert _ask(server, host="localhost", origin="http://localhost")[0] == 200
         assert _ask(server, host="localhost", sec_fetch_site="none")[0] == 200
+
+
+def test_it_is_asked_for_by_the_names_that_scrapers_use(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advertised name, and the machine's full name, which a name server may take long to tell."""
+    is_told = threading.Event()
+
+    def full_name() -> str:
+        assert is_told.wait(60)
+        return "kafka1.example.com"
+
+    monkeypatch.setattr(browsers, "_full_names", {})
+    monkeypatch.setattr(socket, "gethostname", lambda: "kafka1")
+    monkeypatch.setattr(socket, "getfqdn", full_name)
+    with segmentlog.serve(store, port=0, metrics="127.0.0.1:0", advertise="segmentlog:9092") as server:
+        for host, status in (("segmentlog:9404", 200), ("kafka1", 200), ("kafka1.example.com", 421)):
+            assert _ask(server, host=host)[0] == status, host
+        is_told.set()
+        ends_s = time.monotonic() + 60
+        while _ask(server, host="kafka1.example.com:9404")[0] != 200:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+        assert _ask(server, host="kafka2.example.com")[0] == 421
+
+
+def test_health_is_told_by_any_name_without_reasons(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Balancers ask by names of theirs. The reasons name topics: they are for those who name this machine."""
+    for path in ("/healthz", "/readyz?verbose=1"):
+        assert _ask(server, path, host="balancer.example") == (200, "ok\n")
+    monkeypatch.setattr(type(server.worker), "problems", lambda _: ["partition secret/0: damaged"])
+    assert _ask(server, "/readyz", host="localhost") == (503, "partition secret/0: damaged\n")
+    status, text = _ask(server, "/readyz", host="balancer.example")
+    assert (status, "secret" in text) == (503, False)
+    assert _ask(server, "/healthz", host="balancer.example", sec_fetch_site="cross-site")[0] == 403
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
