@@ -85,11 +85,8 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
     elif not call.takes_room(len(found.members), sum(len(one.metadata) + len(one.assignment) for one in found.members)):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     else:
-        kind, may_see, sees_cluster = (
-            found.protocol_type,
-            partial(call.may_see, Thing.TOPIC),
-            call.may_see(Thing.CLUSTER),
-        )
+        kind, may_see = found.protocol_type, partial(call.may_see, Thing.TOPIC)
+        sees_cluster = call.may_see(Thing.CLUSTER)
         told = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
             members=[
