@@ -20,6 +20,8 @@ from segmentlog.server.codec.messages.consumer_protocol import (
 CONSUMER: Final = "consumer"
 _VERSION: Final = 0
 """That of what is encoded here: nobody needs more of it."""
+_NEWEST: Final = 3
+"""A newer version is read as this one."""
 
 
 def topics_of(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
@@ -51,18 +53,43 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
     return {one.topic: list(one.partitions) for one in decoded.assigned_partitions}
 
 
-def visible_subscription(protocol_type: str, metadata: bytes, may_see: Callable[[str], bool]) -> bytes:
-    """What a member subscribes to, without topics that somebody may not see; the same bytes where there are none."""
-    topics = topics_of(protocol_type, metadata)
-    seen = tuple(filter(may_see, topics))
-    return metadata if seen == topics else encode_topics(seen)
+def visible_subscription(
+    protocol_type: str, metadata: bytes, may_see: Callable[[str], bool], *, sees_cluster: bool
+) -> bytes:
+    """Return what a member subscribes to, without topics that the viewer may not see.
+
+    The data of an assignor may name any topic, so only a viewer that ``sees_cluster`` gets it, and bytes that are not
+    understood. Members of other protocol types name no topics: their bytes are returned as they are.
+    """
+    if protocol_type != CONSUMER:
+        return metadata
+    try:
+        version, said = consumer_protocol.decode_subscription(memoryview(metadata))
+    except Exception:  # as above
+        return metadata if sees_cluster else b""
+    topics = list(filter(may_see, said.topics))
+    owned = [one for one in said.owned_partitions if may_see(one.topic)]
+    if sees_cluster and len(topics) == len(said.topics) and len(owned) == len(said.owned_partitions):
+        return metadata
+    seen = msgspec.structs.replace(said, topics=topics, owned_partitions=owned, user_data=None)
+    return consumer_protocol.encode_subscription(seen, min(version, _NEWEST))
 
 
-def visible_assignment(protocol_type: str, assignment: bytes, may_see: Callable[[str], bool]) -> bytes:
-    """What a member was assigned, likewise."""
-    partitions = partitions_of(protocol_type, assignment)
-    seen = {topic: numbers for topic, numbers in partitions.items() if may_see(topic)}
-    return assignment if seen == partitions else encode_partitions(seen)
+def visible_assignment(
+    protocol_type: str, assignment: bytes, may_see: Callable[[str], bool], *, sees_cluster: bool
+) -> bytes:
+    """Return what a member was assigned, likewise."""
+    if protocol_type != CONSUMER:
+        return assignment
+    try:
+        version, said = consumer_protocol.decode_assignment(memoryview(assignment))
+    except Exception:  # as above
+        return assignment if sees_cluster else b""
+    partitions = [one for one in said.assigned_partitions if may_see(one.topic)]
+    if sees_cluster and len(partitions) == len(said.assigned_partitions):
+        return assignment
+    seen = msgspec.structs.replace(said, assigned_partitions=partitions, user_data=None)
+    return consumer_protocol.encode_assignment(seen, min(version, _NEWEST))
 
 
 def with_descriptions(group: RemoteGroup) -> RemoteGroup:

@@ -86,6 +86,7 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     else:
         kind, may_see = found.protocol_type, partial(call.may_see, Thing.TOPIC)
+        sees_cluster = call.may_see(Thing.CLUSTER)
         told = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
             members=[
@@ -93,8 +94,8 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
                     member_id=one.id, group_instance_id=one.instance_id, client_id=one.client_id,
                     client_host=one.client_host,
                     # Kafka shows both as they are. Here a topic that the client may not describe is in neither.
-                    member_metadata=visible_subscription(kind, one.metadata, may_see),
-                    member_assignment=visible_assignment(kind, one.assignment, may_see),
+                    member_metadata=visible_subscription(kind, one.metadata, may_see, sees_cluster=sees_cluster),
+                    member_assignment=visible_assignment(kind, one.assignment, may_see, sees_cluster=sees_cluster),
                 )
                 for one in found.members
             ],
