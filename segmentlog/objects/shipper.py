@@ -259,7 +259,10 @@ class Shipper:
         if self._owner is not None:
             return True
         if self._lease is None:
-            self._lease = self._topics.ship_signals.become_shipper()
+            try:
+                self._lease = self._topics.ship_signals.become_shipper()
+            finally:
+                self._topics.ship_signals.is_starting = False
         if self._lease is None:
             return False
         self._binding, self._owner, found, unopened = claim(self._topics, self.bucket, self._wanted, now_ms)

@@ -96,6 +96,7 @@ class Shipping:
             self._topics, url, wanted=topics, interval_ms=interval_ms, max_bytes=max_bytes, bytes_per_s=bytes_per_s,
             threads=threads,
         )  # fmt: skip
+        self._topics.ship_signals.is_starting = threads
         self._run.ensure_running()
 
     def tick(self, now_ms: int | None = None) -> float:
@@ -308,6 +309,7 @@ class _Run:
 
     def close(self) -> None:
         """Ship what is appended by now, as far as `_CLOSING_S` and the object store allow it, and no more then."""
+        self._topics.ship_signals.is_starting = False
         for worker in (self._worker, self._watcher):
             if worker is not None:
                 worker.ask_to_stop()

@@ -32,6 +32,8 @@ class ShipSignals:
         """The file that whoever ships holds locked."""
         self._news = forks.condition(self, "_news")
         self._is_here = False
+        self.is_starting = False
+        """A shipper of this process has threads that have not tried to become the one who ships yet."""
         self._wake: Callable[[], Callable[[], None] | None] = lambda: None
         self.trouble = ""
         """What keeps the shipper of this process from shipping."""
@@ -39,7 +41,7 @@ class ShipSignals:
 
     def _forget_parent(self) -> None:
         """In a forked child: it is the parent that ships."""
-        self._is_here = False
+        self._is_here = self.is_starting = False
         self._wake = lambda: None
 
     # ------------------------------------------------------------ who ships
@@ -77,8 +79,8 @@ class ShipSignals:
 
     @property
     def is_shipping(self) -> bool:
-        """Whether anybody ships the store now."""
-        if self._is_here:
+        """Whether a process ships the store now, or this one is about to."""
+        if self._is_here or self.is_starting:
             return True
         try:
             with held_open(self._fs, self.path, os.O_RDWR) as fd:

@@ -30,6 +30,8 @@ from segmentlog.log import granting
 from segmentlog.objects.folder import Folder
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.storage.forks import Held
+from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.store import LogStore
 from segmentlog.testing.faults import FaultyFileSystem
 
@@ -78,6 +80,29 @@ def test_what_is_acknowledged_as_shipped_is_in_a_restore(tmp_path: Path, shipped
     restore(bucket, str(tmp_path / "restored"))
     with LogStore(tmp_path / "restored", background=False) as restored:
         assert values_of(restored) == [b"0", b"1", b"2", b"sent"]
+
+
+def test_an_append_waits_for_a_shipper_that_is_starting(
+    tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that ships may be late on a busy machine: the first append waits for it."""
+    asked, become = threading.Event(), ShipSignals.become_shipper
+    want = ShipSignals.want
+
+    def become_late(self: ShipSignals) -> Held | None:
+        assert asked.wait(60)
+        return become(self)
+
+    def want_first(self: ShipSignals) -> None:
+        want(self)
+        threading.Timer(0.1, asked.set).start()
+
+    monkeypatch.setattr(ShipSignals, "become_shipper", become_late)
+    monkeypatch.setattr(ShipSignals, "want", want_first)
+    with segmentlog.open(tmp_path / "store", ship=bucket.url) as store:
+        log = store.create_topic("t").partition(0)
+        assert log.append([b"first"], ack="shipped") == 0
+        assert log.shipped_offset == 1
 
 
 def test_a_commit_is_shipped_with_all_that_it_decides_about(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:

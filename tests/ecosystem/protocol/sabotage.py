@@ -61,17 +61,18 @@ def acknowledge_before_the_write() -> None:
             do()
 
     def append(
-        call: Any, name: str, data: PartitionProduceData, request: Any, response: Any, unsynced: Any
-    ) -> PartitionProduceResponse:
+        call: Any, name: str, topic_id: str | None, data: PartitionProduceData, request: Any, response: Any,
+        unsynced: Any,
+    ) -> PartitionProduceResponse:  # fmt: skip
         partition = call.broker.partition(name, data.index)
         if not call.broker.cluster.leads(partition.topic_id, data.index):
-            return real(call, name, data, request, response, unsynced)
+            return real(call, name, topic_id, data, request, response, unsynced)
         if not begun:  # in the worker, and not in the process that forked it
             begun.append(threading.Thread(target=work, daemon=True))
             begun[0].start()
         assert data.records is not None
         late = replace(data, records=memoryview(bytes(data.records)))
-        due.put((time.monotonic() + _LATE_S, lambda: real(call, name, late, request, response, [])))
+        due.put((time.monotonic() + _LATE_S, lambda: real(call, name, topic_id, late, request, response, [])))
         return PartitionProduceResponse(data.index, 0, -1)
 
     produce._append = append
