@@ -517,6 +517,7 @@ def _run_round(folder: Path, seed: int) -> list[Event]:
     return events
 
 
+@pytest.mark.long(minutes=1.2)
 @pytest.mark.timeout(0)
 def test_administration_beside_work(tmp_path: Path) -> None:
     """No call of any process returns what it could not, whatever the others do at the same time, killed or not."""

@@ -131,6 +131,7 @@ class Game(Cast):
         return history
 
 
+@pytest.mark.long(minutes=1.2)
 def test_killed_and_stopped_processes_tear_no_transaction(tmp_path: Path, nursery: Nursery) -> None:
     """Nothing lost, nothing doubled, all or nothing, exactly once, one owner; and nothing is blocked afterwards."""
     games = max(-(-ROUNDS // STRIKES), 2)

@@ -43,6 +43,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- the engine
 
 
+@pytest.mark.long(minutes=4)
 @pytest.mark.timeout(3600)  # of the seconds of one processor it takes 300 to 800, and two others are at work
 def test_no_promise_is_broken_at_any_crash_state() -> None:
     """Every policy, one and three writers: durable is durable, no offset twice, what is gone is told, order is kept."""

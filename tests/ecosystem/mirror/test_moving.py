@@ -69,6 +69,7 @@ def counted(tools: Tools, command: list[str]) -> int:
     return int(found[1])
 
 
+@pytest.mark.long(minutes=1.5)
 def test_out(kafka: Broker, served: Served, store: LogStore, tools: Tools, start: Start, tmp_path: Path) -> None:
     """To a cluster: every record as it was, once, every group where it was, configurations that Kafka knows."""
     kafka.wait()

@@ -47,6 +47,7 @@ def java() -> list[str] | None:
         return None
 
 
+@pytest.mark.long(minutes=2)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path, nursery: Nursery) -> None:
     """Whatever is done to workers, clients, connections, the disk and topics."""
     command = java()

@@ -109,6 +109,7 @@ def values_of(answer: dict[str, Any]) -> list[bytes]:
     return [base64.b64decode(row[4]) for row in answer["rows"]]
 
 
+@pytest.mark.long(minutes=2)
 def test_batches(store: LogStore, served: Served, tmp_path: Path) -> None:
     """Whatever is asked for, both say the same; and what Kafka's sink writes is what was read."""
     fill(store, served)
