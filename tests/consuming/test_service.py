@@ -81,6 +81,7 @@ def test_sigterm_stops_a_sink_that_loses_and_repeats_nothing(tmp_path: Path, wai
             for number in range(4):
                 topic.partition(number).append(values[number::4][25:])
         with started(tmp_path / "store", found) as second:
+            wait_until_joined(store)  # before that a signal may find no handler
             wait_for_commits(store, len(values))
             second.send_signal(signal.SIGTERM)
             assert second.wait(WITHIN_S) == 0
