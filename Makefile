@@ -39,7 +39,7 @@ endif
 
 # Two runs beside each other, so that no core waits for the last of the long tests. Coverage is of the quick ones alone:
 # measuring it takes half as long again, and the long ones are there for other reasons. Its report comes last.
-test-all: $(VENV)/.installed-test  ## all tests; the quick ones must run COVERAGE_MIN=90 % of the lines: 25 minutes
+test-all: $(VENV)/.installed-test  ## all tests; the quick ones must run COVERAGE_MIN=90 % of the lines: 25 to 40 minutes
 	@mkdir -p build; \
 	$(PY) -m pytest -n 1 --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
 	    -m "not long and not spark and not ecosystem" > build/coverage.log 2>&1 & quick=$$!; failed=; \
