@@ -146,6 +146,7 @@ def test_a_list_counts_as_processed_at_the_next_poll(polling: Callable[..., Any]
 
     async def read(consumer: Any, poll: Poll) -> None:
         async def poll_group() -> None:
+            await asyncio.sleep(0.002)  # a commit is due
             done = consumer.poll_group()
             if isinstance(done, Awaitable):
                 await done
