@@ -64,6 +64,10 @@ _PEERS: dict[tuple[str, str, str], str] = {
     ),
     ("memory", "", ""): "Less than a megabyte either way.",
     ("open after kill -9", "", ""): _OPENING,
+    ("compaction", "", "NATS JetStream"): (
+        "JetStream holds the last message of each subject in memory while it appends, and a limit of one message a"
+        " subject only marks the older ones as deleted. Its appends pay for that index: see the first row."
+    ),
     ("disk for the same records", "", "RocksDB"): "It compresses again, in larger blocks, what it merges.",
 }
 
