@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,27 +132,30 @@ def test_keys_headers_and_levels(tmp_path: Path, logger: logging.Logger) -> None
 
 
 def test_a_dead_disk_blocks_nobody_for_long(
-    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call waits for as long as it says, those after it not at all; what was dropped is counted, and told later."""
+    """One call waits for as long as it says, later calls do not; dropped records are counted and reported later."""
     fs = FaultyFileSystem()
     go = threading.Event()
+    waits: dict[int, float] = {}
+    number = -1
+
+    def sleep(seconds: float) -> None:
+        waits[number] = waits.get(number, 0) + seconds
+        time.sleep(seconds)
+
+    monkeypatch.setattr("segmentlog.logs.buffer.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     with LogStore(tmp_path / "s", fs=fs, background=False) as store:
         handler = LogHandler(store, buffer_bytes=20_000, block_ms=200, flush_ms=300)
         logger.addHandler(handler)
         logger.info("first")
         handler.flush()
-        fs.before("pwritev", lambda: go.wait(30))
-        waits = []
+        fs.before("pwritev", lambda: go.wait(120))  # whoever waited for the disk would wait that long
         for number in range(300):
-            started = time.monotonic()
             logger.info("number %d", number)
-            waits.append(time.monotonic() - started)
-        assert 0.15 < max(waits) < 2
-        assert sum(waits) < 4
-        started = time.monotonic()
+        (waited_s,) = waits.values()
+        assert waited_s < 0.201
         assert not handler.flushed(0.3)
-        assert time.monotonic() - started < 2
         dropped = handler.dropped
         assert 100 < dropped < 300
         go.set()
@@ -169,17 +173,16 @@ def test_a_dead_disk_blocks_nobody_for_long(
 def test_a_close_on_a_dead_disk_comes_to_an_end(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the time that it says, and tells how many are missing."""
+    """It returns while the disk still hangs, and reports how many records are missing."""
     fs = FaultyFileSystem()
     go = threading.Event()
     with LogStore(tmp_path / "s", fs=fs, background=False) as store:
         handler = LogHandler(store, flush_ms=200)
         logger.addHandler(handler)
-        fs.before("pwritev", lambda: go.wait(30))
+        fs.before("pwritev", lambda: go.wait(120))  # longer than the close may wait
         logger.info("stuck")
-        started = time.monotonic()
         handler.close()
-        assert time.monotonic() - started < 2
+        assert not go.is_set()
         assert handler.dropped == 1
         assert "1 records of the log could not be appended within 0.2 s" in capsys.readouterr().err
         logger.info("too late")
@@ -321,10 +324,13 @@ def test_what_cannot_be_synced_is_appended_once(
 ) -> None:
     """This process is kept from a file, whichever of an append and of its fsync: nothing is there twice, and
     flushed it is only when it is on the disk."""
-    unsynced, most = 0, 12
-    for call in range(1, most + 1):  # 7 to 9 files are opened: topic.json is read again only while it is new
+    unsynced, most = 0, 9
+    for call in range(1, most + 1):
         fs = FaultyFileSystem()
         with LogStore(tmp_path / f"{call}", fs=fs, background=False) as store:
+            store.create_topic("logs")
+            # A file that changed a moment ago is read again and again, and call 6 would not be the one for the fsync.
+            os.utime(tmp_path / f"{call}" / "logs" / "topic.json", (1, 1))
             logger.addHandler(handler := LogHandler(store, ack="durable"))
             logger.info("before")
             assert handler.flushed(10)

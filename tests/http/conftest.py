@@ -58,5 +58,5 @@ def http_server(serve: Callable[..., HttpServer]) -> HttpServer:
 @pytest.fixture
 def web(http_server: HttpServer) -> Iterator[httpx.Client]:
     """A client of `http_server`."""
-    with httpx.Client(base_url=http_server.url, timeout=20) as made:
+    with httpx.Client(base_url=http_server.url, timeout=60) as made:
         yield made

@@ -1,10 +1,13 @@
 """A server in processes of its own, to be killed: killed_server.py STORE PORT WORKERS [SILENT_S [USERS]].
 
 It prints its address once every worker serves, and then the processes of its workers whenever they change.
+
+KILLED_PATIENCE_S  how long it waits for workers that do not end
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from segmentlog.security.settings import Security
@@ -18,6 +21,8 @@ def main() -> None:
     if len(sys.argv) > 4:
         supervisor.SILENT_S = float(sys.argv[4])  # type: ignore[misc]
         child.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
+    if patience_s := os.environ.get("KILLED_PATIENCE_S"):
+        supervisor._PATIENCE_S = float(patience_s)  # type: ignore[misc]
     users = sys.argv[5] if len(sys.argv) > 5 else None
     plan = supervisor.Plan(
         path=path, host="127.0.0.1", port=port, workers=workers,

@@ -184,10 +184,10 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
             while told(server, [b"x"], acks=1) is not ErrorCode.NOT_ENOUGH_REPLICAS:
                 left -= 1
                 assert left
-            began_s = time.monotonic()
+            # A request that waited would time out at the client.
+            monkeypatch.setattr("segmentlog.log.append.shipped.GRANT_WAIT_S", 3600.0)
             for _ in range(20):
                 assert told(server, [b"x"], acks=1) is ErrorCode.NOT_ENOUGH_REPLICAS
-            assert time.monotonic() - began_s < 10, "each of them would have waited as long"
         until(lambda: told(server, [b"again"]) is ErrorCode.NONE)
 
 
