@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import fcntl
 import io
@@ -133,10 +134,20 @@ def _hear_again(lost: sys.UnraisableHookArgs) -> None:
         return
     main = threading.main_thread().ident
     assert main is not None
-    again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, raising[0]))  # once the finalizer is done
-    again.daemon = True
     with contextlib.suppress(RuntimeError):  # no thread can be started: this process is ending
-        again.start()
+        _thread.start_new_thread(_repeat_signal, (main, raising[0]))
+
+
+def _repeat_signal(thread_id: int, number: int) -> None:
+    """Send the signal once more, after the thread has left the hook: an exception in the hook would be dropped, too."""
+    is_in_hook = True
+    while is_in_hook:
+        time.sleep(_AGAIN_S)
+        frame = sys._current_frames().get(thread_id)
+        while frame is not None and frame.f_code is not _hear_again.__code__:
+            frame = frame.f_back
+        is_in_hook = frame is not None
+    signal.pthread_kill(thread_id, number)
 
 
 _AGAIN_S: Final = 0.02

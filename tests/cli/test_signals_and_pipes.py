@@ -204,6 +204,40 @@ def test_a_signal_that_comes_in_a_finalizer_is_heard(number: signal.Signals, how
     assert (done.stdout, done.stderr, done.returncode) == (b"heard\n", b"", 0)
 
 
+_IN_MANY_FINALIZERS = """
+import os, signal, sys, time
+from segmentlog.cli import common
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(10):
+            time.sleep(0)
+
+common.prepare_process()
+common.end_loading()
+common._AGAIN_S = 0.0  # a machine so busy that the signal comes again while Python still drops the first exception
+sys.setswitchinterval(1e-6)
+heard = 0
+for _ in range(100):
+    try:
+        Dropped()
+        time.sleep(20)
+    except KeyboardInterrupt:
+        heard += 1
+print(heard, flush=True)
+"""
+
+
+def test_a_signal_is_repeated_only_after_python_has_dropped_the_first_exception() -> None:
+    """A signal that is repeated too early raises in the hook for dropped exceptions, and is dropped as well."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_MANY_FINALIZERS],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_S, check=False, env=unmeasured(),
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == (b"100\n", b"", 0)
+
+
 @pytest.mark.parametrize("command", ["consume", "bench"])
 def test_a_process_told_to_ignore_a_signal_ignores_it(store: Path, command: str) -> None:
     """A background job of a script survives the Ctrl-C that was meant for what is in the foreground."""
