@@ -16,10 +16,10 @@ from segmentlog.format.batch import CODEC_MASK, DELETE_HORIZON, LEADER_EPOCH_MAS
 from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.columns import Int64Array, Values
 from segmentlog.format.splice import Table, items_of
+from segmentlog.format.varints import varint
 from segmentlog.format.wire import Buffer, pack_wire_batch
 from segmentlog.format.wire_codecs import compress_records
 from segmentlog.format.wire_pieces import Blobs, encode_pieces
-from segmentlog.format.wire_records import varint
 from segmentlog.format.wire_tables import encode_tables, varint_sizes, zigzag
 from segmentlog.quantities import NO_TIMESTAMP
 from segmentlog.records import Headers

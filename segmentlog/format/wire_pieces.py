@@ -18,7 +18,7 @@ import numpy.typing as npt
 from segmentlog.format.columns import Int64Array, Values, decode_blobs
 from segmentlog.format.gather import WASTE_MAX, Bytes, copy_pieces
 from segmentlog.format.splice import Places, places_of
-from segmentlog.format.wire_records import varint
+from segmentlog.format.varints import varint
 from segmentlog.format.wire_tables import put_same, put_varints, varint_sizes, zigzag
 
 _KIND_MIN: Final = 24

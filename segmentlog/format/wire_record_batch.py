@@ -39,11 +39,9 @@ class WireRecordBatch(RecordBatch):
         if self._found is None:
             header = self.header
             try:
-                found = decode_records(self._payload, header.codec, header.record_count)
-                _check_deltas(found.offset_deltas, header.last_offset_delta)
+                self._found = decode_records(self._payload, header.codec, header.record_count, header.last_offset_delta)
             except ValueError as error:
                 raise self._corrupt(error) from None
-            self._found = found
         return self._found
 
     @property
@@ -227,9 +225,3 @@ class WireRecordBatch(RecordBatch):
     def _corrupt(self, error: Exception) -> CorruptBatch:
         position = self._position + HEADER_SIZE
         return CorruptBatch(self._path, position, "records that decode", str(error), self.header.base_offset)
-
-
-def _check_deltas(deltas: Int64Array, last_offset_delta: int) -> None:
-    """Raise `MalformedColumn` unless they ascend, from 0 at the least to the last at the most."""
-    if len(deltas) and (deltas[0] < 0 or deltas[-1] > last_offset_delta or (deltas[1:] <= deltas[:-1]).any()):
-        raise MalformedColumn(f"offset deltas that do not ascend from 0 to {last_offset_delta}")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.splice import Table
-from segmentlog.format.wire_records import varint
+from segmentlog.format.varints import varint
 
 _MARK_BYTES: Final = 2
 """What MessagePack has in front of each byte string of a table."""

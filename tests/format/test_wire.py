@@ -19,7 +19,6 @@ from wire import CODECS, NOW_MS, Sent, foreign, forged, read_foreign, sent, stor
 
 from segmentlog.errors import CorruptBatch, InvalidWireBatch, RecordTooLarge
 from segmentlog.format.batch import HEADER_SIZE, KAFKA_LAYOUT, LOG_APPEND_TIME, PLACE_SIZE, WIRE_HEADER_SIZE
-from segmentlog.format.columns import MalformedColumn
 from segmentlog.format.encoded import read_encoded
 from segmentlog.format.examine import Whole, examine
 from segmentlog.format.wire import check_wire_batch, pack_wire_batch, parse_wire_batch
@@ -27,7 +26,7 @@ from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire
 from segmentlog.format.wire_codecs import PADDING, compress_records, decompress_records
 from segmentlog.format.wire_encode import empty_wire_batch, encode_wire_batch
 from segmentlog.format.wire_record_batch import WireRecordBatch
-from segmentlog.format.wire_records import decode_records, varint
+from segmentlog.format.wire_records import MalformedRecord, decode_records, varint
 from segmentlog.quantities import EARLIEST_MS
 
 GOLDEN = bytes.fromhex(
@@ -463,11 +462,12 @@ def test_varints(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_varints_of_other_writers(count: int) -> None:
-    """With zeros behind it a number is the same; beyond 64 bits it is cut off; in 11 bytes it is none."""
+    """With zeros behind it a number is the same. Of more than 64 bits, or in 11 bytes, it is malformed."""
     assert timestamp_deltas([b"\x82\x80\x80\x00"] * count) == [1] * count
-    assert timestamp_deltas([b"\xfe" + b"\xff" * 8 + b"\x7f"] * count) == [2**63 - 1] * count
-    with pytest.raises(MalformedColumn, match="more than 10 bytes"):
-        timestamp_deltas([b"\x82" + b"\x80" * 9 + b"\x00"] * count)
+    assert timestamp_deltas([b"\xfe" + b"\xff" * 8 + b"\x01"] * count) == [2**63 - 1] * count
+    for malformed in (b"\xfe" + b"\xff" * 8 + b"\x03", b"\x82" + b"\x80" * 9 + b"\x00"):
+        with pytest.raises(MalformedRecord, match="record 0: its timestamp delta is malformed"):
+            timestamp_deltas([malformed] * count)
 
 
 def test_names_of_headers_that_are_no_utf8() -> None:

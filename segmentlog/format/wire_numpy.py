@@ -1,0 +1,312 @@
+"""The records of a Kafka batch, found by numpy: what reads them fast where the core is not compiled.
+
+Only the record before tells where a record begins. That is a loop, except where records have the same size. The fields
+of all records are then found together. Of records of 100 bytes in batches of 1,000 the loop takes 130 ns each here,
+the deltas 50, the other fields 50, the values 90; each of these is done when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.format.columns import Int64Array, MalformedColumn
+from segmentlog.format.wire_scan import keep_records, named_error, rebase_records
+from segmentlog.records import Headers
+
+_INT_LAST: Final = 28, 15
+"""Of a varint of 32 bits: the shift of its fifth and last byte, and the largest value of that byte."""
+_LONG_LAST: Final = 63, 1
+"""Of a varint of 64 bits: the same of its tenth byte."""
+_ONE: Final = np.uint64(1)
+_RUN_MIN: Final = 24
+"""So many records of one size, one behind the other, are found faster by looking at all of them at once."""
+_STEP_MIN: Final = 64
+_NONE: Final = np.empty(0, np.int64)
+
+Uint64Array = npt.NDArray[np.uint64]
+
+
+class NumpyRecords:
+    """The records of one batch. Where they begin and end is found at once, the rest when it is asked for.
+
+    Every method may raise `MalformedRecord`. Not thread-safe.
+    """
+
+    __slots__ = ("_after_deltas", "_bodies", "_bounds", "_data", "_ends", "_last_offset_delta", "_starts", "count",
+                 "offset_deltas", "size_bytes", "timestamp_deltas")  # fmt: skip
+
+    def __init__(self, data: bytes, size: int, count: int, last_offset_delta: int) -> None:
+        """The records are the first ``size`` bytes of ``data``; `PADDING` zeros follow. Raise `MalformedRecord`."""
+        self._data = data
+        self.count = count
+        self.size_bytes = size
+        self._last_offset_delta = last_offset_delta
+        self._bounds: tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array] | None = None
+        try:
+            self._starts = _walk(data, size, count)
+            self._ends = np.empty(count, np.int64)
+            self._ends[:-1] = self._starts[1:]
+            self._ends[-1:] = size
+            lengths, self._bodies = _varints(data, self._starts, _INT_LAST)
+            if (lengths < 0).any():
+                raise MalformedColumn("a record of less than no bytes")
+            self.timestamp_deltas, at = _varints(data, self._bodies + 1, _LONG_LAST)
+            self.offset_deltas, self._after_deltas = _varints(data, at, _INT_LAST)
+            deltas = self.offset_deltas
+            if count and (deltas[0] < 0 or deltas[-1] > last_offset_delta or (deltas[1:] <= deltas[:-1]).any()):
+                raise MalformedColumn(f"offset deltas that do not ascend from 0 to {last_offset_delta}")
+        except MalformedColumn as error:
+            raise self._named(error) from None
+
+    def _fields(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]:
+        """(where each key begins, its length; the same of the values; how many headers, and where they begin)."""
+        if self._bounds is None:
+            try:
+                self._bounds = _find_fields(self._data, self._after_deltas, self._ends)
+            except MalformedColumn as error:
+                raise self._named(error) from None
+        return self._bounds
+
+    def _named(self, error: MalformedColumn) -> MalformedColumn:
+        return named_error(self._data, self.size_bytes, self.count, self._last_offset_delta, error)
+
+    def check(self) -> None:
+        """Check everything that was not checked yet."""
+        self._fields()
+        self.headers()
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys, None for null."""
+        starts, sizes, *_ = self._fields()
+        return self._cut(starts, sizes)
+
+    def values(self) -> list[bytes | None]:
+        """Return the values, None for null."""
+        _, _, starts, sizes, *_ = self._fields()
+        return self._cut(starts, sizes)
+
+    @property
+    def timestamp_delta_range(self) -> tuple[int, int]:
+        """The least and the largest timestamp delta, in milliseconds; zeros without records."""
+        deltas = self.timestamp_deltas
+        return (int(deltas.min()), int(deltas.max())) if self.count else (0, 0)
+
+    @property
+    def any_key(self) -> bool:
+        """Whether a record has one."""
+        return bool((self._fields()[1] >= 0).any())
+
+    def null_keys(self) -> npt.NDArray[np.bool_]:
+        """Return which records have a null key, bool[count]."""
+        null: npt.NDArray[np.bool_] = self._fields()[1] < 0
+        return null
+
+    @property
+    def any_null_value(self) -> bool:
+        """Whether the value of a record is null."""
+        return bool((self._fields()[3] < 0).any())
+
+    @property
+    def any_headers(self) -> bool:
+        """Whether a record has some."""
+        return bool(self._fields()[4].any())
+
+    def headers(self) -> list[Headers]:
+        """Return for each record its (name, value) pairs. Invalid UTF-8 in a name becomes U+FFFD, as Java reads it."""
+        *_, counts, starts = self._fields()
+        found: list[Headers] = [()] * self.count
+        try:
+            for index in np.flatnonzero(counts).tolist():
+                bounds = int(starts[index]), int(self._ends[index]), int(counts[index])
+                found[index] = _read_headers(self._data, *bounds)
+        except MalformedColumn as error:
+            raise self._named(error) from None
+        return found
+
+    def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
+        """Return the bytes of the records for which ``kept`` is true (None: all), unchanged.
+
+        Except their timestamp deltas, to which ``rebased_by`` milliseconds are added.
+        """
+        if not rebased_by:
+            return keep_records(self._data, self.size_bytes, self._starts, self._ends, kept)
+        _, after_timestamps = _varints(self._data, self._bodies + 1, _LONG_LAST)
+        rebased = self.timestamp_deltas + np.int64(rebased_by)
+        return rebase_records(self._data, self._bodies, after_timestamps, self._ends, rebased, kept)
+
+    def _cut(self, starts: Int64Array, sizes: Int64Array) -> list[bytes | None]:
+        data = self._data
+        ends = (starts + sizes).tolist()
+        cut: list[bytes | None] = [data[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
+        null = np.flatnonzero(sizes < 0)
+        if len(null):
+            if len(null) == self.count:
+                return [None] * self.count
+            for index in null.tolist():
+                cut[index] = None
+        return cut
+
+
+def _find_fields(
+    data: bytes, after_deltas: Int64Array, ends: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Return the starts and sizes of keys, those of values, numbers of headers, and where headers begin."""
+    key_sizes, key_starts = _varints(data, after_deltas, _INT_LAST)
+    value_sizes, value_starts = _varints(data, _behind(key_starts, key_sizes, ends), _INT_LAST)
+    header_counts, header_starts = _varints(data, _behind(value_starts, value_sizes, ends), _INT_LAST)
+    # A header takes two bytes.
+    if (header_counts < 0).any() or (header_counts * 2 > ends - header_starts).any():
+        raise MalformedColumn("a record that ends elsewhere than it says")
+    if ((header_counts == 0) & (header_starts != ends)).any():
+        raise MalformedColumn("a record with bytes behind its fields")
+    return key_starts, key_sizes, value_starts, value_sizes, header_counts, header_starts
+
+
+def _walk(data: bytes, size: int, count: int) -> Int64Array:
+    """Where each record begins."""
+    parts: list[Int64Array] = []
+    position, left, step = 0, count, _STEP_MIN
+    try:
+        while left:
+            run, width = _run_of_one_size(data, position, size, left)
+            if run >= _RUN_MIN:
+                parts.append(np.arange(position, position + run * width, width))
+                position += run * width
+                left -= run
+                continue
+            starts, position = _walk_some(data, position, min(step, left))
+            parts.append(np.array(starts, np.int64))
+            left -= len(starts)
+            step *= 2  # where sizes differ, looking for a run is seldom worth it
+    except IndexError:
+        raise MalformedColumn("a record beyond the end") from None
+    if position != size:
+        raise MalformedColumn(f"{count} records that end at byte {position} of {size}")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts or [_NONE])
+
+
+def _run_of_one_size(data: bytes, position: int, size: int, left: int) -> tuple[int, int]:
+    """(how many records of the same size follow one another from there on, that size): as many as ``left``, if all."""
+    length = data[position]
+    wide = length >= 128
+    if wide:
+        following = data[position + 1]
+        if following >= 128:
+            return 0, 0
+        length += (following << 7) - 128
+    width = 1 + wide + (length >> 1)
+    many = min(left, (size - position) // width)
+    if many < _RUN_MIN:
+        return 0, 0
+    marks = np.ndarray((many,), "<u2" if wide else "u1", data, position, (width,))
+    differ = marks != marks[0]
+    first = int(differ.argmax())
+    return (many if not differ[first] else first), width
+
+
+def _walk_some(data: bytes, position: int, count: int) -> tuple[list[int], int]:
+    """(where each of so many records begins, and where the next one does). Raises IndexError behind the end."""
+    starts: list[int] = []
+    note = starts.append
+    for _ in range(count):
+        note(position)
+        length = data[position]
+        if length < 128:
+            position += 1 + (length >> 1)
+            continue
+        following = data[position + 1]
+        if following < 128:
+            position += 2 + (length - 128 >> 1) + (following << 6)
+        else:
+            position = _behind_long(data, position)
+    return starts, position
+
+
+def _behind_long(data: bytes, position: int) -> int:
+    """Where the record ends that begins there, its length a number of 3 to 5 bytes."""
+    length = shift = 0
+    while shift < 35:
+        following = data[position]
+        position += 1
+        length |= (following & 0x7F) << shift
+        if following < 128:
+            return position + (length >> 1)
+        shift += 7
+    raise MalformedColumn("a length of more than 5 bytes")
+
+
+def _varints(data: bytes, positions: Int64Array, last: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+    """Return the signed numbers at ``positions``, and where each ends. ``last`` is `_INT_LAST` or `_LONG_LAST`.
+
+    The positions are at the end of the records at most.
+    """
+    numbers, ends = _varints_from(np.frombuffer(data, np.uint8), positions, 0, last)
+    return (numbers >> _ONE).view(np.int64) ^ -(numbers & _ONE).view(np.int64), ends
+
+
+def _varints_from(
+    data: npt.NDArray[np.uint8], positions: Int64Array, shift: int, last: tuple[int, int]
+) -> tuple[Uint64Array, Int64Array]:
+    """Return the numbers of which the bytes from ``shift`` on begin at ``positions``, and where each ends."""
+    first = data.take(positions)
+    last_shift, last_max = last
+    if shift == last_shift and (first > last_max).any():
+        raise MalformedColumn(f"a number of more than {shift + last_max.bit_length()} bits")
+    numbers = first.astype(np.uint64) << np.uint64(shift)
+    ends = positions + 1
+    goes_on = first >= 128
+    count = np.count_nonzero(goes_on)
+    if not count:
+        return numbers, ends
+    mark = np.uint64(128 << shift)  # the bit that says so
+    if count == len(positions):
+        rest, ends = _varints_from(data, ends, shift + 7, last)
+        return numbers + (rest - mark), ends
+    longer = np.flatnonzero(goes_on)
+    rest, at = _varints_from(data, ends[longer], shift + 7, last)
+    numbers[longer] += rest - mark
+    ends[longer] = at
+    return numbers, ends
+
+
+def _behind(starts: Int64Array, sizes: Int64Array, ends: Int64Array) -> Int64Array:
+    """Where each of the byte strings ends, which is within its record."""
+    if (sizes >= ends - starts).any() or (sizes < -1).any():
+        raise MalformedColumn("a key or a value beyond its record")
+    return starts + np.maximum(sizes, 0)
+
+
+def _read_headers(data: bytes, position: int, end: int, count: int) -> Headers:
+    pairs: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        size, position = _varint_at(data, position, end)
+        if not 0 <= size <= end - position:
+            raise MalformedColumn("the name of a header beyond its record")
+        name = data[position : position + size].decode("utf-8", "replace")
+        position += size
+        size, position = _varint_at(data, position, end)
+        if not -1 <= size <= end - position:
+            raise MalformedColumn("the value of a header beyond its record")
+        pairs.append((name, data[position : position + size] if size >= 0 else None))
+        position += max(size, 0)
+    if position != end:
+        raise MalformedColumn("a record with bytes behind its headers")
+    return tuple(pairs)
+
+
+def _varint_at(data: bytes, position: int, end: int) -> tuple[int, int]:
+    number = shift = 0
+    last_shift, last_max = _INT_LAST
+    while position < end:
+        following = data[position]
+        if shift == last_shift and following > last_max:
+            break
+        position += 1
+        number |= (following & 0x7F) << shift
+        if following < 128:
+            return number >> 1 ^ -(number & 1), position
+        shift += 7
+    raise MalformedColumn("a number beyond its record, or of more than 32 bits")

@@ -1,0 +1,145 @@
+"""The records of a Kafka batch, found by one scan: the table that `segmentlog.speedups.records` fills, as columns."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from segmentlog.format.columns import Int64Array, MalformedColumn
+from segmentlog.format.varints import varint
+from segmentlog.records import Headers
+from segmentlog.speedups import records as core
+
+DELTA_MAX: Final = 2**31 - 1
+"""The largest offset delta of a Kafka batch."""
+
+_REASONS: Final = {
+    core.BAD_LENGTH: "its length is malformed, or extends beyond the records of the batch",
+    core.BAD_TIMESTAMP: "its timestamp delta is malformed, or extends beyond the record",
+    core.BAD_OFFSET: "its offset delta is malformed, does not ascend, or lies outside the batch",
+    core.BAD_KEY: "its key extends beyond the record, or has a malformed length",
+    core.BAD_VALUE: "its value extends beyond the record, or has a malformed length",
+    core.BAD_HEADER_COUNT: "its number of headers is malformed or negative",
+    core.BAD_HEADER_NAME: "the name of a header is null, or extends beyond the record",
+    core.BAD_HEADER_VALUE: "the value of a header extends beyond the record, or has a malformed length",
+    core.BYTES_LEFT_IN_RECORD: "bytes follow its last field",
+    core.BYTES_LEFT: "bytes follow the last record that the batch announces",
+}
+
+
+class MalformedRecord(MalformedColumn):
+    """A record of a Kafka batch whose bytes contradict themselves or the header of the batch."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"record {index}: {reason}")
+        self.index = index
+        """The first record that is wrong, counted from 0; the number of records where bytes follow the last."""
+        self.reason = reason
+
+
+def named_error(data: bytes, size: int, count: int, last_offset_delta: int, error: MalformedColumn) -> MalformedColumn:
+    """Return the error of the first malformed record; ``error`` itself where the scan accepts every record."""
+    refusal, *_ = core.scan_records(data, size, count, last_offset_delta, None)
+    return _malformed(refusal) if refusal else error
+
+
+def _malformed(refusal: int) -> MalformedRecord:
+    index, reason = divmod(refusal, core.REASONS_MAX)
+    return MalformedRecord(index, _REASONS[reason])
+
+
+class ScannedRecords:
+    """The records of one batch, all of them checked. Thread-safe: nothing changes after it was made."""
+
+    __slots__ = ("_data", "_table", "any_headers", "any_key", "any_null_value", "count", "size_bytes",
+                 "timestamp_delta_range")  # fmt: skip
+
+    def __init__(self, data: bytes, size: int, count: int, last_offset_delta: int) -> None:
+        """The records are the first ``size`` bytes of ``data``. Raise `MalformedRecord`."""
+        self._data = data
+        self.count = count
+        self.size_bytes = size
+        self._table = table = np.empty((core.ROW_COUNT, count), np.int64)
+        scanned = core.scan_records(data, size, count, last_offset_delta, table)
+        refusal, least, largest, null_keys, null_values, with_headers = scanned
+        if refusal:
+            raise _malformed(refusal)
+        self.timestamp_delta_range: tuple[int, int] = least, largest
+        """The least and the largest timestamp delta, in milliseconds; zeros without records."""
+        self.any_key: bool = null_keys < count
+        self.any_null_value: bool = null_values > 0
+        self.any_headers: bool = with_headers > 0
+
+    @property
+    def timestamp_deltas(self) -> Int64Array:
+        """Milliseconds, int64[count], relative to the base timestamp of the batch."""
+        deltas: Int64Array = self._table[core.TIMESTAMP_DELTA]
+        return deltas
+
+    @property
+    def offset_deltas(self) -> Int64Array:
+        """int64[count], relative to the base offset of the batch."""
+        deltas: Int64Array = self._table[core.OFFSET_DELTA]
+        return deltas
+
+    def check(self) -> None:
+        """Do nothing: these records were checked when they were found."""
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys, None for null."""
+        return core.cut_field(self._data, self._table, core.KEY, 0, self.count)
+
+    def values(self) -> list[bytes | None]:
+        """Return the values, None for null."""
+        return core.cut_field(self._data, self._table, core.VALUE, 0, self.count)
+
+    def headers(self) -> list[Headers]:
+        """Return for each record its (name, value) pairs. Invalid UTF-8 in a name becomes U+FFFD, as Java reads it."""
+        return core.cut_headers(self._data, self._table, 0, self.count) if self.any_headers else [()] * self.count
+
+    def null_keys(self) -> npt.NDArray[np.bool_]:
+        """Return which records have a null key, bool[count]."""
+        null: npt.NDArray[np.bool_] = self._table[core.KEY_SIZE] < 0
+        return null
+
+    def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
+        """Return the bytes of the records for which ``kept`` is true (None: all), unchanged.
+
+        Except their timestamp deltas, to which ``rebased_by`` milliseconds are added.
+        """
+        table = self._table
+        if rebased_by:
+            rebased = self.timestamp_deltas + np.int64(rebased_by)
+            rows = table[core.BODY], table[core.AFTER_TIMESTAMP], table[core.END], rebased
+            return rebase_records(self._data, *rows, kept)
+        return keep_records(self._data, self.size_bytes, table[core.START], table[core.END], kept)
+
+
+def keep_records(
+    data: bytes, size: int, starts: Int64Array, ends: Int64Array, kept: npt.NDArray[np.bool_] | None
+) -> bytes:
+    """Return the bytes of the records for which ``kept`` is true, or of all: the first ``size`` bytes of ``data``."""
+    if kept is None:
+        return data[:size]
+    spans = zip(starts[kept].tolist(), ends[kept].tolist(), strict=True)
+    return b"".join([data[start:end] for start, end in spans])
+
+
+def rebase_records(
+    data: bytes, bodies: Int64Array, after_timestamps: Int64Array, ends: Int64Array, deltas: Int64Array,
+    kept: npt.NDArray[np.bool_] | None,
+) -> bytes:  # fmt: skip
+    """Return the records for which ``kept`` is true (None: all) with these timestamp deltas instead of their own.
+
+    ``bodies`` are the positions after the lengths, ``after_timestamps`` those after the timestamp deltas.
+    """
+    # Only the length changes, and what is stored before the offset delta.
+    rows = zip(bodies.tolist(), after_timestamps.tolist(), ends.tolist(), deltas.tolist(), strict=True)
+    parts: list[bytes] = []
+    for body, rest, end, delta in rows if kept is None else compress(rows, kept.tolist()):
+        head = data[body : body + 1] + varint(delta)
+        parts += (varint(len(head) + end - rest), head, data[rest:end])
+    return b"".join(parts)

@@ -1,0 +1,13 @@
+"""Loops over bytes, for which Python is slow: compiled where the install found a C compiler, interpreted elsewhere.
+
+`records` holds pure functions over bytes: no policy, no files, no classes. ``setup.py`` says how it is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from segmentlog.speedups import records
+
+COMPILED: Final = not str(records.__file__).endswith(".py")
+"""Whether the functions of `records` are machine code. If not, they give the same answers more slowly."""

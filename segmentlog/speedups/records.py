@@ -1,0 +1,374 @@
+"""The records of a Kafka batch as bytes: check them, find their fields, cut them into objects, encode them.
+
+    length            varint    bytes that follow
+    attributes        i8        unused
+    timestamp_delta   varlong   milliseconds, relative to the base timestamp of the batch
+    offset_delta      varint    relative to the base offset of the batch
+    key_length        varint    -1: null
+    key
+    value_length      varint    -1: null
+    value
+    header_count      varint
+    headers                     each: name_length varint, name, value_length varint (-1: null), value
+
+A varint holds 7 bits a byte, lowest bits first; every byte except the last has its top bit set. Numbers are zigzagged:
+0, -1, 1, -2 become 0, 1, 2, 3. A varint takes at most 5 bytes, a varlong at most 10.
+
+This module runs as it is. Where a C compiler exists, the install compiles it with the types in ``records.pxd``. Both
+forms return the same for every input, and a test compares them. The bytes come from strangers: every read checks its
+position against the end first, in this source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.int64]
+
+# The rows of the table that `scan_records` fills, with a column for each record. Positions are in the data.
+START = 0
+BODY = 1
+"""Position after the length."""
+TIMESTAMP_DELTA = 2
+AFTER_TIMESTAMP = 3
+"""Position after the timestamp delta."""
+OFFSET_DELTA = 4
+KEY = 5
+KEY_SIZE = 6
+"""Bytes; -1 for null. So is VALUE_SIZE."""
+VALUE = 7
+VALUE_SIZE = 8
+HEADER_COUNT = 9
+HEADERS = 10
+END = 11
+ROW_COUNT = 12
+
+# The same numbers for the compiled code, where they are C integers that Python does not see.
+_START, _BODY, _TIMESTAMP_DELTA, _AFTER_TIMESTAMP = START, BODY, TIMESTAMP_DELTA, AFTER_TIMESTAMP
+_OFFSET_DELTA, _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE = OFFSET_DELTA, KEY, KEY_SIZE, VALUE, VALUE_SIZE
+_HEADER_COUNT, _HEADERS, _END = HEADER_COUNT, HEADERS, END
+
+# Why `scan_records` refuses a record: the remainder of the refusal by `REASONS_MAX`; the quotient is the record.
+REASONS_MAX = 16
+BAD_LENGTH = 1
+BAD_TIMESTAMP = 2
+BAD_OFFSET = 3
+BAD_KEY = 4
+BAD_VALUE = 5
+BAD_HEADER_COUNT = 6
+BAD_HEADER_NAME = 7
+BAD_HEADER_VALUE = 8
+BYTES_LEFT_IN_RECORD = 9
+BYTES_LEFT = 10
+
+_INT_MAX_SIZE = 5
+"""Bytes of the longest varint."""
+_BODY_MAX = 2**31 - 1
+"""Bytes of the longest record, without its length."""
+_NUMBERS_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 1
+"""Bytes of a record beside its key, value and headers: length, attributes, deltas, two lengths, header count."""
+_NO_HEADERS = b"\0"
+
+
+def scan_records(
+    data: bytes, size: int, count: int, last_offset_delta: int, table: Numbers | None
+) -> tuple[int, int, int, int, int, int]:
+    """Check that the first ``size`` bytes of ``data`` are ``count`` records, and find their fields.
+
+    ``table`` is an int64 array of shape (ROW_COUNT, count) that is overwritten, or None. Offset deltas must ascend,
+    from 0 at the least to ``last_offset_delta`` at the most. Return
+
+        refusal                   0 when all is right, else of the first wrong record: index * REASONS_MAX + reason
+        least_timestamp_delta     0 without records
+        largest_timestamp_delta   0 without records
+        null_key_count            records whose key is null
+        null_value_count
+        with_headers_count        records with at least one header
+
+    Raise IndexError when ``size`` is larger than the data or the table is too small.
+    """
+    if size > len(data) or count < 0:
+        raise IndexError("scan_records: more bytes than there are, or a negative count")
+    if table is not None and (table.shape[0] < ROW_COUNT or table.shape[1] < count):
+        raise IndexError("scan_records: the table is too small")
+    raw = data
+    at = [0]
+    position = 0
+    previous = -1
+    least = 0
+    largest = 0
+    null_keys = 0
+    null_values = 0
+    with_headers = 0
+    for index in range(count):
+        at[0] = position
+        length = _read_int(raw, at, size)
+        body = at[0]
+        if body < 0 or length < 1 or length > size - body:
+            return _refuse(index, BAD_LENGTH)
+        end = body + length
+        at[0] = body + 1
+        timestamp = _read_long(raw, at, end)
+        after_timestamp = at[0]
+        if after_timestamp < 0:
+            return _refuse(index, BAD_TIMESTAMP)
+        offset = _read_int(raw, at, end)
+        if at[0] < 0 or offset <= previous or offset > last_offset_delta:
+            return _refuse(index, BAD_OFFSET)
+        previous = offset
+        key_size = _read_int(raw, at, end)
+        key = at[0]
+        if key < 0 or key_size < -1 or key_size > end - key:
+            return _refuse(index, BAD_KEY)
+        if key_size < 0:
+            null_keys += 1
+        else:
+            at[0] = key + key_size
+        value_size = _read_int(raw, at, end)
+        value = at[0]
+        if value < 0 or value_size < -1 or value_size > end - value:
+            return _refuse(index, BAD_VALUE)
+        if value_size < 0:
+            null_values += 1
+        else:
+            at[0] = value + value_size
+        header_count = _read_int(raw, at, end)
+        headers = at[0]
+        if headers < 0 or header_count < 0:
+            return _refuse(index, BAD_HEADER_COUNT)
+        if header_count:
+            with_headers += 1
+            for _ in range(header_count):
+                part_size = _read_int(raw, at, end)
+                part = at[0]
+                if part < 0 or part_size < 0 or part_size > end - part:
+                    return _refuse(index, BAD_HEADER_NAME)
+                at[0] = part + part_size
+                part_size = _read_int(raw, at, end)
+                part = at[0]
+                if part < 0 or part_size < -1 or part_size > end - part:
+                    return _refuse(index, BAD_HEADER_VALUE)
+                if part_size > 0:
+                    at[0] = part + part_size
+        if at[0] != end:
+            return _refuse(index, BYTES_LEFT_IN_RECORD)
+        if index == 0 or timestamp < least:
+            least = timestamp
+        if index == 0 or timestamp > largest:
+            largest = timestamp
+        if table is not None:
+            table[_START, index] = position
+            table[_BODY, index] = body
+            table[_TIMESTAMP_DELTA, index] = timestamp
+            table[_AFTER_TIMESTAMP, index] = after_timestamp
+            table[_OFFSET_DELTA, index] = offset
+            table[_KEY, index] = key
+            table[_KEY_SIZE, index] = key_size
+            table[_VALUE, index] = value
+            table[_VALUE_SIZE, index] = value_size
+            table[_HEADER_COUNT, index] = header_count
+            table[_HEADERS, index] = headers
+            table[_END, index] = end
+        position = end
+    if position != size:
+        return _refuse(count, BYTES_LEFT)
+    return 0, least, largest, null_keys, null_values, with_headers
+
+
+def _refuse(index: int, reason: int) -> tuple[int, int, int, int, int, int]:
+    return index * REASONS_MAX + reason, 0, 0, 0, 0, 0
+
+
+def cut_field(data: bytes, table: Numbers, start_row: int, first: int, stop: int) -> list[bytes | None]:
+    """Return a key or a value of each of the records ``[first, stop)``: ``start_row`` is KEY or VALUE.
+
+    Raise IndexError for records that the table does not have, or fields that the data does not have.
+    """
+    size = len(data)
+    if table is None or not 0 <= start_row < table.shape[0] - 1 or first < 0 or stop > table.shape[1]:
+        raise IndexError("cut_field: more records than there are")
+    raw = data
+    items: list[bytes | None] = []
+    for index in range(first, stop):
+        start = table[start_row, index]
+        length = table[start_row + 1, index]
+        if length < 0:
+            items.append(None)
+            continue
+        if start < 0 or start > size or length > size - start:
+            raise IndexError("cut_field: a field beyond the end")
+        items.append(raw[start : start + length])
+    return items
+
+
+def cut_headers(data: bytes, table: Numbers, first: int, stop: int) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """Return the (name, value) pairs of each of the records ``[first, stop)``; invalid UTF-8 becomes U+FFFD.
+
+    Raise IndexError as `cut_field` does.
+    """
+    size = len(data)
+    if table is None or table.shape[0] < ROW_COUNT or first < 0 or stop > table.shape[1]:
+        raise IndexError("cut_headers: more records than there are")
+    raw = data
+    at = [0]
+    found: list[tuple[tuple[str, bytes | None], ...]] = []
+    for index in range(first, stop):
+        count = table[_HEADER_COUNT, index]
+        if count == 0:
+            found.append(())
+            continue
+        at[0] = table[_HEADERS, index]
+        if at[0] < 0:
+            raise IndexError("cut_headers: headers before the beginning")
+        pairs: list[tuple[str, bytes | None]] = []
+        for _ in range(count):
+            length = _read_int(raw, at, size)
+            start = at[0]
+            if start < 0 or length < 0 or length > size - start:
+                raise IndexError("cut_headers: a name beyond the end")
+            name = raw[start : start + length].decode("utf-8", "replace")
+            at[0] = start + length
+            length = _read_int(raw, at, size)
+            start = at[0]
+            if start < 0 or length > size - start:
+                raise IndexError("cut_headers: a value beyond the end")
+            if length < 0:
+                pairs.append((name, None))
+            else:
+                pairs.append((name, raw[start : start + length]))
+                at[0] = start + length
+        found.append(tuple(pairs))
+    return found
+
+
+def encode_records(
+    keys: list[bytes | None] | None,
+    values: list[bytes | None],
+    headers: list[bytes] | None,
+    timestamp_deltas: Numbers,
+    offset_deltas: Numbers,
+) -> bytearray:
+    """Return records in one piece, uncompressed.
+
+    ``keys`` None means that every key is null. ``headers`` are encoded already, each with its count in front; None
+    means that no record has any. Raise IndexError for a column that is shorter than ``values``, TypeError for an item
+    that is neither bytes nor None, ValueError for a record of more than 2 GiB.
+    """
+    count = len(values)
+    if len(timestamp_deltas) < count or len(offset_deltas) < count:
+        raise IndexError("encode_records: fewer deltas than values")
+    if (keys is not None and len(keys) < count) or (headers is not None and len(headers) < count):
+        raise IndexError("encode_records: fewer keys or headers than values")
+    capacity = count * _NUMBERS_MAX
+    for index in range(count):
+        capacity += _size_of(values[index])
+        if keys is not None:
+            capacity += _size_of(keys[index])
+        if headers is not None:
+            capacity += len(headers[index])
+    out = bytearray(capacity)
+    raw = out
+    position = 0
+    for index in range(count):
+        key = None if keys is None else keys[index]
+        value = values[index]
+        tail = _NO_HEADERS if headers is None else headers[index]
+        timestamp = timestamp_deltas[index]
+        offset = offset_deltas[index]
+        key_size = _size_of(key)
+        value_size = _size_of(value)
+        body = 1 + _varint_size(timestamp) + _varint_size(offset) + key_size + value_size + len(tail)
+        body += _varint_size(-1 if key is None else key_size) + _varint_size(-1 if value is None else value_size)
+        if body > _BODY_MAX:
+            raise ValueError("encode_records: a record of more than 2 GiB")
+        if body > capacity - position - _INT_MAX_SIZE:
+            raise IndexError("encode_records: the items changed while they were read")
+        position = _write_varint(raw, position, body)
+        raw[position] = 0
+        position = _write_varint(raw, position + 1, timestamp)
+        position = _write_varint(raw, position, offset)
+        position = _write_item(raw, position, key)
+        position = _write_item(raw, position, value)
+        position = _write_bytes(raw, position, tail)
+    del out[position:]
+    return out
+
+
+def _size_of(item: bytes | None) -> int:
+    return 0 if item is None else len(item)
+
+
+def _varint_size(number: int) -> int:
+    size = 1
+    rest = number if number >= 0 else -(number + 1)
+    rest >>= 6
+    while rest:
+        size += 1
+        rest >>= 7
+    return size
+
+
+def _write_varint(raw: bytearray, position: int, number: int) -> int:
+    """Write a signed number and return the position after it. The caller has checked that there is room."""
+    rest = number if number >= 0 else -(number + 1)
+    byte = (rest & 63) << 1
+    if number < 0:
+        byte |= 1
+    rest >>= 6
+    while rest:
+        raw[position] = byte | 128
+        position += 1
+        byte = rest & 127
+        rest >>= 7
+    raw[position] = byte
+    return position + 1
+
+
+def _write_item(raw: bytearray, position: int, item: bytes | None) -> int:
+    if item is None:
+        raw[position] = 1
+        return position + 1
+    return _write_bytes(raw, _write_varint(raw, position, len(item)), item)
+
+
+def _write_bytes(raw: bytearray, position: int, item: bytes) -> int:
+    source = item
+    size = len(item)
+    for index in range(size):
+        raw[position + index] = source[index]
+    return position + size
+
+
+def _read_int(raw: bytes, at: list[int], end: int) -> int:
+    """Return the varint of 32 bits at ``at[0]`` and move ``at[0]`` after it; set ``at[0]`` to -1 if there is none."""
+    begin = at[0]
+    number = _read_long(raw, at, end)
+    if at[0] - begin > 5 or number > 2147483647 or number < -2147483648:
+        at[0] = -1
+    return number
+
+
+def _read_long(raw: bytes, at: list[int], end: int) -> int:
+    """Return the varlong of 64 bits at ``at[0]``, likewise."""
+    position = at[0]
+    number = 0
+    shift = 0
+    while 0 <= position < end and shift < 70:
+        byte = raw[position]
+        position += 1
+        part = byte & 127
+        if shift == 63 and part > 1:
+            break
+        number |= part << shift
+        if byte < 128:
+            at[0] = position
+            if number & 1:
+                return -(number >> 1) - 1
+            return number >> 1
+        shift += 7
+    at[0] = -1
+    return 0
