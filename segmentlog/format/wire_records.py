@@ -157,9 +157,14 @@ class WireRecords:
         return cut
 
 
-def decode_records(payload: memoryview, codec: int, count: int) -> WireRecords:
-    """The records of a batch of Kafka's. Raises ValueError: what does not decompress, or contradicts itself."""
+def decode_records(payload: memoryview, codec: int, count: int, *, limit_bytes: int | None = None) -> WireRecords:
+    """The records of a batch of Kafka's. Raises ValueError: what does not decompress, or contradicts itself.
+
+    Raises `TooManyBytes` where they take more than ``limit_bytes``, or than any reader decompresses of such a batch.
+    """
     limit = wire_raw_max(len(payload)) - WIRE_HEADER_SIZE
+    if limit_bytes is not None:
+        limit = min(limit, limit_bytes)
     data = decompress_records(codec, payload[WIRE_HEADER_SIZE:], limit)
     if count * RECORD_SIZE_MIN > len(data) - PADDING:
         raise MalformedColumn(f"{count} records in {len(data) - PADDING} bytes")
