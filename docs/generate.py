@@ -79,7 +79,8 @@ and -1 or 9223372036854775807 are without limit.
 _KAFKAS: Final = frozenset((
     "cleanup.policy", "compression.type", "delete.retention.ms", "file.delete.delay.ms", "index.interval.bytes",
     "local.retention.bytes", "local.retention.ms", "max.compaction.lag.ms", "max.message.bytes",
-    "message.timestamp.type", "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "remote.storage.enable",
+    "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "message.timestamp.type",
+    "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "remote.storage.enable",
     "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
 ))  # fmt: skip
 

@@ -24,6 +24,9 @@ from segmentlog.quantities import (
     parse_size,
 )
 
+CLIENT_TIMESTAMP_AFTER_MAX_MS = 3_600_000
+"""What `message.timestamp.after.max.ms` is for Kafka's clients in a topic that does not set it. Kafka's default."""
+
 OFFSET_CEILING_STEP = 1_000_000
 """How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
 
@@ -204,6 +207,28 @@ def _parse_level(value: object) -> int | None:
     return parse_count(value)
 
 
+def _parse_clock_limit(value: object) -> int:
+    """As Kafka: from 0 on, and no -1 for unlimited."""
+    if isinstance(value, str) and value.strip().lower() == "unlimited":
+        return UNLIMITED_MS
+    limit_ms = parse_duration_ms(value)
+    if not 0 <= limit_ms <= UNLIMITED_MS:
+        raise ValueError(f"{limit_ms} is out of range")
+    return limit_ms
+
+
+def _parse_clock_limit_or_default(value: object) -> int | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "default"):
+        return None
+    return _parse_clock_limit(value)
+
+
+_CLOCK_LIMIT = _Kind(_parse_clock_limit, format_duration_ms, "a time of at least 0ms, or unlimited")
+_CLOCK_LIMIT_OR_DEFAULT = _Kind(
+    _parse_clock_limit_or_default,
+    lambda limit_ms: "default" if limit_ms is None else format_duration_ms(limit_ms),
+    "a time of at least 0ms, unlimited, or default",
+)
 _LEVEL = _Kind(
     _parse_level, lambda level: "default" if level is None else str(level), "a level of the codec, or default"
 )
@@ -301,6 +326,15 @@ class TopicConfig:
         "CreateTime",
         _choice("CreateTime", "LogAppendTime"),
         "whose clock stamps a record: the sender's or the log's",
+    )
+    message_timestamp_after_max_ms: int | None = _key(
+        None,
+        _CLOCK_LIMIT_OR_DEFAULT,
+        "how far a record's timestamp may be ahead of the clock; default: an hour for Kafka's clients, no limit for"
+        " the library",
+    )
+    message_timestamp_before_max_ms: int = _key(
+        UNLIMITED_MS, _CLOCK_LIMIT, "how far a record's timestamp may be behind the clock"
     )
     compression_type: CompressionType = _key("lz4", _choice(*CODEC_NAMES), "how a batch is compressed")
     compression_level: int | None = _key(

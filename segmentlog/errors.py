@@ -144,12 +144,13 @@ class InvalidWireBatch(SegmentlogError, ValueError):
     """A batch of Kafka's protocol that a client must not send, or that was damaged on its way; nothing was appended.
 
     ``reason`` is one word, for who has to translate it: magic, length, crc, control, delete_horizon, count, codec,
-    producer, producer_id, timestamp, records, transaction.
+    producer, producer_id, timestamp, records, size, transaction. ``indices`` are the positions in the batch of the
+    records that are wrong, at most 10,000 of them; empty where the batch as a whole is.
     """
 
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(reason, why)
-        self.reason, self.why = reason, why
+    def __init__(self, reason: str, why: str, indices: tuple[int, ...] = ()) -> None:
+        super().__init__(reason, why, indices)
+        self.reason, self.why, self.indices = reason, why, indices
 
     def __str__(self) -> str:
         return f"the Kafka batch was refused ({self.reason}): {self.why}; nothing was appended"

@@ -23,6 +23,12 @@ NO_TIMESTAMP = -1
 """Kafka's way to write that a record has none; so no record has the last millisecond of 1969."""
 EARLIEST_MS = -62_135_596_800_000
 """The earliest timestamp of a record: the year 1, before which Python, ISO 8601 and Spark have no time."""
+LATEST_MS = INT64_MAX // 1000
+"""The latest timestamp of a record, in the year 294247: Spark and Arrow count microseconds in 64 bits."""
+TIMESTAMPS_ACCEPTED = (
+    f"milliseconds since 1970, from {EARLIEST_MS} (the year 1) to {LATEST_MS} (the year 294247), or -1 for none"
+)
+"""For messages."""
 UNLIMITED_MS = INT64_MAX
 """Kafka's way to write it for the other durations: longer than any record is old."""
 

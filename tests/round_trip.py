@@ -8,14 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import wire
 from hypothesis import strategies as st
-from wire import foreign
+from wire import append_unchecked, foreign
 
 from segmentlog.store import LogStore
 
 PARTITIONS: Final = 2
-LATEST_MS: Final = 2**63 - 1
-SPARK_LATEST_MS: Final = (2**63 - 1) // 1000
-"""The largest timestamp that Spark's type holds."""
+LATEST_MS: Final = (2**63 - 1) // 1000
+"""The largest timestamp of a record: Spark's type holds no larger one."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -32,18 +31,21 @@ class Sent(NamedTuple):
 
 KEYS: Final = (None, b"", b"key", b"\xff\x00")
 VALUES: Final = (None, b"", b"value", b"\x00\xff", b'{"a": "\xc3\xbc"}')
-TIMESTAMPS: Final = (-1, 0, 1_700_000_000_123, SPARK_LATEST_MS, LATEST_MS)
+TIMESTAMPS: Final = (-1, 0, 1_700_000_000_123, LATEST_MS)
 HEADERS: Final[tuple[Headers, ...]] = ((), (("h", None),), (("h", b"1"), ("h", b""), ("h", b"1")), (("", b"\xff"),))
 
 LARGE: Final = Sent(1, -1, b"", bytes(range(256)) * (10 << 12), (("h", None), ("h", b"")))
 """A record with a value of 10 MiB."""
 
 
-def all_kinds(*, is_text: bool = False, latest_ms: int = LATEST_MS, with_headers: bool = True) -> list[Sent]:
+OLD: Final = Sent(0, 2**63 - 1, b"key", b"old", ())
+"""A record that earlier versions stored. Its timestamp is more than an append takes."""
+
+
+def all_kinds(*, is_text: bool = False, with_headers: bool = True) -> list[Sent]:
     """Each key with each value, timestamp and list of headers; ``is_text``: without keys and values that are binary."""
     headers = HEADERS if with_headers else ((),)
-    stamps = [stamp for stamp in TIMESTAMPS if stamp <= latest_ms]
-    found = product(KEYS, VALUES, stamps, headers)
+    found = product(KEYS, VALUES, TIMESTAMPS, headers)
     return [
         Sent(number % PARTITIONS, stamp, key, value, some)
         for number, (key, value, stamp, some) in enumerate(found)
@@ -72,13 +74,17 @@ records: Final[st.SearchStrategy[list[Sent]]] = st.lists(
 def fill(store: LogStore, topic: str, sent: Iterable[Sent], **config: Any) -> None:
     """Make a topic with these records, in a batch each: as Kafka's clients send them, and every other one as lists.
 
-    Records without a timestamp always come from a client.
+    Records without a timestamp always come from a client; the batch of `OLD` is not checked.
     """
-    settings = {"retention_ms": -1, "max_message_bytes": "32MiB", **config}
+    settings = {
+        "retention_ms": -1, "max_message_bytes": "32MiB", "message_timestamp_after_max_ms": "unlimited", **config
+    }  # fmt: skip
     made = store.create_topic(topic, partitions=PARTITIONS, **settings)
     for number, one in enumerate(sent):
         log = made.partition(one.partition)
-        if one.timestamp < 0 or number % 4 < 2:
+        if one.timestamp > LATEST_MS:
+            append_unchecked(log, foreign([wire.Sent(one.key, one.value, one.timestamp, one.headers)]))
+        elif one.timestamp < 0 or number % 4 < 2:
             log.append_wire(foreign([wire.Sent(one.key, one.value, one.timestamp, one.headers)]))
         else:
             log.append([one.value], keys=[one.key], timestamps=[one.timestamp], headers=[one.headers])

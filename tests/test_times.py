@@ -20,7 +20,7 @@ from segmentlog.config import FsyncPolicy, TopicConfig
 from segmentlog.consuming.places import parse_place, resolve
 from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError
 from segmentlog.objects.cutting import target_of
-from segmentlog.quantities import milliseconds_of, parse_duration_ms
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS, milliseconds_of, parse_duration_ms
 from segmentlog.store import LogStore
 
 AT = datetime(2026, 7, 31, 12, 0, 0, 123_456, UTC)
@@ -45,16 +45,54 @@ def test_datetimes_are_timestamps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["2026", 1.5, timedelta(1), [AT], -62_135_596_800_001, -(2**62), datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)],
-)
+    [
+        "2026", 1.5, timedelta(1), [AT], EARLIEST_MS - 1, -(2**62), LATEST_MS + 1, 2**62, 2**63 - 1, 2**63,
+        np.datetime64(2**61, "s"), np.datetime64(2**62, "D"), datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC),
+    ],
+)  # fmt: skip
 def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
-    """Before the year 1, the millisecond that stands for none, and what is not a time at all."""
+    """Before the year 1, after 64 bits of microseconds, the millisecond that stands for none, and what is no time."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         with pytest.raises(InvalidRecord, match="timestamps"):
             log.append([b"v"], timestamps=[wrong])
         with store.producer() as producer, pytest.raises(InvalidRecord, match="timestamps"):
             producer.send("t", b"v", timestamp=wrong)  # type: ignore[arg-type]
+        assert log.log_end_offset == 0
+
+
+_HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("fsync", ["always", "never"])
+def test_a_topic_may_limit_how_far_timestamps_are_from_the_clock(tmp_path: Path, fsync: str) -> None:
+    """Each call that appends refuses a record beyond the limit, names it, and appends the others' records."""
+    limits = {"message_timestamp_after_max_ms": _HOUR_MS, "message_timestamp_before_max_ms": "1d"}
+    with segmentlog.open(tmp_path / "store", background=False) as store:
+        log = store.create_topic("t", fsync=fsync, **limits).partition(0)
+        stamped = store.create_topic("stamped", fsync=fsync, message_timestamp_type="LogAppendTime", **limits)
+        now = time.time_ns() // 1_000_000
+        early, late, fits = now - 26 * _HOUR_MS, now + 2 * _HOUR_MS, [now - 23 * _HOUR_MS, -1, now + _HOUR_MS // 2]
+        for wrong, key in ((early, "before"), (late, "after")):
+            message = rf"timestamps\[1\] is {wrong}; expected .*message.timestamp.{key}.max.ms"
+            with pytest.raises(InvalidRecord, match=message) as raised:
+                log.append([b"1", b"2", b"3"], timestamps=[now, wrong, wrong])
+            assert raised.value.indices == (1, 2)
+            with store.producer() as producer:
+                with pytest.raises(InvalidRecord, match=message):
+                    producer.send_many("t", [b"1", b"2"], timestamps=[now, wrong])
+                sent = producer.send("t", b"v", timestamp=now)
+                with pytest.raises(InvalidRecord, match="timestamps"):
+                    producer.send("t", b"v", timestamp=wrong)
+                assert sent.result().timestamp == now, "it shares a batch with nobody's mistakes"
+            stamped.partition(0).append([b"v"], timestamps=[wrong])
+        log.append([b"v"] * 3, timestamps=fits)
+        log.append([b"v"])
+        assert log.log_end_offset == 6
+        store.alter_topic(
+            "t", {"message.timestamp.after.max.ms": "default", "message.timestamp.before.max.ms": "unlimited"}
+        )
+        log.append([b"v"] * 2, timestamps=[early, late])
 
 
 def test_timedeltas_are_durations() -> None:
@@ -212,8 +250,8 @@ def test_records_of_before_1970(tmp_path: Path) -> None:
 
 
 def test_the_widest_batch_there_can_be(tmp_path: Path) -> None:
-    """From the earliest to the largest timestamp: more than 64 bits apart."""
-    stamps = [-62_135_596_800_000, 2**63 - 1, -5, 2**62]
+    """From the earliest timestamp to the latest."""
+    stamps = [EARLIEST_MS, LATEST_MS, -5, 2**52]
     with segmentlog.open(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", retention_ms=-1).partition(0)
         log.append([b"v"] * 4, timestamps=stamps)

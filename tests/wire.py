@@ -8,10 +8,21 @@ from typing import Any, NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import strategies as st
 
-from segmentlog.format.wire import CRC, CRC_FROM, CRC_POSITION, WIRE_HEADER, WireHeader, crc32c_of
-from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire import (
+    CRC,
+    CRC_FROM,
+    CRC_POSITION,
+    WIRE_HEADER,
+    Buffer,
+    WireHeader,
+    check_wire_batch,
+    crc32c_of,
+    parse_wire_batch,
+)
+from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire
 from segmentlog.log.append.appends import Ack
 from segmentlog.log.partition import Partition
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.records import Headers
 
 NOW_MS = 1_700_000_000_000
@@ -57,9 +68,23 @@ def forged(data: bytes, *, crc: bool = True, **fields: int) -> bytes:
     return bytes(made)
 
 
+def encoded(data: Buffer, limit_bytes: int | None = None) -> EncodedWireBatch:
+    """The batch as it is, its records unchecked. Raises `InvalidWireBatch` for a header that is wrong."""
+    header = check_wire_batch(data, limit_bytes)
+    return encode_wire(data, header, header.max_timestamp)
+
+
+def append_unchecked(log: Partition, data: bytes) -> int:
+    """`Partition.append_wire`, past the check of the records: as versions stored batches that did not check them."""
+    header = parse_wire_batch(data)
+    numbers = header.producer_id, header.producer_epoch, header.base_sequence
+    stamp = ProducerStamp(*numbers, header.is_transactional) if header.producer_id >= 0 else None
+    return log.append_batches([encoded(data)], producer=stamp)
+
+
 def stored(data: bytes, base_offset: int = 0, epoch: int = 0, append_time_ms: int | None = None) -> bytes:
     """The batch as it lies in a log."""
-    batch = encode_wire(data)
+    batch = encoded(data)
     return bytes(batch.placed_at(base_offset, epoch, append_time_ms)) + bytes(batch.payload)
 
 

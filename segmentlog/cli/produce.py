@@ -16,7 +16,7 @@ from segmentlog.cli.options import FiniteRange, complete_topic, existing_topic, 
 from segmentlog.cli.source import Source, TooLong
 from segmentlog.errors import SegmentlogError
 from segmentlog.exchange.sending import BadRecord, Lists, NamedSender, Parse, Sender
-from segmentlog.quantities import EARLIEST_MS
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
@@ -244,8 +244,8 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
             raise ValueError(f"partition {partition!r} is not a partition's number")
-        if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp < 1 << 63):
-            raise ValueError(f"timestamp {timestamp!r} is no count of milliseconds since 1970")
+        if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp <= LATEST_MS):
+            raise ValueError(f"timestamp {timestamp!r} is not {TIMESTAMPS_ACCEPTED}")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(index, f"not a JSON object: {line[:60]!r}: {error}") from None

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.quantities import EARLIEST_MS, INT64_MAX
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
@@ -164,7 +164,7 @@ def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> i
         return None
     try:
         milliseconds = _as_milliseconds(value)
-        if not EARLIEST_MS <= milliseconds <= INT64_MAX:
+        if not EARLIEST_MS <= milliseconds <= LATEST_MS:
             raise ValueError
         return milliseconds
     except (ValueError, TypeError, OverflowError):

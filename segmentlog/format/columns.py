@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import InvalidRecord
-from segmentlog.quantities import EARLIEST_MS, NO_TIMESTAMP, milliseconds_of
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS, NO_TIMESTAMP, TIMESTAMPS_ACCEPTED, milliseconds_of
 from segmentlog.records import Headers
 
 Values = Sequence[bytes | None]
@@ -128,7 +128,8 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
 
     A naive datetime is local time, one of numpy is UTC as ever. -1 is a record without a timestamp, which Kafka's
-    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one before the year 1.
+    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one outside
+    [`EARLIEST_MS`, `LATEST_MS`].
     """
     try:
         array = np.asarray(timestamps)
@@ -139,7 +140,7 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
         ):
             array = np.array([_milliseconds(timestamp) for timestamp in timestamps], np.int64)
         elif array.dtype.kind == "M":
-            array = array.astype("datetime64[ms]").astype(np.int64)
+            array = _milliseconds_of_numpy(array)
     except (ValueError, OverflowError) as error:
         raise InvalidRecord("timestamps", 0, str(error), "integers, milliseconds since 1970") from None
     if array.ndim == 1 and not len(array):
@@ -150,11 +151,20 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     if len(array) != count:
         raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
     wide = array.astype(np.int64, copy=False)
-    if count and int(wide.min()) < EARLIEST_MS:
-        index = int(wide.argmin())
-        wanted = f"milliseconds since 1970, from {EARLIEST_MS} (the year 1) on, or -1 for none"
-        raise InvalidRecord("timestamps", index, str(int(wide[index])), wanted)
+    if count and (int(wide.min()) < EARLIEST_MS or int(array.max()) > LATEST_MS):
+        index = int(np.flatnonzero((wide < EARLIEST_MS) | (array > LATEST_MS))[0])
+        raise InvalidRecord("timestamps", index, str(int(array[index])), TIMESTAMPS_ACCEPTED)
     return wide
+
+
+def _milliseconds_of_numpy(moments: npt.NDArray[np.datetime64]) -> Int64Array:
+    """Raises `InvalidRecord` for NaT, and for a moment that 64 bits of milliseconds cannot hold: numpy wraps around."""
+    rounded = moments.astype("datetime64[ms]")
+    wrong = rounded.astype("datetime64[Y]") != moments.astype("datetime64[Y]")
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise InvalidRecord("timestamps", index, repr(moments.flat[index]), TIMESTAMPS_ACCEPTED)
+    return rounded.astype(np.int64)
 
 
 def _milliseconds(timestamp: int | datetime) -> int:

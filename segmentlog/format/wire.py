@@ -37,7 +37,6 @@ from segmentlog.format.batch import (
     WIRE_HEADER_SIZE,
     BatchHeader,
 )
-from segmentlog.quantities import EARLIEST_MS
 
 crc32c_of: Final = iscsi
 # CRC32C of 100 kB here: fastcrc 1.9 us, crc32c 3.8 us and under the LGPL; google-crc32c takes no view that is writable.
@@ -68,6 +67,7 @@ Reason = Literal[
     "producer",
     "timestamp",
     "records",
+    "size",
     "transaction",
 ]
 """Why a batch is refused: `InvalidWireBatch.reason`."""
@@ -117,15 +117,13 @@ def parse_wire_batch(data: Buffer) -> WireHeader:
 
 
 def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader:
-    """What a server must refuse when a client sends it; else the header. ``data`` is one batch, from end to end.
+    """Return the header of a batch whose frame is right: its length, its CRC, and what the header says of itself.
 
-    Raises `InvalidWireBatch` with its reason, and `RecordTooLarge` for a batch of more than ``limit_bytes``. The
-    records are not looked at.
+    ``data`` is one batch, from end to end. Raises `InvalidWireBatch` with its reason, and `RecordTooLarge` for a batch
+    of more than ``limit_bytes``. The records and their timestamps are not checked: see `log.append.wire`.
     """
     header = parse_wire_batch(data)
-    (_, length, _, _, crc, attributes, last, base_timestamp, max_timestamp, producer_id, epoch, sequence, count) = (
-        header
-    )
+    _, length, _, _, crc, attributes, last, _, _, producer_id, epoch, sequence, count = header
     if length + LENGTH_BEHIND != len(data):
         raise InvalidWireBatch("length", f"{len(data)} bytes, where the batch says {length + LENGTH_BEHIND}")
     if limit_bytes is not None and len(data) > limit_bytes:
@@ -145,9 +143,6 @@ def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader
         raise InvalidWireBatch("producer", f"producer {producer_id} with epoch {epoch} and sequence {sequence}")
     if producer_id < 0 and attributes & TRANSACTIONAL:
         raise InvalidWireBatch("producer", "a transaction of no producer")
-    # As Kafka: -1 says that a record has none, and what is below it is before 1970.
-    if base_timestamp < EARLIEST_MS or max_timestamp < EARLIEST_MS:
-        raise InvalidWireBatch("timestamp", f"timestamps from {base_timestamp} to {max_timestamp}")
     return header
 
 

@@ -40,7 +40,6 @@ from segmentlog.format.wire import (
     WIRE_HEADER,
     Buffer,
     WireHeader,
-    check_wire_batch,
     crc32c_of,
     pack_wire_batch,
     parse_wire_batch,
@@ -143,14 +142,15 @@ class EncodedWireBatch(EncodedBatch):
         CHECKSUM.pack_into(header, _PAYLOAD_CHECKSUM_POSITION, digest.intdigest())
 
 
-def encode_wire(data: Buffer, limit_bytes: int | None = None) -> EncodedWireBatch:
-    """A batch as a client sent it, checked (see `check_wire_batch`) and hashed; ``data`` must last until it is written.
+def encode_wire(data: Buffer, wire: WireHeader, max_timestamp: int) -> EncodedWireBatch:
+    """A batch as a client sent it, hashed; ``data`` must last until it is written. ``wire`` is its header, checked.
 
-    Its timestamps count as those of its records: a client that says LogAppendTime is not believed, as in Kafka.
+    Its timestamps count as those of its records: a client that says LogAppendTime is not believed, as in Kafka, nor
+    the largest timestamp that it says. ``max_timestamp`` is the largest one that there is.
     """
-    wire = check_wire_batch(data, limit_bytes)
-    if wire.attributes & LOG_APPEND_TIME:
-        data, wire = _changed(data, wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME))
+    right = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=max_timestamp)
+    if right != wire:
+        data, wire = _changed(data, right)
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
 
 

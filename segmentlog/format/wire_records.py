@@ -24,15 +24,20 @@ _SCANNED_MAX = 16
 """Records that the interpreted scan finds sooner than numpy: it takes 4 us each, numpy 40 us and 1.5 us each."""
 
 
-def decode_records(payload: memoryview, codec: int, count: int, last_offset_delta: int | None = None) -> WireRecords:
+def decode_records(
+    payload: memoryview, codec: int, count: int, last_offset_delta: int | None = None, *, limit_bytes: int | None = None
+) -> WireRecords:
     """Return the ``count`` records in the ``payload`` of a Kafka batch, which begins with Kafka's header.
 
     Their offset deltas must ascend, from 0 at the least to ``last_offset_delta`` at the most (None: 2^31 - 1). Raise
     `MalformedRecord` for the first record that is wrong, `MalformedColumn` for more records than the payload has room
-    for, and ValueError for a payload that cannot be decompressed. Without the compiled core a wrong record may be
-    found later: `WireRecords.check` finds it, and so does every method that needs its fields.
+    for, ValueError for a payload that cannot be decompressed, and `TooManyBytes` where it would be more than
+    ``limit_bytes``, or more than any reader decompresses of such a batch. Without the compiled core a wrong record may
+    be found later: `WireRecords.check` finds it, and so does every method that needs its fields.
     """
     limit = wire_raw_max(len(payload)) - WIRE_HEADER_SIZE
+    if limit_bytes is not None:
+        limit = min(limit, limit_bytes)
     data = decompress_records(codec, payload[WIRE_HEADER_SIZE:], limit)
     size = len(data) - PADDING
     if count * RECORD_SIZE_MIN > size:

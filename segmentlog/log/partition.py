@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from segmentlog.arguments import as_bool, as_int, as_offset, as_seconds, as_time_ms
@@ -190,30 +191,33 @@ class Partition:
         return self._appends.batches(batches, ack, producer)
 
     def append_wire(
-        self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True,
+        self, data: Buffer, *, ack: Ack | None = None, sync: bool = True,
         transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
+        unpacking: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> WireAppended:  # fmt: skip
         """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
 
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
-        producer's numbers count: a batch that this producer has appended before is not appended again. The records
-        are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
-        whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, nobody
-        who follows is woken, and the answer says whether the topic's policy wants it synced: see `sync_upto` and
-        `wake_followers`. ``transaction`` is called under the lock of appends before a transactional batch is let
-        through, and raises if it is not to be. ``owns`` is called with the producer id of a batch that belongs to no
-        transaction. It returns whether the sender was assigned the id. Where it returns False, the batch is appended
-        only if its producer has appended here before, under the batch's epoch or the one before it. ``owns`` raises
-        `InvalidWireBatch` to refuse the batch altogether.
+        producer's numbers count: a batch that this producer has appended before is not appended again. Before anything
+        is stored the records are decompressed and checked by the function that readers use. The largest timestamp in
+        the header is corrected if it is wrong. ``unpacking`` is entered for as long as a compressed batch is checked
+        that is not small; a server bounds there how many are checked at the same time.
 
-        Raises `InvalidWireBatch` with a reason (without ``transaction`` a transactional batch only goes where its
-        producer has a transaction open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a
-        record without a key that needs one, and what `append` raises.
+        Without ``sync`` nothing waits for the disk, nobody who follows is woken, and the answer says whether the
+        topic's policy wants it synced: see `sync_upto` and `wake_followers`. ``transaction`` is called under the lock
+        of appends before a transactional batch is let through, and raises if it is not to be. ``owns`` is called with
+        the producer id of a batch that belongs to no transaction. It returns whether the sender was assigned the id.
+        Where it returns False, the batch is appended only if its producer has appended here before, under the batch's
+        epoch or the one before it. ``owns`` raises `InvalidWireBatch` to refuse the batch altogether.
+
+        Raises `InvalidWireBatch` with a reason, and with the records that are wrong (without ``transaction`` a
+        transactional batch only goes where its producer has a transaction open), `RecordTooLarge` for more bytes than
+        max.message.bytes, `InvalidRecord` for a record without a key that needs one, and what `append` raises.
         """
         self._check_appendable()
         return append_wire(
-            self._handle, self._appender, self._appends, data, ack, check_records=check_records, sync=sync,
-            transaction=transaction, owns=owns,
+            self._handle, self._appender, self._appends, data, ack, sync=sync, transaction=transaction, owns=owns,
+            unpacking=unpacking,
         )  # fmt: skip
 
     def wake_followers(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from segmentlog.config import TOPIC_CONFIG_KEYS, FsyncPolicy, TopicConfig
+from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, TOPIC_CONFIG_KEYS, FsyncPolicy, TopicConfig
 from segmentlog.errors import InvalidConfig
 from segmentlog.quantities import UNLIMITED, UNLIMITED_MS
 
@@ -23,8 +23,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[str, int]]] = {
     "compression.zstd.level": ("3", TYPE_INT),
     "follower.replication.throttled.replicas": ("", TYPE_LIST),
     "leader.replication.throttled.replicas": ("", TYPE_LIST),
-    "message.timestamp.after.max.ms": (str(UNLIMITED_MS), TYPE_LONG),
-    "message.timestamp.before.max.ms": (str(UNLIMITED_MS), TYPE_LONG),
     "min.insync.replicas": ("1", TYPE_INT),
     "preallocate": ("true", TYPE_BOOLEAN),
     "segment.index.bytes": ("10485760", TYPE_INT),
@@ -33,6 +31,7 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[str, int]]] = {
 }
 """Keys of Kafka's that are taken and change nothing: the value that is told, and its type."""
 
+_TIMESTAMP_AFTER: Final = "message.timestamp.after.max.ms"
 _FLUSH_MESSAGES, _FLUSH_MS = "flush.messages", "flush.ms"
 _COMPRESSION: Final = "compression.type"
 _FROM_KAFKA: Final = {"producer": "lz4", "uncompressed": "none"}
@@ -114,6 +113,8 @@ def describe(config: TopicConfig) -> list[Entry]:
 def _text(name: str, value: Any, is_changed: bool) -> str:
     if name == _COMPRESSION and not is_changed:
         return "producer"  # what clients wrote is kept as it came
+    if name == _TIMESTAMP_AFTER and value is None:
+        return str(CLIENT_TIMESTAMP_AFTER_MAX_MS)
     if value is None:
         return str(UNLIMITED)
     if isinstance(value, FsyncPolicy):
@@ -126,6 +127,8 @@ def _text(name: str, value: Any, is_changed: bool) -> str:
 def _type_of(name: str, value: Any) -> int:
     if name in _TYPES:
         return _TYPES[name]
+    if name == _TIMESTAMP_AFTER:
+        return TYPE_LONG  # also where it is None
     if isinstance(value, bool):
         return TYPE_BOOLEAN
     return TYPE_LONG if isinstance(value, int) else TYPE_STRING

@@ -7,11 +7,13 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from segmentlog.arguments import as_partition
@@ -26,7 +28,14 @@ from segmentlog.errors import (
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
-from segmentlog.log.append.encoding import Columns, check_columns, check_items, check_size, require_a_key
+from segmentlog.log.append.encoding import (
+    Columns,
+    check_columns,
+    check_items,
+    check_size,
+    check_timestamps,
+    require_a_key,
+)
 from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.producing.options import ProducerOptions
 from segmentlog.producing.pump import Pump
@@ -146,6 +155,8 @@ class Producer(Generic[K, V]):
         options = None
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
+            if options[1] is not None:
+                self._check_timestamp(topic, options[1])
             if partition is not None:
                 try:
                     count = self._pump.topics[topic].partition_count
@@ -177,6 +188,10 @@ class Producer(Generic[K, V]):
         columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
         check_size(columns, self._pump.config_of(topic))
+
+    def _check_timestamp(self, topic: str, timestamp: int) -> None:
+        """Raise `InvalidRecord` for a record that the topic refuses for its distance from the clock."""
+        check_timestamps(np.array([timestamp]), self._pump.config_of(topic), time.time_ns() // 1_000_000)
 
     def send_many(
         self,

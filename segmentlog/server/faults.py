@@ -77,6 +77,7 @@ _OF_BATCHES: Final = {
     "length": ErrorCode.CORRUPT_MESSAGE,
     "crc": ErrorCode.CORRUPT_MESSAGE,
     "codec": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    "size": ErrorCode.MESSAGE_TOO_LARGE,
     "timestamp": ErrorCode.INVALID_TIMESTAMP,
     "transaction": ErrorCode.INVALID_TXN_STATE,
     "producer_id": ErrorCode.INVALID_PRODUCER_ID_MAPPING,

@@ -14,14 +14,13 @@ from pyspark.sql.types import StructType
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.quantities import LATEST_MS
 from segmentlog.spark.options import InvalidText
 from segmentlog.spark.schema import arrow_schema
 
 _ROWS: Final = 1 << 16
 _BYTES: Final = 8 << 20
 # Of an Arrow batch. Larger ones are no faster, and 800 MB in one killed a driver.
-LATEST_MS: Final = (2**63 - 1) // 1000
-"""Spark counts microseconds, a record milliseconds: the product would begin anew far before 1970."""
 
 
 class ArrowRows:
@@ -146,21 +145,10 @@ def _timestamps(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     stamps = _joined([batch.timestamps for batch in batches])
     if kind == pa.int64():  # milliseconds, which hold any timestamp
         return _numbers(stamps, kind)
-    if _are_beyond(stamps).any():
-        raise SegmentlogError(_too_far(batches))
-    return pa.array(stamps * 1000).cast(kind)
-
-
-def _are_beyond(stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    return (stamps > LATEST_MS) | (stamps < -LATEST_MS)
-
-
-def _too_far(batches: list[RecordBatch]) -> str:
-    batch, at = next((one, int(far.argmax())) for one in batches if (far := _are_beyond(one.timestamps)).any())
-    return (
-        f"the timestamp at {batch.topic}/{batch.partition} offset {batch.offsets[at]} is {batch.timestamps[at]} ms, and"
-        f" those of Spark end at {LATEST_MS}; read it in milliseconds, as in .schema('value binary, timestamp bigint')"
-    )
+    # Spark counts microseconds in 64 bits, and earlier versions stored timestamps that those cannot hold. One of them
+    # must not keep a query from every other record: it is null, as in an archive.
+    beyond = (stamps > LATEST_MS) | (stamps < -LATEST_MS)
+    return pa.array(stamps * 1000, mask=beyond if beyond.any() else None).cast(kind)
 
 
 def _timestamp_types(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:

@@ -19,7 +19,8 @@ from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.append.encoding import MAX_BATCH_RECORDS, Columns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Partitions, Rows, partitions_for_joined_keys
-from segmentlog.quantities import EARLIEST_MS
+from segmentlog.policy.timestamps import refused_timestamps
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS
 from segmentlog.records import Headers
 
 
@@ -97,6 +98,9 @@ class ArrowRecords:
     def encode(self, config: TopicConfig) -> list[EncodedBatch]:
         if config.compacts and (self._keys is None or self._keys.null_count):
             raise require_a_key(0 if self._keys is None else _first(self._keys.is_null()))
+        if len(self) and (refused := refused_timestamps(self._timestamps, config, time.time_ns() // 1_000_000)):
+            row = refused.indices[0]
+            raise InvalidRecord("timestamp", row, f"{refused.found_ms} ms", refused.accepted, refused.indices)
         limit = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         batches: list[EncodedBatch] = []
         for start in range(0, len(self), limit):
@@ -206,7 +210,8 @@ def _as_milliseconds(array: pa.Array) -> npt.NDArray[np.int64] | None:
     if pa.types.is_timestamp(array.type):
         per_ms = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}[array.type.unit]
         found: npt.NDArray[np.int64] = np.floor_divide(_filled(numbers, per_ms), per_ms)
-        return _checked(found * 1000 if array.type.unit == "s" else found)
+        # A product that began anew in the past would be a time; one that is too large is refused.
+        return _checked(np.clip(found, -LATEST_MS, LATEST_MS) * 1000 if array.type.unit == "s" else found)
     return _checked(_filled(numbers, 1))
 
 

@@ -17,7 +17,7 @@ import xxhash
 from batches import forge
 from hypothesis import Phase, settings
 from logs import FakeClock, NoSyncFileSystem, open_log
-from wire import forged
+from wire import encoded, forged
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidTopicName, InvalidWireBatch, SegmentlogError, StoreVersionError
@@ -54,7 +54,6 @@ from segmentlog.format.producers import (
 )
 from segmentlog.format.scan import Around, step_over, walk
 from segmentlog.format.wire import check_wire_batch, parse_wire_batch
-from segmentlog.format.wire_batch import encode_wire
 from segmentlog.format.wire_records import decode_records
 from segmentlog.inspection.files import check_store_file, read_topic_file
 from segmentlog.inspection.findings import Tally
@@ -112,8 +111,8 @@ def wire(data: bytes) -> None:
     for sent in (data, made_right(data)):
         with contextlib.suppress(InvalidWireBatch):
             header = check_wire_batch(sent)
-            encoded = encode_wire(sent)
-            batch(bytes(encoded.placed_at(7, 0, 5)) + bytes(encoded.payload))
+            made = encoded(sent)
+            batch(bytes(made.placed_at(7, 0, 5)) + bytes(made.payload))
             with contextlib.suppress(ValueError):
                 decode_records(memoryview(sent), header.codec, header.record_count).check()
 

@@ -30,14 +30,16 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+from wire import Sent, append_unchecked, foreign
 
 import segmentlog
+from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, InvalidRecord, InvalidTopicName, SegmentlogError, UnknownTopic
 from segmentlog.format.names import new_topic_id
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.quantities import EARLIEST_MS
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS
 from segmentlog.records import TopicPartition
-from segmentlog.spark.arrow import LATEST_MS, ArrowRows
+from segmentlog.spark.arrow import ArrowRows
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.options import ReadOptions, read_options, write_options
 from segmentlog.spark.ranges import (
@@ -755,18 +757,19 @@ def test_rows_are_the_records(store: segmentlog.LogStore) -> None:
 
 @pytest.mark.parametrize("beyond", [1, 2**63 - 1 - (2**63 - 1) // 1000])
 def test_a_timestamp_that_spark_has_not(store: segmentlog.LogStore, beyond: int) -> None:
-    """The latest one that there is in microseconds is read; a later one is told, and does not become another time."""
-    latest_ms = (2**63 - 1) // 1000
+    """It is null, and no other time: earlier versions stored such records, and the others of the topic are read."""
     log = store.create_topic("t").partition(0)
-    log.append([b"a", b"b"], timestamps=[0, latest_ms])
+    log.append([b"a", b"b"], timestamps=[0, LATEST_MS])
     wanted = columns_of("value binary, timestamp timestamp")
     (rows,) = ArrowRows(wanted).of(batches(store))
-    assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, latest_ms * 1000]
-    log.append([b"c", b"d"], timestamps=[5, latest_ms + beyond])
-    with pytest.raises(SegmentlogError, match=rf"t/0 offset 3 is {latest_ms + beyond} ms, and those of Spark end at"):
-        list(ArrowRows(wanted).of(batches(store)))
-    (rows,) = ArrowRows(columns_of("value binary")).of(batches(store))
-    assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d"]
+    assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, LATEST_MS * 1000]
+    late = LATEST_MS + beyond
+    append_unchecked(log, foreign([Sent(None, b"c", 5), Sent(None, b"d", late), Sent(None, b"e", -1)]))
+    (rows,) = ArrowRows(wanted).of(batches(store))
+    assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, LATEST_MS * 1000, 5000, None, -1000]
+    (rows,) = ArrowRows(columns_of("value binary, timestamp long")).of(batches(store))
+    assert rows["timestamp"].to_pylist() == [0, LATEST_MS, 5, late, -1]
+    assert rows["value"].to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
 
 
 FILLED_HEADERS = ArrayType(
@@ -936,6 +939,27 @@ def test_timestamps_of_other_types() -> None:
     assert columns.timestamps.tolist() == [-14_182_940_001, -1], "rounded down; the last millisecond of 1969 is none"
     with pytest.raises(InvalidRecord, match=r"timestamp\[1\] is -62135596800001 ms; expected .* the year 1 on"):
         taken({"value": [b"1", b"2"], "timestamp": pa.array([0, -62_135_596_800_001], pa.timestamp("ms"))}, "t")
+
+
+def test_what_spark_writes_keeps_to_the_limits_of_the_topic() -> None:
+    """No timestamp that readers cannot hold; as near to the clock as the topic wants it."""
+    now = time.time_ns() // 1_000_000
+    near = TopicConfig(message_timestamp_after_max_ms=1000, message_timestamp_before_max_ms=10_000_000)
+    for config, stamp, wrong in (
+        (TopicConfig(), LATEST_MS + 1, "the year 294247"),
+        (TopicConfig(), 2**63 - 1, "the year 294247"),
+        (near, now + 10_000_000, "message.timestamp.after.max.ms = 1s"),
+        (near, now - 20_000_000, "message.timestamp.before.max.ms"),
+    ):
+        ((_, records, _, _),) = records_of(
+            pa.record_batch({"value": pa.array([b"1", b"2"]), "timestamp": pa.array([now, stamp], pa.int64())}), "t"
+        )
+        with pytest.raises(InvalidRecord, match=rf"timestamp\[1\] is {stamp} ms; expected .*{wrong}"):
+            records.encode(config)
+    seconds = pa.record_batch({"value": pa.array([b"1"]), "timestamp": pa.array([2**54], pa.timestamp("s"))})
+    ((_, records, _, _),) = records_of(seconds, "t")
+    with pytest.raises(InvalidRecord, match="the year 294247"):
+        records.encode(TopicConfig())
 
 
 def test_rows_of_several_topics() -> None:

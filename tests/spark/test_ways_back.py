@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
-from round_trip import LARGE, LATEST_MS, SPARK_LATEST_MS, Sent, all_kinds, by_partition, content, fill
+from round_trip import LARGE, LATEST_MS, OLD, Sent, all_kinds, by_partition, content, fill
 
 import segmentlog
 from segmentlog.cli import cli
@@ -29,10 +29,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with topic "all": every kind of record, and in the end a large one."""
     made = tmp_path_factory.mktemp("ways") / "store"
     with segmentlog.open(made, background=False) as store:
-        fill(store, "all", [*all_kinds(), LARGE])
+        fill(store, "all", [*all_kinds(), OLD, LARGE])
         for log in store.topic("all").partitions():
             log.roll()
-        fill(store, "spark", all_kinds(latest_ms=SPARK_LATEST_MS))
+        fill(store, "spark", all_kinds())
     return str(made)
 
 
@@ -47,7 +47,7 @@ def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, 
     copy = str(tmp_path / "store")
     shutil.copytree(path, copy)
     before = records(copy, "all")
-    assert before == by_partition([*all_kinds(), LARGE])
+    assert before == by_partition([*all_kinds(), OLD, LARGE])
     report = archive(spark, copy, "all", str(tmp_path / "archive"), trim=True)
     assert report.records == len(before)
     assert records(copy, "all") == []
@@ -65,15 +65,15 @@ def test_an_archive_that_was_trimmed_comes_back(spark: SparkSession, path: str, 
         -1: ("1969-12-31", False),
         0: ("1970-01-01", False),
         1_700_000_000_123: ("2023-11-14", False),
-        SPARK_LATEST_MS: (None, False),
-        LATEST_MS: (None, True),
+        LATEST_MS: (None, False),
+        OLD.timestamp: (None, True),
     }
 
 
 def test_an_archive_of_an_older_version_comes_back(spark: SparkSession, path: str, tmp_path: Path) -> None:
     """One without `timestampMillis` in its files and without the size of its largest batch, which may be large."""
     copy, folder = str(tmp_path / "store"), str(tmp_path / "archive")
-    sent = [*all_kinds(latest_ms=SPARK_LATEST_MS)[:40], LARGE]
+    sent = [*all_kinds()[:40], LARGE]
     with segmentlog.open(copy, background=False) as store:
         fill(store, "old", sent)
         for log in store.topic("old").partitions():

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
+from segmentlog.log.append.encoding import Columns, check_timestamps, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.append.shipped import wait_shipped
 from segmentlog.log.append.syncer import Syncer
@@ -46,6 +46,8 @@ class Appends:
             handle.refresh_config()
         config = handle.config
         now_ms = handle.clock.now_ms()
+        if columns.timestamps is not None:
+            check_timestamps(columns.timestamps, config, now_ms)
         # In a transaction nobody waits for the disk: its commit does, for all of it.
         if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
             base_offset = self.group.append(

@@ -24,6 +24,8 @@ from segmentlog.format.columns import (
 from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.fitting import encode_until_it_fits
 from segmentlog.log.producers import ProducerStamp
+from segmentlog.policy.timestamps import refused_timestamps
+from segmentlog.quantities import UNLIMITED_MS
 from segmentlog.records import Headers
 
 MAX_BATCH_RECORDS = 1 << 16
@@ -95,6 +97,15 @@ def check_items(columns: Columns) -> None:
     check_blobs("values", columns.values)
     if columns.keys is not None:
         check_blobs("keys", columns.keys)
+
+
+def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -> None:
+    """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts."""
+    if config.message_timestamp_after_max_ms is None and config.message_timestamp_before_max_ms == UNLIMITED_MS:
+        return  # nor beyond what readers can hold: `as_timestamps` made them
+    if refused := refused_timestamps(timestamps, config, now_ms):
+        first = refused.indices[0]
+        raise InvalidRecord("timestamps", first, str(refused.found_ms), refused.accepted, refused.indices)
 
 
 def check_size(columns: Columns, config: TopicConfig) -> None:

@@ -1,29 +1,42 @@
-"""A batch that a Kafka client sent, on its way in: checked, hashed and placed as it is."""
+"""Append a batch that a Kafka client sent: judged as its readers will, hashed, and stored as it came.
+
+No reader may refuse what is acknowledged here. So the records are decoded by the function that readers use
+(`decode_records`), and checked whole, before anything is stored. What is wrong with a batch is in the error, with the
+records that are. The largest timestamp in the header is corrected, as Kafka does: searches by time and retention rely
+on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from segmentlog.config import TopicConfig
+from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, TopicConfig
 from segmentlog.errors import InvalidWireBatch
 from segmentlog.format.batch import LOG_APPEND_TIME
-from segmentlog.format.wire import Buffer, WireHeader, parse_wire_batch
+from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.wire import Buffer, WireHeader, check_wire_batch
 from segmentlog.format.wire_batch import encode_wire
-from segmentlog.format.wire_records import WireRecords, decode_records
+from segmentlog.format.wire_codecs import TooManyBytes
+from segmentlog.format.wire_records import decode_records
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.appends import Ack, Appends
 from segmentlog.log.append.encoding import require_a_key
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.quantities import EARLIEST_MS
+from segmentlog.policy.timestamps import NAMED_MAX, refused_timestamps
+from segmentlog.quantities import EARLIEST_MS, KIB, LATEST_MS
 from segmentlog.storage.state import CONFIG_WORD
 
-_NAMED_MAX = 10_000
-"""Of the records that lack a key. A client is told of each, and may have sent millions."""
+SMALL_STORED_BYTES: Final = 64 * KIB
+SMALL_RAW_BYTES: Final = 256 * KIB
+"""A compressed batch of at most so many bytes, stored and decompressed, is judged without ``unpacking``: it takes no
+more memory and time than one that is not compressed."""
 
 
 class WireAppended(msgspec.Struct, frozen=True, gc=False):
@@ -42,17 +55,16 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 def append_wire(
-    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, check_records: bool,
-    sync: bool, transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
+    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, sync: bool,
+    transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
+    unpacking: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> WireAppended:  # fmt: skip
     """`Partition.append_wire`."""
     if handle.page.words[CONFIG_WORD] != handle.config_version:
         handle.refresh_config()
     config = handle.config
-    batch = encode_wire(data, config.max_message_bytes)
-    wire = parse_wire_batch(data)
-    if check_records or config.compacts:
-        _check_records(memoryview(data), wire, config)
+    wire = check_wire_batch(data, config.max_message_bytes)
+    batch = encode_wire(data, wire, _judge(memoryview(data), wire, config, handle.clock.now_ms(), unpacking))
     stamp = None
     if wire.producer_id >= 0:
         if wire.is_transactional:
@@ -72,27 +84,51 @@ def append_wire(
     return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, owes_sync)
 
 
-def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> None:
-    """Raise `InvalidWireBatch` for records that do not decode, `InvalidRecord` for one that lacks a key it needs."""
+def _judge(
+    data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int,
+    unpacking: Callable[[], AbstractContextManager[object]],
+) -> int:  # fmt: skip
+    """Return the largest timestamp of the records.
+
+    Raise `InvalidWireBatch` for records that a reader would refuse, or with timestamps that the topic does not accept.
+    Raise `InvalidRecord` for records that lack a key which the topic needs.
+    """
     try:
-        records = decode_records(data, wire.codec, wire.record_count)
+        if wire.codec == CODEC_NONE:
+            return _check_records(data, wire, config, now_ms)
+        if len(data) <= SMALL_STORED_BYTES:
+            try:
+                return _check_records(data, wire, config, now_ms, SMALL_RAW_BYTES)
+            except TooManyBytes:
+                pass
+        with unpacking():
+            return _check_records(data, wire, config, now_ms)
+    except TooManyBytes as error:
+        raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
+
+
+def _check_records(
+    data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int, limit_bytes: int | None = None
+) -> int:
+    """`_judge` one batch. Raise `TooManyBytes` where it decompresses to more than ``limit_bytes``."""
+    count = wire.record_count
+    try:
+        records = decode_records(data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes)
         records.check()
+    except TooManyBytes:
+        raise
     except ValueError as error:
-        raise InvalidWireBatch("records", str(error)) from None
-    _check_numbers(records, wire)
+        index = getattr(error, "index", count)
+        raise InvalidWireBatch("records", str(error), (index,) if index < count else ()) from None
+    stamps = records.timestamp_deltas + np.int64(wire.base_timestamp)
+    if refused := refused_timestamps(stamps, config, now_ms, CLIENT_TIMESTAMP_AFTER_MAX_MS):
+        first = refused.indices[0]
+        why = f"record {first}: its timestamp is {refused.found_ms}; the topic accepts {refused.accepted}"
+        raise InvalidWireBatch("timestamp", why, refused.indices)
+    if not EARLIEST_MS <= wire.base_timestamp <= LATEST_MS:
+        raise InvalidWireBatch("timestamp", f"its base timestamp is {wire.base_timestamp}, which no record can have")
     if config.compacts:
         keyless = np.flatnonzero(records.null_keys())
         if keyless.size:
-            raise require_a_key(int(keyless[0]), tuple(keyless[:_NAMED_MAX].tolist()))
-
-
-def _check_numbers(records: WireRecords, wire: WireHeader) -> None:
-    """Raise `InvalidWireBatch` for offset deltas other than 0, 1, 2 and so on, or a largest timestamp that is not."""
-    if not np.array_equal(records.offset_deltas, np.arange(records.count)):
-        raise InvalidWireBatch("records", "offset deltas that do not count from 0")
-    stamps = records.timestamp_deltas + np.int64(wire.base_timestamp)
-    if int(stamps.min()) < EARLIEST_MS:
-        raise InvalidWireBatch("timestamp", f"a record of {int(stamps.min())} ms, before the year 1")
-    largest = int(stamps.max())
-    if largest != wire.max_timestamp and not wire.attributes & LOG_APPEND_TIME:
-        raise InvalidWireBatch("timestamp", f"records up to {largest}, where the batch says {wire.max_timestamp}")
+            raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
+    return int(stamps.max())

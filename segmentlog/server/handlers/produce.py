@@ -12,7 +12,6 @@ of it.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -134,13 +133,14 @@ def _append(
         if not isinstance(data.records, memoryview) or not len(data.records):
             return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
         transaction = _enter(call, request.transactional_id, partition, data.records)
-        # Of a compacted topic the records are looked at, and not as many as clients like at a time.
-        with call.unpacking(is_stopped=False) if partition.config.compacts else contextlib.nullcontext():
-            owns = partial(_owns, call)
-            placed = partition.append_wire(data.records, sync=False, transaction=transaction, owns=owns)
+        placed = partition.append_wire(
+            data.records, sync=False, transaction=transaction, owns=partial(_owns, call),
+            unpacking=partial(call.unpacking, is_stopped=False),
+        )  # fmt: skip
     except (SegmentlogError, OSError) as error:
         answer = _error(data.index, _code_of(call, error), call.explain(error))
-        if isinstance(error, InvalidRecord):  # so that the client knows which to send again, without these (KIP-467)
+        if isinstance(error, InvalidRecord | InvalidWireBatch):
+            # So that the client knows which to send again, without these (KIP-467).
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in error.indices]
         return answer
     broker.arrivals.note_grown(partition)

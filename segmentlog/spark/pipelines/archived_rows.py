@@ -19,7 +19,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import MAX_RAW_SIZE, decode_header
 from segmentlog.format.batches import record_batch
-from segmentlog.spark.arrow import LATEST_MS, ArrowRows
+from segmentlog.quantities import LATEST_MS
+from segmentlog.spark.arrow import ArrowRows
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.pipelines.folders import spark_uris
 from segmentlog.spark.schema import HEADERS

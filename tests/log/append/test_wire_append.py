@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import PLACE_SIZE
+from segmentlog.log.append.wire import SMALL_RAW_BYTES, SMALL_STORED_BYTES
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
 
@@ -179,13 +183,48 @@ def test_what_a_compacted_topic_needs(tmp_path: Path) -> None:
     assert log.log_end_offset == 5
 
 
-def test_records_are_checked_where_that_is_asked_for(tmp_path: Path) -> None:
-    """A client's header may count other records than there are: elsewhere that is found by who reads them."""
+def test_records_are_checked(tmp_path: Path) -> None:
+    """A client's header may count other records than there are, or name a codec that is not theirs."""
     log = open_log(tmp_path)
-    for lie in ({"record_count": 4, "last_offset_delta": 3}, {"attributes": 4}, {"max_timestamp": NOW_MS + 99}):
-        with pytest.raises(InvalidWireBatch):
-            log.append_wire(forged(foreign(RECORDS), **lie), check_records=True)
-    assert log.append_wire(foreign(RECORDS), check_records=True).next_offset == 5
+    for lie in ({"record_count": 4, "last_offset_delta": 3}, {"attributes": 4}):
+        with pytest.raises(InvalidWireBatch) as told:
+            log.append_wire(forged(foreign(RECORDS), **lie))
+        assert told.value.reason == "records"
+    assert log.append_wire(foreign(RECORDS)).next_offset == 5
+
+
+def test_the_largest_timestamp_is_corrected(tmp_path: Path) -> None:
+    """The header, its CRC and our hash agree afterwards; what the client sent is not changed."""
+    log = open_log(tmp_path)
+    for codec in CODECS.values():
+        data = forged(foreign(RECORDS, codec), max_timestamp=NOW_MS + 99)
+        given = bytearray(data)
+        log.append_wire(given)
+        assert given == data
+    for at, batch in enumerate(log.read(0)):
+        assert batch.header.max_timestamp == NOW_MS + 4
+        (wire,) = as_wire(batch)
+        assert bytes(wire)[PLACE_SIZE:] == foreign(RECORDS, at)[PLACE_SIZE:]
+    assert {one.max_timestamp for one in log.segments()} == {NOW_MS + 4}
+
+
+@pytest.mark.parametrize("size_bytes", [SMALL_RAW_BYTES - 5000, SMALL_RAW_BYTES + 5000, 4 * SMALL_RAW_BYTES])
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_only_what_is_large_waits_for_a_place(tmp_path: Path, codec: int, size_bytes: int) -> None:
+    """A batch that is not compressed, or small, is checked at once; every other one enters ``unpacking`` once."""
+    log, entered = open_log(tmp_path, **{"max.message.bytes": 16 << 20}), [0]
+
+    @contextmanager
+    def unpacking() -> Iterator[None]:
+        entered[0] += 1
+        yield
+
+    records = [Sent(b"k", b"v" * 1000, NOW_MS + at) for at in range(size_bytes // 1000)]
+    assert log.append_wire(foreign(records, codec), unpacking=unpacking).base_offset == 0
+    assert entered[0] == (1 if codec and size_bytes > SMALL_RAW_BYTES else 0)
+    noise = [Sent(b"k", Random(at).randbytes(1000), NOW_MS) for at in range(2 * SMALL_STORED_BYTES // 1000)]
+    log.append_wire(foreign(noise, codec), unpacking=unpacking)
+    assert entered[0] == (1 if codec and size_bytes > SMALL_RAW_BYTES else 0) + (1 if codec else 0)
 
 
 def test_what_is_refused_is_not_appended(tmp_path: Path) -> None:
