@@ -58,10 +58,12 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    SEGMENTLOG_FORK_POINTS=0 SEGMENTLOG_LOCAL_ERRORS_EVERY=1 SEGMENTLOG_INTERRUPT_POINTS=0 \
 	    SEGMENTLOG_ADMIN_ROUNDS=5000 SEGMENTLOG_PROTOCOL_ROUNDS=2000 SEGMENTLOG_SHIPPING_ROUNDS=5000 \
 	    SEGMENTLOG_S3_ROUNDS=1000 SEGMENTLOG_REWINDING_ROUNDS=2000 SEGMENTLOG_COST_ELEMENTS=100000 \
+	    SEGMENTLOG_SANITIZED_BATCHES=10000000 \
 	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/groups/test_groups.py tests/exchange/test_transfer.py \
 	    tests/cli/test_loading.py tests/damage/test_batches_in_values.py tests/log/test_lost_descriptors.py \
 	    tests/ecosystem/protocol tests/objects/test_shipping.py tests/objects/test_real_stores.py \
 	    tests/objects/test_rewinding.py tests/server/test_costs.py \
+	    tests/format/test_speedups.py \
 	    $(PYTEST_ARGS)
 
 test-ecosystem: $(VENV)/.installed-test  ## an hour of what people build around Kafka, killed while it works
@@ -111,20 +113,22 @@ clean:  ## remove what was built and cached (not .venv and .venv-bench)
 	rm -rf build dist *.egg-info segmentlog-demo-delays.png spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-# A stamp is older than setup.cfg when the dependencies may have changed.
-# It says nothing about an environment whose Python is gone.
+# A stamp is older than setup.cfg when the dependencies may have changed, and older than the core when that must be compiled.
+# It says nothing about an environment whose Python is gone, nor about a compiled core that was deleted.
 $(shell [ -x $(PY) ] || rm -f $(VENV)/.installed-*)
+$(shell [ ! -s $(VENV)/.core ] || [ -e "$$(cat $(VENV)/.core)" ] || rm -f $(VENV)/.installed-*)
+INSTALL_SOURCES := setup.cfg setup.py pyproject.toml segmentlog/speedups/records.py segmentlog/speedups/records.pxd
 
-$(VENV)/.installed-demo: setup.cfg pyproject.toml | $(PY)
+$(VENV)/.installed-demo: $(INSTALL_SOURCES) | $(PY)
 	$(call install,demo)
 
-$(VENV)/.installed-test: setup.cfg pyproject.toml | $(PY)
+$(VENV)/.installed-test: $(INSTALL_SOURCES) | $(PY)
 	$(call install,test demo bench)
 
-$(VENV)/.installed-docs: setup.cfg pyproject.toml | $(PY)
+$(VENV)/.installed-docs: $(INSTALL_SOURCES) | $(PY)
 	$(call install,docs)
 
-$(VENV)/.installed-bench: setup.cfg pyproject.toml | $(PY)
+$(VENV)/.installed-bench: $(INSTALL_SOURCES) | $(PY)
 	$(call install,bench)
 
 comma := ,
@@ -132,6 +136,8 @@ space := $(subst ,, )
 define install
 	@echo "installing segmentlog with [$(subst $(space),$(comma),$(1))] into $(VENV); the first time takes a minute"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(subst $(space),$(comma),$(1))]'
+	@$(PY) -c 'from segmentlog.speedups import COMPILED, records; print(records.__file__ if COMPILED else "")' > $(VENV)/.core
+	@[ -s $(VENV)/.core ] || echo "the core is not compiled: gcc and Python's headers (Debian: gcc, python3-dev) make records of Kafka's clients faster"
 	@touch $(foreach extra,$(1),$(VENV)/.installed-$(extra))
 endef
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -11,16 +15,17 @@ from typing import Final
 import pytest
 
 import segmentlog.speedups
-from segmentlog.format import wire_numpy, wire_records, wire_scan
+from segmentlog.format import as_wire, wire_encode, wire_numpy, wire_records, wire_scan
 from segmentlog.format.wire_records import WireRecords
 from segmentlog.speedups import COMPILED, records
 
+ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = Path(segmentlog.speedups.__file__).with_name("records.py")
 
 
 def load_interpreted() -> ModuleType:
     """Return the core as Python runs it, whether it is compiled here or not."""
-    spec = importlib.util.spec_from_file_location("interpreted_records", SOURCE)
+    spec = importlib.util.spec_from_file_location(records.__name__, SOURCE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,13 +37,22 @@ INTERPRETED: Final = load_interpreted()
 WAYS: Final = ("compiled", "interpreted", "numpy")
 
 
+def need_compiler() -> None:
+    """Skip where the core is not compiled, but not in CI."""
+    if not COMPILED and not os.environ.get("CI"):
+        pytest.skip("the core is not compiled here: install a C compiler and Python's headers, then reinstall")
+    assert COMPILED, "CI must test the compiled core"
+
+
 def use_way(way: str, patch: pytest.MonkeyPatch) -> None:
-    """Let all of the package find records in this way; skip where the core is not compiled, but not in CI."""
+    """Let all of the package find and encode records in this way; skip where the core is not compiled."""
     if way == "compiled":
-        if not COMPILED and not os.environ.get("CI"):
-            pytest.skip("the core is not compiled here: install a C compiler and Python's headers, then reinstall")
-        assert COMPILED, "CI must test the compiled core"
-    patch.setattr(wire_scan, "core", records if way == "compiled" else INTERPRETED)
+        need_compiler()
+    core = records if way == "compiled" else INTERPRETED
+    patch.setattr(wire_scan, "core", core)
+    patch.setattr(wire_encode, "core", core)
+    patch.setattr(wire_encode, "COMPILED", way != "numpy")
+    patch.setattr(as_wire, "COMPILED", way != "numpy")
     patch.setattr(wire_records, "COMPILED", way != "numpy")
     patch.setattr(wire_records, "_SCANNED_MAX", 0)
 
@@ -51,3 +65,31 @@ def found_by(way: str, data: bytes, size: int, count: int, last_offset_delta: in
         found = kind(data, size, count, last_offset_delta)
         found.check()
         return found
+
+
+def build_core(
+    folder: Path, *, change: tuple[str, str] | None = None, before: Callable[[], object] | None = None, **variables: str
+) -> Path:
+    """Compile a copy of the core in ``folder`` with setup.py, and return the library.
+
+    ``change`` replaces a part of the source, ``variables`` are set in the environment, ``before`` is called when the
+    sources are there. Raise FileNotFoundError where nothing was compiled.
+    """
+    package = folder / "segmentlog" / "speedups"
+    shutil.copytree(SOURCE.parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (package.parent / "__init__.py").touch()
+    shutil.copy(ROOT / "setup.py", folder)
+    if change is not None:
+        text = (package / "records.py").read_text()
+        assert change[0] in text
+        (package / "records.py").write_text(text.replace(*change))
+    if before is not None:
+        before()
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for library in package.glob("*.so"):
+        return library
+    raise FileNotFoundError("nothing was compiled")

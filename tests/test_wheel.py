@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import segmentlog
+from segmentlog.speedups import COMPILED
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("segmentlog", "pyspark_segmentlog")
+SOURCES = {"README.md", "LICENSE", "setup.cfg", "setup.py"}
 
 Run = Callable[..., str]
 
@@ -37,9 +40,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution, and the wheel that was made of it."""
     folder = tmp_path_factory.mktemp("wheel")
     # Building writes beside the sources, and takes what an earlier one has left there: so it is done in a copy.
-    without = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "bench")
+    without = shutil.ignore_patterns(".*", "__pycache__", "build", "*.so", "*.egg-info", "tests", "bench")
     shutil.copytree(ROOT, folder / "source", ignore=without)
-    # Without isolation: setuptools is here already, and there need be no network.
+    # Without isolation: setuptools and Cython are here already, and there need be no network.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "source"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,18 +81,25 @@ def run(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_wheel_and_source_distribution_hold_every_file_of_the_packages(dist: Path) -> None:
-    """Modules, py.typed, settings of Spark's logging; in the wheel nothing else."""
+    """Modules, py.typed, settings of Spark's logging; in the wheel nothing else but the compiled core."""
     there = {
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".so")
     }
     assert {"segmentlog/py.typed", "segmentlog/spark/log4j2.properties", "pyspark_segmentlog/__init__.py"} <= there
     with zipfile.ZipFile(*dist.glob("*.whl")) as wheel:
-        assert {name for name in wheel.namelist() if ".dist-info/" not in name} == there
+        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    compiled = {f"segmentlog/speedups/records{sysconfig.get_config_var('EXT_SUFFIX')}"} if COMPILED else set()
+    assert held == there | compiled
     with tarfile.open(*dist.glob("*.tar.gz")) as source:
-        assert {name.partition("/")[2] for name in source.getnames()} >= there | {"README.md", "LICENSE", "setup.cfg"}
+        assert {name.partition("/")[2] for name in source.getnames()} >= there | {
+            "README.md",
+            "LICENSE",
+            "setup.cfg",
+            "setup.py",
+        }
 
 
 def test_every_module_is_imported_from_the_wheel(run: Run) -> None:
@@ -97,12 +107,14 @@ def test_every_module_is_imported_from_the_wheel(run: Run) -> None:
     files = {Path(line) for line in run("python", "-c", _IMPORT_EVERYTHING, *PACKAGES).splitlines()}
     home = Path(run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     wanted = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {path.relative_to(home) for path in files} == {path for path in wanted if path.name != "__main__.py"}
+    # A compiled module has the name of its source, with another ending.
+    found = {path.with_name(f"{path.name.partition('.')[0]}.py").relative_to(home) for path in files}
+    assert found == {path for path in wanted if path.name != "__main__.py"}
 
 
 def test_the_command_line_works(run: Run) -> None:
     """The version; a topic is made, appended to, and read."""
-    assert run("segmentlog", "--version").split()[-1] == segmentlog.__version__
+    assert run("segmentlog", "--version").split()[2] == segmentlog.__version__
     run("segmentlog", "create", "words")
     run("segmentlog", "produce", "words", text="one\ntwo\n")
     assert [line.split()[-1] for line in run("segmentlog", "consume", "words").splitlines()] == ["one", "two"]

@@ -14,6 +14,7 @@ import click
 
 from segmentlog import __version__
 from segmentlog.cli.lazy import LazyGroup
+from segmentlog.speedups import CORE_NAME
 
 _COMMANDS: Final = {
     "create": ("segmentlog.cli.topics:create", "make a topic"),
@@ -64,7 +65,7 @@ _COMMANDS: Final = {
     metavar="PATH",
     help="Folder of the store, before or after the command; also $SEGMENTLOG_DIR.",
 )
-@click.version_option(__version__, prog_name="segmentlog")
+@click.version_option(f"{__version__} ({CORE_NAME})", prog_name="segmentlog")
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:
     """Kafka's log, embedded: append, read and follow topics in a folder, with no server.

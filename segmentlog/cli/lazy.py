@@ -9,6 +9,7 @@ import click
 
 from segmentlog import __version__
 from segmentlog.cli.common import end_loading
+from segmentlog.speedups import CORE_NAME
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -39,7 +40,7 @@ def _directory_option() -> click.Option:
 def _version_option() -> click.Option:
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
-            click.echo(f"segmentlog, version {__version__}")
+            click.echo(f"segmentlog, version {__version__} ({CORE_NAME})")
             ctx.exit()
 
     return click.Option(

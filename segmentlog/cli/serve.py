@@ -14,6 +14,7 @@ import click
 from segmentlog.cli.common import say, store_folder
 from segmentlog.cli.options import DURATION_S, LIMITED_SIZE, SIZE
 from segmentlog.cli.security import security_options
+from segmentlog.speedups import CORE_NAME
 
 if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
@@ -186,7 +187,7 @@ def _beginning(supervisor: Supervisor) -> str:
     metrics = supervisor.said()[0].get("metrics")
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
     told += "".join(f" ({said['http']})" for said in supervisor.said() if "http" in said)
-    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told}"
+    return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told} ({CORE_NAME})"
 
 
 def _draw(text: str) -> None:

@@ -24,8 +24,10 @@ from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Table, as_table
 from segmentlog.format.wire import Buffer
-from segmentlog.format.wire_encode import empty_wire_batch, encode_wire_batch
+from segmentlog.format.wire_encode import Columns, empty_wire_batch, encode_wire_batch
 from segmentlog.format.wire_pieces import Blobs, find_blobs
+from segmentlog.records import Headers
+from segmentlog.speedups import COMPILED
 
 _REACH: Final = 2**31
 """Offsets of one batch, at the most."""
@@ -89,10 +91,9 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
         if not len(near):
             return [*_without_records(header, base_offset, middle), *rest]
         return [*_rendered(near, base_offset, middle, codec), *rest]
-    return [
-        encode_wire_batch(
-            *_keys_and_values(batch),
-            batch.headers if batch.has_headers else None,
+    try:
+        made = encode_wire_batch(
+            *_columns_of(batch),
             batch.timestamps,
             offsets - np.int64(base_offset),
             base_offset=base_offset,
@@ -104,7 +105,20 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
             last_offset_delta=end_offset - base_offset - 1,
             codec=codec,
         )
-    ]
+    except MalformedColumn:
+        _ = batch.keys, batch.values, batch.headers  # raises CorruptBatch, which names the file and the position
+        raise
+    return [made]
+
+
+def _columns_of(
+    batch: RecordBatch,
+) -> tuple[Values | Table | None, Values | Table | Blobs | Columns, list[Headers] | None]:
+    """Return keys, values and headers as `encode_wire_batch` takes them. Raise `CorruptBatch`."""
+    count = batch.header.record_count
+    if COMPILED and not batch.header.is_kafka and len(batch) == count:
+        return None, Columns(batch.keys_column, batch.values_column, batch.headers_column, count), None
+    return *_keys_and_values(batch), batch.headers if batch.has_headers else None
 
 
 def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table | Blobs]:

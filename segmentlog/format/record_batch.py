@@ -153,11 +153,9 @@ class RecordBatch(Generic[K, V]):
     def headers(self) -> list[Headers]:
         """For each record a tuple of (name, value) pairs, empty without headers."""
         if self._headers is None:
-            size = self.header.headers_size
-            if size:
-                column = self._column(self.header.raw_size - size, size)
+            if self.header.headers_size:
                 try:
-                    self._headers = self._cut(decode_headers(column, self.header.record_count))
+                    self._headers = self._cut(decode_headers(self.headers_column, self.header.record_count))
                 except MalformedColumn as error:
                     raise self._corrupt(error) from None
             else:
@@ -230,6 +228,12 @@ class RecordBatch(Generic[K, V]):
         """The values of the whole batch as they are encoded."""
         header = self.header
         return self._column(header.raw_size - header.headers_size - header.values_size, header.values_size)
+
+    @property
+    def headers_column(self) -> memoryview:
+        """The headers of the whole batch as they are encoded; empty when no record has any."""
+        size = self.header.headers_size
+        return self._column(self.header.raw_size - size, size)
 
     @property
     def blobs_columns(self) -> memoryview:

@@ -1,7 +1,9 @@
 """Making batches of Kafka's: of records that the library wrote, for Kafka's clients, and of those a compaction leaves.
 
-Of each record the numbers in front of its key or value are one short byte string, made for all records at once as the
-rows of a table: 130 ns a record here, keys and values joined with them 230 to 330 (bench: 1,000 records of 100 bytes).
+The compiled core makes records of columns, as they are stored or made of lists: 45 to 70 ns a record here, with headers
+85 to 170 (1,500 records of 100 bytes). Where it is not compiled numpy does. The numbers in front of the key or value of
+a record are then one short byte string, made for all records at once as the rows of a table: 130 ns a record, keys and
+values joined with them 230 to 330.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from segmentlog.format.batch import CODEC_MASK, DELETE_HORIZON, LEADER_EPOCH_MASK, LOG_APPEND_TIME
 from segmentlog.format.codecs import CODEC_NONE
-from segmentlog.format.columns import Int64Array, Values
+from segmentlog.format.columns import Int64Array, MalformedColumn, Values, array_of
 from segmentlog.format.splice import Table, items_of
 from segmentlog.format.varints import varint
 from segmentlog.format.wire import Buffer, pack_wire_batch
@@ -23,6 +25,8 @@ from segmentlog.format.wire_pieces import Blobs, encode_pieces
 from segmentlog.format.wire_tables import encode_tables, varint_sizes, zigzag
 from segmentlog.quantities import NO_TIMESTAMP
 from segmentlog.records import Headers
+from segmentlog.speedups import COMPILED
+from segmentlog.speedups import records as core
 
 _NULL: Final = -1
 _NULL_MARK: Final = 1
@@ -32,9 +36,36 @@ _VARINTS: Final = [varint(number) for number in range(1 << 10)]
 Uint64Array = npt.NDArray[np.uint64]
 
 
+class Columns:
+    """The keys, values and headers of a batch as the library stores them. The compiled core makes records of them."""
+
+    __slots__ = ("_count", "headers", "keys", "values")
+
+    def __init__(self, keys: Buffer, values: Buffer, headers: Buffer, count: int) -> None:
+        self.keys = keys
+        """Empty where all are null."""
+        self.values = values
+        self.headers = headers
+        """Empty where no record has any."""
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @classmethod
+    def of(cls, keys: Values | None, values: Values, headers: Sequence[Headers] | None) -> Columns:
+        """The columns of such lists."""
+        return cls(
+            b"" if keys is None else array_of(keys),
+            array_of(values),
+            b"" if headers is None else array_of(headers),
+            len(values),
+        )
+
+
 def encode_wire_batch(
     keys: Values | Table | None,
-    values: Values | Table | Blobs,
+    values: Values | Table | Blobs | Columns,
     headers: Sequence[Headers] | None,
     timestamps: Int64Array,
     offset_deltas: Int64Array | None = None,
@@ -52,9 +83,9 @@ def encode_wire_batch(
     """A batch of Kafka's of at least one record, with the ``attributes`` of its header but for the codec.
 
     ``offset_deltas`` default to 0, 1, 2 and so on, ``last_offset_delta`` to the last of them. ``timestamps`` are
-    absolute, int64; keys and values may be tables (`splice.as_table`), or lie in columns both together (`Blobs`).
-    Under LogAppendTime the largest timestamp is that of all records. Raises ValueError for a delta that has no place
-    in 32 bits.
+    absolute, int64; keys and values may be tables (`splice.as_table`), or lie in columns both together (`Blobs`);
+    `Columns` have keys and headers among them. Under LogAppendTime the largest timestamp is that of all records. Raises
+    ValueError for a delta that has no place in 32 bits, `MalformedColumn` for columns that do not decode.
     """
     count = len(values)
     deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
@@ -64,7 +95,7 @@ def encode_wire_batch(
         attributes |= DELETE_HORIZON
     if attributes & LOG_APPEND_TIME:
         timestamps = np.full(count, max_timestamp, np.int64)
-    records = _encode_columns(keys, values, headers, timestamps - np.int64(base_timestamp), deltas)
+    records = _encode(keys, values, headers, timestamps - np.int64(base_timestamp), deltas)
     return pack_wire_batch(
         compress_records(codec, records),
         base_offset=base_offset,
@@ -115,13 +146,15 @@ def _last_delta(last_offset_delta: int) -> int:
     return last_offset_delta
 
 
-def _encode_columns(
+def _encode(
     keys: Values | Table | None,
-    values: Values | Table | Blobs,
+    values: Values | Table | Blobs | Columns,
     headers: Sequence[Headers] | None,
     timestamp_deltas: Int64Array,
     offset_deltas: Int64Array,
 ) -> Buffer:
+    if isinstance(values, Columns):
+        return encode_columns(values, timestamp_deltas, offset_deltas)
     if isinstance(values, Blobs):
         records = encode_pieces(values, timestamp_deltas, offset_deltas) if headers is None else None
         if records is not None:
@@ -133,7 +166,18 @@ def _encode_columns(
             return records
     listed = [items_of(items) if isinstance(items, np.ndarray) else items for items in (keys, values)]
     assert listed[1] is not None
+    if COMPILED:
+        return encode_columns(Columns.of(listed[0], listed[1], headers), timestamp_deltas, offset_deltas)
     return encode_records(listed[0], listed[1], headers, timestamp_deltas, offset_deltas)
+
+
+def encode_columns(columns: Columns, timestamp_deltas: Int64Array, offset_deltas: Int64Array) -> bytearray:
+    """Return the records as `wire_records` has them, uncompressed. Raise `MalformedColumn`."""
+    keys, values, headers = bytes(columns.keys), bytes(columns.values), bytes(columns.headers)
+    try:
+        return core.encode_columns(keys, values, headers, len(columns), timestamp_deltas, offset_deltas)
+    except ValueError as error:
+        raise MalformedColumn(str(error)) from None
 
 
 def encode_records(

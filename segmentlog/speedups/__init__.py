@@ -11,3 +11,6 @@ from segmentlog.speedups import records
 
 COMPILED: Final = not str(records.__file__).endswith(".py")
 """Whether the functions of `records` are machine code. If not, they give the same answers more slowly."""
+
+CORE_NAME: Final = "compiled core" if COMPILED else "interpreted core"
+"""What ``segmentlog --version`` and servers call it."""

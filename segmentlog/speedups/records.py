@@ -71,7 +71,11 @@ _BODY_MAX = 2**31 - 1
 """Bytes of the longest record, without its length."""
 _NUMBERS_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 1
 """Bytes of a record beside its key, value and headers: length, attributes, deltas, two lengths, header count."""
-_NO_HEADERS = b"\0"
+
+# Kinds of MessagePack: the mark of a size of one byte.
+_BIN = 0xC4
+_STR = 0xD9
+_ARRAY = 0xDB
 
 
 def scan_records(
@@ -245,61 +249,70 @@ def cut_headers(data: bytes, table: Numbers, first: int, stop: int) -> list[tupl
     return found
 
 
-def encode_records(
-    keys: list[bytes | None] | None,
-    values: list[bytes | None],
-    headers: list[bytes] | None,
-    timestamp_deltas: Numbers,
-    offset_deltas: Numbers,
+def encode_columns(
+    keys: bytes, values: bytes, headers: bytes, count: int, timestamp_deltas: Numbers, offset_deltas: Numbers
 ) -> bytearray:
-    """Return records in one piece, uncompressed.
+    """Return the records of three MessagePack columns in one piece, uncompressed.
 
-    ``keys`` None means that every key is null. ``headers`` are encoded already, each with its count in front; None
-    means that no record has any. Raise IndexError for a column that is shorter than ``values``, TypeError for an item
-    that is neither bytes nor None, ValueError for a record of more than 2 GiB.
+    ``keys`` and ``values`` are arrays of ``count`` (bin | nil), ``headers`` is one of ``count`` arrays of
+    [str, bin | nil]. Empty ``keys`` mean that every key is null, empty ``headers`` that no record has any. The deltas
+    are int64 arrays of at least ``count`` numbers. Names of headers are copied, whether they are UTF-8 or not.
+
+    Raise ValueError for a malformed column or a record of more than 2 GiB, IndexError for too few deltas.
     """
-    count = len(values)
-    if len(timestamp_deltas) < count or len(offset_deltas) < count:
-        raise IndexError("encode_records: fewer deltas than values")
-    if (keys is not None and len(keys) < count) or (headers is not None and len(headers) < count):
-        raise IndexError("encode_records: fewer keys or headers than values")
-    capacity = count * _NUMBERS_MAX
-    for index in range(count):
-        capacity += _size_of(values[index])
-        if keys is not None:
-            capacity += _size_of(keys[index])
-        if headers is not None:
-            capacity += len(headers[index])
+    keys_end = len(keys)
+    values_end = len(values)
+    headers_end = len(headers)
+    if count < 0 or len(timestamp_deltas) < count or len(offset_deltas) < count:
+        raise IndexError("encode_columns: fewer deltas than records")
+    raw_keys = keys
+    raw_values = values
+    raw_headers = headers
+    key_at = [0]
+    value_at = [0]
+    header_at = [0]
+    if keys_end and _read_size(raw_keys, key_at, keys_end, _ARRAY) != count:
+        raise ValueError("the keys are not a MessagePack array of as many items as there are records")
+    if _read_size(raw_values, value_at, values_end, _ARRAY) != count:
+        raise ValueError("the values are not a MessagePack array of as many items as there are records")
+    if headers_end and _read_size(raw_headers, header_at, headers_end, _ARRAY) != count:
+        raise ValueError("the headers are not a MessagePack array of as many items as there are records")
+    # A mark of MessagePack takes as many bytes as the varint of the same size, or more.
+    capacity = keys_end + values_end + headers_end + count * _NUMBERS_MAX
     out = bytearray(capacity)
     raw = out
     position = 0
     for index in range(count):
-        key = None if keys is None else keys[index]
-        value = values[index]
-        tail = _NO_HEADERS if headers is None else headers[index]
+        key_size = _read_item(raw_keys, key_at, keys_end, _BIN) if keys_end else -1
+        value_size = _read_item(raw_values, value_at, values_end, _BIN)
+        tail_size = _size_of_headers(raw_headers, header_at[0], headers_end) if headers_end else 1
+        if key_size < -1 or value_size < -1 or tail_size < 1:
+            raise ValueError(f"record {index}: its key, its value or its headers are not what a column holds")
         timestamp = timestamp_deltas[index]
         offset = offset_deltas[index]
-        key_size = _size_of(key)
-        value_size = _size_of(value)
-        body = 1 + _varint_size(timestamp) + _varint_size(offset) + key_size + value_size + len(tail)
-        body += _varint_size(-1 if key is None else key_size) + _varint_size(-1 if value is None else value_size)
-        if body > _BODY_MAX:
-            raise ValueError("encode_records: a record of more than 2 GiB")
-        if body > capacity - position - _INT_MAX_SIZE:
-            raise IndexError("encode_records: the items changed while they were read")
+        body = 1 + _varint_size(timestamp) + _varint_size(offset) + _varint_size(key_size) + _varint_size(value_size)
+        body += tail_size
+        if key_size > 0:
+            body += key_size
+        if value_size > 0:
+            body += value_size
+        if body > _BODY_MAX or body > capacity - position - _INT_MAX_SIZE:
+            raise ValueError(f"record {index}: more than 2 GiB, or more than its columns hold")
         position = _write_varint(raw, position, body)
         raw[position] = 0
         position = _write_varint(raw, position + 1, timestamp)
         position = _write_varint(raw, position, offset)
-        position = _write_item(raw, position, key)
-        position = _write_item(raw, position, value)
-        position = _write_bytes(raw, position, tail)
+        position = _write_item(raw, position, raw_keys, key_at, key_size)
+        position = _write_item(raw, position, raw_values, value_at, value_size)
+        if headers_end:
+            position = _write_headers(raw, position, raw_headers, header_at, headers_end)
+        else:
+            raw[position] = 0
+            position += 1
+    if key_at[0] != keys_end or value_at[0] != values_end or header_at[0] != headers_end:
+        raise ValueError("bytes follow the last item of a column")
     del out[position:]
     return out
-
-
-def _size_of(item: bytes | None) -> int:
-    return 0 if item is None else len(item)
 
 
 def _varint_size(number: int) -> int:
@@ -328,19 +341,94 @@ def _write_varint(raw: bytearray, position: int, number: int) -> int:
     return position + 1
 
 
-def _write_item(raw: bytearray, position: int, item: bytes | None) -> int:
-    if item is None:
-        raw[position] = 1
-        return position + 1
-    return _write_bytes(raw, _write_varint(raw, position, len(item)), item)
-
-
-def _write_bytes(raw: bytearray, position: int, item: bytes) -> int:
-    source = item
-    size = len(item)
+def _write_item(raw: bytearray, position: int, source: bytes, at: list[int], size: int) -> int:
+    """Write the size (-1: null) and so many bytes at ``at[0]``, and move ``at[0]`` after them. There is room."""
+    position = _write_varint(raw, position, size)
+    start = at[0]
     for index in range(size):
-        raw[position + index] = source[index]
-    return position + size
+        raw[position + index] = source[start + index]
+    if size > 0:
+        at[0] = start + size
+        position += size
+    return position
+
+
+def _size_of_headers(source: bytes, start: int, end: int) -> int:
+    """Return the bytes that the headers of the record at ``start`` take, their number included; -1 if malformed."""
+    at = [start]
+    count = _read_size(source, at, end, _ARRAY)
+    if count < 0:
+        return -1
+    size = _varint_size(count)
+    for _ in range(count):
+        if _read_size(source, at, end, _ARRAY) != 2:
+            return -1
+        part_size = _read_item(source, at, end, _STR)
+        if part_size < 0:
+            return -1
+        at[0] += part_size
+        size += _varint_size(part_size) + part_size
+        part_size = _read_item(source, at, end, _BIN)
+        if part_size < -1:
+            return -1
+        size += _varint_size(part_size)
+        if part_size > 0:
+            at[0] += part_size
+            size += part_size
+    return size
+
+
+def _write_headers(raw: bytearray, position: int, source: bytes, at: list[int], end: int) -> int:
+    """Write the headers at ``at[0]``, and move ``at[0]`` after them. `_size_of_headers` has checked them."""
+    count = _read_size(source, at, end, _ARRAY)
+    position = _write_varint(raw, position, count)
+    for _ in range(count):
+        _read_size(source, at, end, _ARRAY)
+        part_size = _read_item(source, at, end, _STR)
+        position = _write_item(raw, position, source, at, part_size)
+        part_size = _read_item(source, at, end, _BIN)
+        position = _write_item(raw, position, source, at, part_size)
+    return position
+
+
+def _read_item(raw: bytes, at: list[int], end: int, kind: int) -> int:
+    """Return the size of the bin, str or nil (-1) at ``at[0]``, and move ``at[0]`` to its bytes; -2 if malformed."""
+    size = _read_size(raw, at, end, kind)
+    if size > end - at[0]:
+        return -2
+    return size
+
+
+def _read_size(raw: bytes, at: list[int], end: int, kind: int) -> int:
+    """Return what the MessagePack mark at ``at[0]`` says, and move ``at[0]`` after it.
+
+    That is the bytes of a bin or str, or the items of an array, if it is of that kind; -1 for nil, -2 for all else.
+    """
+    position = at[0]
+    if position < 0 or position >= end:
+        return -2
+    mark = raw[position]
+    position += 1
+    if mark == 0xC0:
+        at[0] = position
+        return -1
+    if kind == _ARRAY and 0x90 <= mark <= 0x9F:
+        at[0] = position
+        return mark - 0x90
+    if kind == _STR and 0xA0 <= mark <= 0xBF:
+        at[0] = position
+        return mark - 0xA0
+    # Three marks of each kind stand side by side, with sizes of 1, 2 and 4 bytes. Arrays have no size of 1 byte.
+    if mark < kind or mark > kind + 2 or (mark == kind and kind == _ARRAY):
+        return -2
+    width = 1 << (mark - kind)
+    if width > end - position:
+        return -2
+    size = 0
+    for index in range(width):
+        size = size << 8 | raw[position + index]
+    at[0] = position + width
+    return size
 
 
 def _read_int(raw: bytes, at: list[int], end: int) -> int:

@@ -14,6 +14,7 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.schemas.avro_values import AvroSerializer
+from segmentlog.speedups import CORE_NAME
 
 Run = Callable[..., tuple[int, list[str], str]]
 
@@ -199,7 +200,7 @@ def test_the_store_is_named_before_or_after_the_command(
         assert run(cli, given) == 0
         call("--version")  # and forget what was printed
     assert call("--dir", tmp_path / "nowhere", *words, "--dir", store)[:2] == expected
-    assert call(*words, "--version")[1] == [f"segmentlog, version {segmentlog.__version__}"]
+    assert call(*words, "--version")[1] == [f"segmentlog, version {segmentlog.__version__} ({CORE_NAME})"]
     assert "Usage:" in call(*words, "-h")[1][0]
 
 

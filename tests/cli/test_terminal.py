@@ -13,6 +13,7 @@ from broken import flip, make_store
 from cli.processes import arguments_of, finish, on_terminal, shell
 
 import segmentlog
+from segmentlog.speedups import CORE_NAME
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CURSOR = re.compile(r"\x1b\[\??[0-9;]*[A-HJKSTfhlsu]")
@@ -175,10 +176,13 @@ def test_what_deletes_asks_first(tmp_path: Path, command: str) -> None:
 
 
 def test_version_and_help(tmp_path: Path) -> None:
-    """--version names the version; -h and --help say the same, for the program and for each command."""
+    """--version names the version and the core; -h and --help say the same, for the program and each command."""
     store = tmp_path / "store"
     version = finish(store, "--version")
-    assert (version.returncode, version.stdout) == (0, f"segmentlog, version {segmentlog.__version__}\n".encode())
+    assert (version.returncode, version.stdout) == (
+        0,
+        f"segmentlog, version {segmentlog.__version__} ({CORE_NAME})\n".encode(),
+    )
     short, long = finish(store, "-h"), finish(store, "--help")
     assert short.stdout == long.stdout
     assert b"create words --page-size 4096" in short.stdout

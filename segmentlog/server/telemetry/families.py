@@ -25,7 +25,7 @@ _POSITION: Final = ("group", "topic", "partition")
 # ---------------------------------------------------------------- of a worker
 
 BUILD_INFO: Final = Family(
-    "segmentlog_build_info", "gauge", ("version", "python", "worker"), "1; the labels say what runs here"
+    "segmentlog_build_info", "gauge", ("version", "python", "core", "worker"), "1; the labels say what runs here"
 )
 REQUEST_SECONDS: Final = Family(
     "segmentlog_request_duration_seconds", "histogram", ("api",),

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.meter import BUCKETS_S, Event
 from segmentlog.server.telemetry import families
+from segmentlog.speedups import COMPILED
 
 if TYPE_CHECKING:
     from segmentlog.server.telemetry.families import Family
@@ -43,7 +44,8 @@ class _WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything in `families.WORKER`."""
         worker, broker, meter = self._worker, self._worker.broker, self._worker.broker.meter
-        yield _metric(families.BUILD_INFO, {(self._version, platform.python_version(), str(broker.broker_id)): 1})
+        build = self._version, platform.python_version(), "compiled" if COMPILED else "interpreted"
+        yield _metric(families.BUILD_INFO, {(*build, str(broker.broker_id)): 1})
         yield self._latencies()
         errors = {(api, _name_of(code)): count for (api, code), count in meter.error_counts().items()}
         yield _metric(families.ERRORS, errors)
