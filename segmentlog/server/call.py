@@ -19,6 +19,7 @@ from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.codec.pieces import encode_configs
 from segmentlog.server.fairness import Turn
 from segmentlog.server.faults import message_of
+from segmentlog.server.loop import step_aside
 from segmentlog.server.outbox import Later
 from segmentlog.server.outcomes import errors_in
 from segmentlog.server.transport import Buffer
@@ -130,8 +131,9 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
 
     def unpacking(self, *, is_stopped: bool = True) -> AbstractContextManager[Turn]:
         """A place for decompressing what clients wrote; waits for one. Raises `ClientGone` unless ``is_stopped`` is
-        False, for what is done whether its client stays or not.
+        False, for what is done whether its client stays or not. Other connections do not wait with it.
         """
+        step_aside()
         check = self.check_client if is_stopped else _go_on
         return self.broker.unpacking.place((self.principal, self.client_host), check)
 

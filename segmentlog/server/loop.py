@@ -2,9 +2,10 @@
 
 A thread for each connection costs two changes of threads a request, each with the interpreter's lock, and more the more
 of them there are; this one has nobody to hand anything to. What may take long goes to a thread, a connection at a time
-(`Connection.step` says when). Where it took long all the same (a file that another process has locked, a disk that does
-not answer), somebody else goes on with the others: that is what the second thread looks for, ten times a second while
-there is something to do.
+(`Connection.step` says when). A handler that finds out in the middle of a request that it will take long calls
+`step_aside`, and a new thread steps the other connections. Where it took long all the same (a file that another
+process has locked, a disk that does not answer), somebody else goes on with the others: that is what the second thread
+looks for, ten times a second while there is something to do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ _LOOK_S: Final = 0.1
 """How long one connection may keep the others waiting; up to twice that until it is noticed."""
 _PACE_S: Final = 1.0
 """How often connections are looked at that say nothing."""
+
+
+_thread = threading.local()
+"""``loop``: the loop whose connections the thread steps, or has stepped."""
+
+
+def step_aside() -> None:
+    """Let a new thread step the other connections, if the calling thread does: what it does next may take long.
+
+    The connection in hand stays with the calling thread until its step is over.
+    """
+    loop: Loop | None = getattr(_thread, "loop", None)
+    if loop is not None:
+        loop.step_aside()
 
 
 class Loop:
@@ -108,6 +123,7 @@ class Loop:
 
     def _run(self) -> None:
         me, poll = threading.current_thread(), self._epoll.poll
+        _thread.loop = self
         while self._leader is me and not self._is_closed:
             try:
                 events = poll()
@@ -153,6 +169,21 @@ class Loop:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(fd)
 
+    def step_aside(self) -> None:
+        """`step_aside`, for a thread of this loop."""
+        with self._mutex:
+            if self._leader is threading.current_thread() and self._current is not None and not self._is_closed:
+                self._replace_leader_locked(self._current)
+
+    def _replace_leader_locked(self, connection: Connection) -> None:
+        """Have a new thread lead; ``connection`` stays with the thread that steps it."""
+        for fd, one in self._connections.items():
+            if one is connection:
+                self._forget(fd)
+                break
+        self._current = None
+        self._lead()
+
     # ------------------------------------------------------------ who watches
 
     def _watch(self) -> None:
@@ -178,12 +209,7 @@ class Loop:
             stuck = self._current
             if stuck is None or time.monotonic() - self._since_s < _LOOK_S or self._is_closed:
                 return
-            for fd, connection in self._connections.items():
-                if connection is stuck:
-                    self._forget(fd)
-                    break
-            self._current = None
-            self._lead()
+            self._replace_leader_locked(stuck)
         logger.debug("%s keeps the others waiting: they are served by another thread", stuck.client_host)
 
     def _check_pace(self) -> None:

@@ -110,7 +110,7 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[[], Desk]]:
     """Desks at one broker, whose topic ``t`` has a compressed batch in each of many partitions."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t", PARTITIONS)
-    store.create_topic("compacted", config={"cleanup.policy": "compact"})
+    store.create_topic("other")
     made = foreign([Sent(b"k", b"v" * 100, NOW_MS + number) for number in range(10)], CODECS["zstd"])
     for number in range(PARTITIONS):
         store.open_partition("t", number).append_wire(memoryview(made))
@@ -122,7 +122,7 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[[], Desk]]:
 def test_look_ups_of_one_client_do_not_hold_the_produce_of_another(
     make_desk: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three connections with sixty look-ups each: a produce to a compacted topic waits for one or two of each."""
+    """Three connections with sixty look-ups each: a produce of a large batch waits for one or two of each."""
     decompress, done = wire_records.decompress_records, [0]
 
     def slow(*args: Any) -> Any:
@@ -130,10 +130,10 @@ def test_look_ups_of_one_client_do_not_hold_the_produce_of_another(
         sum(range(100_000))  # some milliseconds, in which no other thread runs
         return decompress(*args)
 
-    keyed = producing(1, foreign([Sent(b"k", b"v")], CODECS["zstd"]))
-    keyed.topic_data[0].name = "compacted"
+    large = producing(1, foreign([Sent(b"k", b"v" * 300_000)], CODECS["zstd"]))
+    large.topic_data[0].name = "other"
     desk = make_desk()
-    desk.ask(0, 7, keyed)
+    desk.ask(0, 7, large)
     monkeypatch.setattr(wire_records, "decompress_records", slow)
     parts = [ListOffsetsPartition(number, -1, NOW_MS + 5) for number in range(PARTITIONS)]
     request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", parts)])
@@ -144,7 +144,7 @@ def test_look_ups_of_one_client_do_not_hold_the_produce_of_another(
     waited = []
     for _ in range(5):
         before = done[0]
-        assert desk.ask(0, 7, keyed).responses[0].partition_responses[0].error_code == 0
+        assert desk.ask(0, 7, large).responses[0].partition_responses[0].error_code == 0
         waited.append(done[0] - before)
     is_busy = any(thread.is_alive() for thread in threads)
     for thread in threads:

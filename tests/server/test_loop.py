@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from leftovers import opened
 from logs import NoSyncFileSystem
 from security.certificates import write_pair
 from server.wire_client import WireClient, request_bytes
-from wire import Sent, foreign
+from wire import CODECS, Sent, foreign
 
 from segmentlog.log.partition import Partition
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.settings import Security
+from segmentlog.server import loop
+from segmentlog.server.broker import UNPACKED_MAX
 from segmentlog.server.buffers import BufferPool
 from segmentlog.server.call import Call
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
@@ -30,7 +33,7 @@ from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
 from segmentlog.server.codec.messages.metadata import MetadataRequest
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.connection import Connection, Turn
-from segmentlog.server.frames import FrameReader
+from segmentlog.server.frames import MEDIUM_BYTES, FrameReader
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
 from segmentlog.server.transport import PlainTransport
@@ -242,6 +245,34 @@ def test_one_that_takes_long_does_not_keep_the_others_waiting(
             goes_on.clear()
         assert base_offset(one.ask(0, 9, producing())) == 15
         assert server.worker.is_well(1.0)
+
+
+def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is small as sent, and large once decompressed. Those that need no place are served at once."""
+    monkeypatch.setattr(loop.Loop, "_relieve", lambda _: None)  # it has to step aside by itself
+    server = serve()
+    packed = foreign([Sent(b"k", b"v" * 1_000_000)], CODECS["zstd"])
+    assert len(packed) < MEDIUM_BYTES
+    small = [foreign([Sent(b"k", b"v" * 2000)], codec) for codec in CODECS.values()]
+    places = server.worker.broker.unpacking
+    with ExitStack() as taken, ExitStack() as clients:
+        for number in range(UNPACKED_MAX):
+            taken.enter_context(places.place(number, int))
+        waiting = [clients.enter_context(WireClient(server.bootstrap_servers)) for _ in range(3)]
+        for number, client in enumerate(waiting, 1):
+            client.send(0, 9, producing(packed))
+            until(lambda number=number: places.waiting_count == number)
+        other = clients.enter_context(WireClient(server.bootstrap_servers))
+        assert [base_offset(other.ask(0, 9, producing(batch))) for batch in small] == list(range(len(small)))
+        assert places.waiting_count == len(waiting)
+        taken.close()
+        first = len(small)
+        assert sorted(base_offset(client.answer()) for client in waiting) == [first, first + 1, first + 2]
+        # They are back among those that one thread serves.
+        assert base_offset(waiting[0].ask(0, 9, producing())) == first + 3
+        until(lambda: threads_of_connections() == 0)
 
 
 def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
