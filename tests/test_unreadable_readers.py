@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from broken import command, flip
 from doors import Client
@@ -21,6 +23,7 @@ import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.wire_batch import encode_wire
+from segmentlog.http.serving import HttpServer
 from segmentlog.http.site import Site
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
@@ -417,3 +420,30 @@ def test_the_error_stands_for_itself() -> None:
     error = UnreadableBatch("", 0, "why", 7, 9, 2)
     assert str(error).startswith("a batch (offsets [7, 9), 2 records) cannot be read: why. ")
     assert isinstance(error, SegmentlogError)
+
+
+@pytest.mark.parametrize("spoil", ["unreadable", "damaged"])
+def test_a_page_of_records_ends_before_it(store: LogStore, spoil: str) -> None:
+    """Pages and lines have the records before the fault; the request that begins at it gets the reason."""
+    log = store.open_partition("t", 0)
+    log.append([b"before"])
+    log.append([b"spoilt"]) if spoil == "damaged" else append_unreadable(log)
+    log.append([b"after"])
+    if spoil == "damaged":
+        path = Path(log.folder, "00000000000000000000.log")
+        flip(path, path.read_bytes().index(b"spoilt"))
+    with Client(Site(store)) as client:
+        page = client.get("/topics/t/partitions/0/records?offset=0").json()
+        assert [one["offset"] for one in page["records"]] == [0]
+        assert page["next_offset"] == 1
+        assert client.get("/topics/t/partitions/0/records?offset=1").status_code == 500
+    sent = b""
+    with HttpServer(store, host="127.0.0.1", port=0) as server, httpx.Client() as web, contextlib.suppress(
+        httpx.RemoteProtocolError  # how a client sees that the lines are not complete
+    ), web.stream(
+        "GET", f"http://{server.address}/topics/t/partitions/0/records", headers={"accept": "application/x-ndjson"}
+    ) as lines:  # fmt: skip
+        for piece in lines.iter_raw():
+            sent += piece
+    assert b"before" in sent
+    assert b"after" not in sent

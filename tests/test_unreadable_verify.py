@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from broken import command, copied, crash, findings, flip, log_files
 from logs import tree_bytes
-from unreadable import COUNT, KINDS, ONE_OF_EACH, append_around, append_unreadable
+from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, append_around, append_unreadable
+from wire import Sent, foreign, forged
 
 import segmentlog
 from segmentlog import LogTruncated, UnreadableBatch
+from segmentlog.format.wire_batch import encode_wire
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.inspection.segment import inspect_segment
@@ -281,3 +283,24 @@ def test_the_scrubber_finds_nothing(tmp_path: Path) -> None:
     assert scrubber.report().segments == 2 * len(KINDS)
     assert scrubber.report().findings == ()
     scrubber.close()
+
+
+# ---------------------------------------------------------------- readable, and claimed wrongly
+
+
+def test_a_wrong_largest_timestamp_is_no_damage(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A client's header may say less than its records: they are read, and no repair can do anything about it."""
+    made = foreign([Sent(b"k", b"v", NOW_MS), Sent(b"k", b"w", NOW_MS + 5)])
+    with segmentlog.open(tmp_path / "store", background=False) as opened:
+        log = opened.create_topic("t", fsync="never").partition(0)
+        log.append_batches([encode_wire(forged(made, max_timestamp=NOW_MS))])
+    store = tmp_path / "store"
+    (found,) = findings(store)
+    assert (found.severity, found.base_offset, found.end_offset) == ("warning", 0, 2)
+    assert f"the largest timestamp is {NOW_MS + 5}, and the header says {NOW_MS}: its client sent it" in found.what
+    assert command(store, "verify") == 0
+    assert command(store, "verify", "--strict") == 3
+    assert command(store, "repair", "--yes") == 0
+    assert command(store, "dump", str(segment(store))) == 0
+    assert "; flaw: the largest timestamp is" in capfd.readouterr().out
+    assert readable(store) == {0: b"v", 1: b"w"}

@@ -28,6 +28,7 @@ class Whole(msgspec.Struct, frozen=True):
 
     ``unreadable`` says why its records do not decode, if they do not. ``flaw`` is what is wrong
     with it all the same, if anything: it can be read, but claims something that cannot be.
+    ``wrong_time`` is what a Kafka client's header says wrongly of the times of its records.
     ``marker`` is what a control batch says; None for one of a kind that this version does not
     know, and for any other batch.
     """
@@ -38,6 +39,7 @@ class Whole(msgspec.Struct, frozen=True):
     flaw: str = ""
     marker: Marker | None = None
     unreadable: UnreadableBatch | None = None
+    wrong_time: str = ""
 
     @property
     def end_position(self) -> int:
@@ -87,10 +89,11 @@ def examine(
                 yield Broken(position, end_position, expected_offset, None, error, blank=True)
                 return
             continue
-        unreadable = None
+        unreadable, wrong_time = None, ""
         try:
-            flaw_of_times = _flaw_of_times(batch)
-            flaw = flaw or flaw_of_times
+            wrong_time = _check_times(batch)
+            if not header.is_kafka:
+                flaw, wrong_time = flaw or wrong_time, ""
         except UnreadableBatch as error:
             unreadable = error
         if header.partition_epoch < epoch:
@@ -99,7 +102,7 @@ def examine(
         if header.is_control and unreadable is None:
             marker, wrong = _check_marker(header, payload)
             flaw = flaw or wrong
-        yield Whole(position, header, batch, flaw, marker, unreadable)
+        yield Whole(position, header, batch, flaw, marker, unreadable, wrong_time)
         position += header.size_bytes
         expected_offset, epoch = header.next_offset, max(epoch, header.partition_epoch)
 
@@ -144,8 +147,8 @@ def written_size(view: memoryview) -> int:
     return 0
 
 
-def _flaw_of_times(batch: RecordBatch) -> str:
-    """Decode the batch, and compare its timestamps with its header. Raises `UnreadableBatch`."""
+def _check_times(batch: RecordBatch) -> str:
+    """Decode the batch; what its header says wrongly of its timestamps. Raises `UnreadableBatch`."""
     header = batch.header
     batch.check()
     timestamps = batch.timestamps

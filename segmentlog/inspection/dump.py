@@ -104,11 +104,12 @@ def _batch_line(item: Whole) -> Line:
         if header.attributes & bit
     ]
     codec = f"Kafka {WIRE_CODEC_NAMES[header.codec]}" if header.is_kafka else codec_name(header.codec)
+    flaw = item.flaw or item.wrong_time
     fields = asdict(header)
     del fields["magic"]
     document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}
     document |= {"layout": "kafka" if header.is_kafka else "columns"}
-    document |= {"codec": codec, "marks": marks, "flaw": item.flaw, "delete_horizon_ms": header.delete_horizon_ms}
+    document |= {"codec": codec, "marks": marks, "flaw": flaw, "delete_horizon_ms": header.delete_horizon_ms}
     horizon_ms = header.delete_horizon_ms
     has_first = horizon_ms is not None and item.unreadable is None
     first_ms = int(item.batch.timestamps[0]) if has_first else header.base_timestamp
@@ -130,8 +131,8 @@ def _batch_line(item: Whole) -> Line:
             text += f", {kind} of the transaction that began at offset {marker.first_offset}"
     if marks:
         text += f", {' '.join(marks)}"
-    if item.flaw:
-        text += f"; flaw: {item.flaw}"
+    if flaw:
+        text += f"; flaw: {flaw}"
     return document, text
 
 

@@ -129,6 +129,12 @@ class LogLook:
             found.add(
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
             )
+        for flaw in segment.wrong_times:
+            what = (
+                f"{flaw.what}: its client sent it like that. Its records can be read; look-ups and retention by time"
+                " go by the header"
+            )
+            found.add("warning", segment.path, what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset)
         for batch in segment.unreadable:
             self._tell_unreadable(segment, batch)
         for gap in segment.gaps:

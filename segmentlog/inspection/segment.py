@@ -92,6 +92,8 @@ class SegmentFound(msgspec.Struct):
     broken: list[Broken] = []
     gaps: list[Gap] = []
     flaws: list[Flaw] = []
+    wrong_times: list[Flaw] = []
+    """Batches whose client stated another largest timestamp than that of their records."""
     bad_sectors: list[tuple[int, int]] = []
     """(position, size) of what the disk would not give."""
     unreadable: list[Unreadable] = []
@@ -193,6 +195,8 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
         found.gaps.append(Gap(position, found.end_offset, base_offset))
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
+    if item.wrong_time:
+        found.wrong_times.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.wrong_time))
     if item.unreadable is not None:
         found.unreadable.append(
             Unreadable(
