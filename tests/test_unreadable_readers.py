@@ -14,7 +14,7 @@ import pytest
 from broken import command, flip
 from doors import Client
 from leftovers import opened
-from logs import NoSyncFileSystem, open_log, values
+from logs import NoSyncFileSystem, contents, open_log, values
 from server.wire_client import WireClient
 from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, REMEDY, append_around, append_unreadable
 from wire import Sent, append_sent, foreign, forged
@@ -101,6 +101,24 @@ def test_a_reader_that_skips_damage_skips_it(tmp_path: Path, kind: str, start: i
     ((base, end, error),) = skipped
     assert (base, end) == (max(start, 1), 4)
     check(error, log)
+
+
+@pytest.mark.parametrize("append", [Partition.append, append_sent], ids=["columns", "kafka"])
+@pytest.mark.parametrize("start", range(5))
+def test_a_reader_that_skips_damage_begins_anywhere(tmp_path: Path, append: Any, start: int) -> None:
+    """Exactly at its offset, with everything of each record: the batch was decoded as a whole before."""
+    log = open_log(tmp_path)
+    rows = [(b"v%d" % n, b"k%d" % n, NOW_MS + n, (("h", b"%d" % n),)) for n in range(5)]
+    append(log, *map(list, zip(*rows, strict=True)))
+    skipped: list[Any] = []
+    found = contents(log, start, on_skip=lambda *one: skipped.append(one))
+    assert found == contents(log, start)
+    assert [(one.offset, one.value, one.key, one.timestamp, one.headers) for one in found] == [
+        (n, *row) for n, row in enumerate(rows)
+    ][start:]
+    (batch,) = log.read(start, on_skip=lambda *one: skipped.append(one))
+    assert len(batch.values) == len(batch.keys) == len(batch.headers) == len(batch.offsets) == len(batch) == 5 - start
+    assert skipped == []
 
 
 def test_a_salvaged_log_skips_it(store: LogStore) -> None:

@@ -92,9 +92,9 @@ class Reader:
                     if aborted and attributes & TRANSACTIONAL and is_aborted(aborted, header):
                         continue
                     try:
-                        if on_skip is not None:
-                            batch.check()
                         left = batch.skip_to(begin)
+                        if on_skip is not None and left:
+                            batch.check()
                         if offset > bound:  # a truncation that was cut short goes through it
                             batch = batch.slice(0, bisect_left(batch.offsets, bound))
                             left = len(batch) > 0
