@@ -43,6 +43,7 @@ is no failure. This page is made by `docs/generate.py`, of what `--help` says.
 | 1 | failed; one line on stderr says what happened and what to do |
 | 2 | wrong usage |
 | 3 | damage was found |
+| 4 | no damage, but a batch whose checksum is right and whose records do not decode |
 
 ## Shell completion
 

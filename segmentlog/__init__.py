@@ -136,6 +136,9 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         UnknownTopic as UnknownTopic,
     )
+    from segmentlog.errors import (
+        UnreadableBatch as UnreadableBatch,
+    )
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
     from segmentlog.groups.admin import GroupDescription as GroupDescription
     from segmentlog.groups.positions import CommittedOffset as CommittedOffset
@@ -200,6 +203,7 @@ _HOMES = {
         "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
         "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed",
         "StoreFenced", "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
+        "UnreadableBatch",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
     "segmentlog.groups.admin": ("GroupDescription",),

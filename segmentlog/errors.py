@@ -198,7 +198,7 @@ class LogTruncated(SegmentlogError, LookupError):
 
 
 class CorruptBatch(SegmentlogError):
-    """Bytes on disk that are not what was written there.
+    """Bytes on disk that are not what was written there; or, as `UnreadableBatch`, that never held records.
 
     ``position`` is a byte position in the file ``path``; ``expected`` and ``found`` say what
     the check that failed looked for.
@@ -214,6 +214,29 @@ class CorruptBatch(SegmentlogError):
         return (
             f"{self.path}: damaged at byte {self.position}{at_offset}: expected {self.expected}, found"
             f" {self.found}; 'segmentlog verify' tells the extent, 'segmentlog repair' cuts it out"
+        )
+
+
+class UnreadableBatch(CorruptBatch):
+    """A batch whose checksums are right and whose records do not decode: the disk returned what its writer stored.
+
+    offset, next_offset   the batch has the offsets ``[offset, next_offset)``; reading can continue at ``next_offset``
+    record_count          how many records its header announces
+    reason                why its records do not decode
+    path, position        the segment file, and the byte in it at which the batch begins; "" and 0 if there is no file
+    """
+
+    def __init__(self, path: str, position: int, reason: str, offset: int, next_offset: int, record_count: int) -> None:
+        super().__init__(path, position, "records that decode", reason, offset)
+        self.args = (path, position, reason, offset, next_offset, record_count)  # it is pickled by these
+        self.reason, self.next_offset, self.record_count = reason, next_offset, record_count
+
+    def __str__(self) -> str:
+        where = f"{self.path}: the batch at byte {self.position}" if self.path else "a batch"
+        return (
+            f"{where} (offsets [{self.offset}, {self.next_offset}), {self.record_count} records) cannot be read:"
+            f" {self.reason}. Its checksum is right, so the disk returned what was stored, and nothing was removed."
+            f" Continue at offset {self.next_offset}, or remove the batch with 'segmentlog repair --drop-unreadable'"
         )
 
 

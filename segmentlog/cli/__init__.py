@@ -79,7 +79,10 @@ def cli(ctx: click.Context, directory: str) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the process with its exit status (0 done, 1 failed, 2 wrong usage, 3 damage)."""
+    """Run the command line; ends the process with its exit status.
+
+    0 done, 1 failed, 2 wrong usage, 3 damage, 4 no damage and an unreadable batch.
+    """
     from segmentlog.cli.common import prepare_process, run
 
     prepare_process()

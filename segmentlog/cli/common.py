@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from segmentlog.errors import CorruptBatch, LogTruncated, SegmentlogError
+from segmentlog.errors import CorruptBatch, LogTruncated, SegmentlogError, UnreadableBatch
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _Report = TypeVar("_Report", "RetentionReport", "CompactionReport")
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_DAMAGE = 0, 1, 2, 3
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_DAMAGE, EXIT_UNREADABLE = 0, 1, 2, 3, 4
 
 
 def run(command: click.Command, args: Sequence[str] | None) -> int:
@@ -52,7 +52,7 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
         return EXIT_DONE
     except CorruptBatch as error:
         say(f"error: {error}")
-        return EXIT_DAMAGE
+        return status_of_damage([error])
     except (SegmentlogError, LogTruncated) as error:
         say(f"error: {error}")
         return EXIT_FAILED
@@ -251,6 +251,14 @@ def status_of(stopped: list[int]) -> int:
     return 128 + stopped[0] if stopped else EXIT_DONE
 
 
+def status_of_damage(errors: Iterable[Exception]) -> int:
+    """The exit status for the damage among ``errors``; 0 without any."""
+    damage = [error for error in errors if isinstance(error, CorruptBatch)]
+    if not damage:
+        return EXIT_DONE
+    return EXIT_UNREADABLE if all(isinstance(error, UnreadableBatch) for error in damage) else EXIT_DAMAGE
+
+
 def stopped_by(stopped: list[int]) -> str:
     """The end of a summary."""
     return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
@@ -307,9 +315,8 @@ class Failures:
         """The exit status. Tells who was busy, unless a signal ended the waiting."""
         if self._busy and not stopped:
             say(f"error: {', '.join(self._busy)}: another process is at it; try again when it is done")
-        if any(isinstance(error, CorruptBatch) for error in self._errors):
-            return EXIT_DAMAGE
-        return status_of(stopped) or (EXIT_FAILED if self._errors or self._busy else EXIT_DONE)
+        has_failed = bool(self._errors or self._busy)
+        return status_of_damage(self._errors) or status_of(stopped) or (EXIT_FAILED if has_failed else EXIT_DONE)
 
 
 class Progress:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import (
-    EXIT_DAMAGE,
     EXIT_DONE,
     Progress,
     ReaderGone,
     open_store,
     say,
     status_of,
+    status_of_damage,
     stoppable,
     stopped_by,
 )
@@ -35,7 +35,7 @@ from segmentlog.cli.options import (
 )
 from segmentlog.cli.rendering import pieces_as, render_as
 from segmentlog.cli.taken import Stdout, end_with_stdout
-from segmentlog.errors import UnknownTopic
+from segmentlog.errors import UnknownTopic, UnreadableBatch
 
 if TYPE_CHECKING:
     from segmentlog.cli.membership import Membership
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
-@click.option("--skip-damaged", is_flag=True, help="Step over damaged bytes, and say which offsets.")
+@click.option("--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and say which offsets.")
 @click.option("--format", "template", metavar="TEMPLATE",
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
@@ -151,14 +151,15 @@ def consume(
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
         done = status_of(stopped) if not follow else EXIT_DONE
-        return EXIT_DAMAGE if _tell_skipped(consumer) else done
+        return _tell_skipped(consumer) or done
 
 
-def _tell_skipped(consumer: Consumer) -> bool:
-    """Say which damaged offsets were stepped over; whether there were any."""
+def _tell_skipped(consumer: Consumer) -> int:
+    """Print which offsets were skipped; the exit status for them, 0 without any."""
     for tp, base_offset, end_offset, damage in consumer.skipped:
-        say(f"{tp}: skipped damaged offsets {base_offset} to {end_offset - 1} ({damage.path})")
-    return bool(consumer.skipped)
+        what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
+        say(f"{tp}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
+    return status_of_damage(damage for *_, damage in consumer.skipped)
 
 
 def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:

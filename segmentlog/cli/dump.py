@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, EXIT_UNREADABLE, say
 from segmentlog.cli.options import SIZE, json_option
 from segmentlog.cli.tables import show_json
 
@@ -22,21 +22,24 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
     By its name FILE may also be an index (.index, .timeindex), a list of aborted transactions
     (.txnindex), what was known of producers (.snapshot), where a segment lies in the object store
     (.remote), a checkpoint or a state page; anything else, as what a repair put into quarantine, is
-    read as a segment. Exits with 3 when something is damaged.
+    read as a segment. Exits with 3 when something is damaged, else with 4 when the records of a batch do
+    not decode though its checksum is right.
     """
     from segmentlog.inspection.dump import describe_file
 
     data = _read(file)
     if from_position > len(data):
         raise click.BadParameter(f"the file has {len(data)} bytes", param_hint="--from")
-    damaged = False
+    types = set()
     for document, text in describe_file(file, data, from_position, records, say):
-        damaged = damaged or document["type"] == "damage"
+        types.add(document["type"])
         if as_json:
             show_json(document)
         else:
             click.echo(text)
-    return EXIT_DAMAGE if damaged else EXIT_DONE
+    if "damage" in types:
+        return EXIT_DAMAGE
+    return EXIT_UNREADABLE if "unreadable" in types else EXIT_DONE
 
 
 def _read(file: str) -> bytes:

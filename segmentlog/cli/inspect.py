@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, say, store_folder
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, EXIT_UNREADABLE, say, store_folder
 from segmentlog.cli.dump import dump as dump
 from segmentlog.cli.options import complete_topic, json_option
 from segmentlog.errors import UnknownTopic
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from segmentlog.log.repair.repair import RepairReport
     from segmentlog.storage.fs import FileSystem
 
-_COLOURS = {"damage": "red", "warning": "yellow", "note": "bright_black"}
+_COLOURS = {"damage": "red", "unreadable": "magenta", "warning": "yellow", "note": "bright_black"}
 
 
 # ---------------------------------------------------------------- verify
@@ -41,12 +41,15 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
     open. Prints one line a finding:
 
     \b
-      damage   bytes are not what was written, or records are missing without a reason
-      warning  a cache is wrong; no record is affected
-      note     harmless: what a crash left behind, files that nobody knows
+      damage      bytes are not what was written, or records are missing without a reason
+      unreadable  a batch is what was written, and its records do not decode: readers stop at it
+      warning     a cache is wrong; no record is affected
+      note        harmless: what a crash left behind, files that nobody knows
 
-    Exits with 3 when there is damage; 'segmentlog repair' cuts it out. Indexes are never
-    fsynced, so a power cut may leave warnings where no disk is to blame.
+    Exits with 3 when there is damage; 'segmentlog repair' cuts it out. Exits with 4 when there is no
+    damage and a batch is unreadable: no disk is to blame, a client sent it like that, and only
+    'segmentlog repair --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may
+    leave warnings where no disk is to blame.
     """
     from segmentlog.inspection.store import inspect_store, size_of
 
@@ -62,7 +65,7 @@ def tell_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) ->
     """Print each; how many there are of each severity."""
     from segmentlog.cli.tables import show_json
 
-    counts = {"damage": 0, "warning": 0, "note": 0}
+    counts = {"damage": 0, "unreadable": 0, "warning": 0, "note": 0}
     for finding in findings:
         counts[finding.severity] += 1
         if as_json:
@@ -81,15 +84,19 @@ def tell_verdict(counts: dict[str, int], tally: tuple[int, int, int, int, int], 
         f" ({size_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s)"
     )
     say(_verdict(counts))
-    return EXIT_DAMAGE if counts["damage"] or (strict and counts["warning"]) else EXIT_DONE
+    if counts["damage"] or (strict and counts["warning"]):
+        return EXIT_DAMAGE
+    return EXIT_UNREADABLE if counts["unreadable"] else EXIT_DONE
 
 
 def _verdict(counts: dict[str, int]) -> str:
-    told = [
-        f"{count} {name}{'s' if name != 'damage' and count != 1 else ''}" for name, count in counts.items() if count
-    ]
+    names = {"unreadable": "unreadable batch" if counts["unreadable"] == 1 else "unreadable batches"}
+    names |= {name: name if counts[name] == 1 else f"{name}s" for name in ("warning", "note")}
+    told = [f"{count} {names.get(name, name)}" for name, count in counts.items() if count]
     if counts["damage"]:
         return f"{', '.join(told)}: 'segmentlog repair --dry-run' says what can be saved"
+    if counts["unreadable"]:
+        return f"no damage, {', '.join(told)}: 'segmentlog repair --drop-unreadable --dry-run' says what would be lost"
     return f"no damage ({', '.join(told)})" if told else "no damage"
 
 
@@ -150,27 +157,42 @@ def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
 @click.argument("topic", required=False, shell_complete=complete_topic)
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--drop-unreadable",
+    is_flag=True,
+    help="Also cut out batches whose checksum is right and whose records do not decode.",
+)
 @json_option
 @click.pass_context
-def repair(ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, as_json: bool) -> int:
+def repair(
+    ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
+) -> int:  # fmt: skip
     """Cut the damage out of the store, or of one topic, and nothing else.
 
     Damaged bytes go to the partition's quarantine folder. The offsets that go with them become
     a lost range: a reader inside it is told so, others step over it, and no record is ever
     given one of them. Indexes are made anew; a damaged checkpoint is written anew.
 
+    A batch is unreadable when its checksum is right and its records do not decode: it is what a client
+    sent, and was acknowledged. Repair leaves it, unless --drop-unreadable asks for its removal; it goes
+    to quarantine like damaged bytes. Look with --dry-run first: it says which offsets and how many
+    announced records would be lost. To only pass such batches, read with --skip-damaged.
+
     Other processes may go on: appends wait while a partition is being repaired. Exits with 3
-    when there is damage that cannot be repaired, and after --dry-run when there is any.
+    when there is damage that cannot be repaired, and after --dry-run when there is any; else with 4 when
+    unreadable batches are left.
     """
     from segmentlog.objects.tiered import reaching
     from segmentlog.storage.fs import FileSystem
 
     path = os.path.abspath(store_folder(ctx))
     with reaching(FileSystem()) as fs:
-        return _mend(fs, path, topic, dry_run=dry_run, yes=yes, as_json=as_json)
+        return _mend(fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json)
 
 
-def _mend(fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, as_json: bool) -> int:
+def _mend(
+    fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
+) -> int:
     """Look, tell, ask, and repair."""
     from segmentlog.inspection.store import inspect_partitions, size_of
     from segmentlog.log.repair.repair import plan_repair
@@ -181,11 +203,11 @@ def _mend(fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: b
     with progress_of_bytes(size_of(fs, path, topics), "looking") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
-                plan = plan_repair(found, now_ms)
-                if plan.does_anything or found.is_damaged:
+                plan = plan_repair(found, now_ms, drop_unreadable=drop_unreadable)
+                if plan.does_anything or found.is_damaged or found.unreadable:
                     planned.append((found, plan))
     to_do = [(found, plan) for found, plan in planned if plan.does_anything]
-    damaged = [found for found, _ in planned if found.is_damaged]
+    left = [found for found, _ in planned]
     if to_do and (dry_run or not yes):
         for found, plan in to_do:
             _tell(found, plan, as_json=as_json and dry_run, done=False)
@@ -194,14 +216,22 @@ def _mend(fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: b
     elif not dry_run:
         if not yes:
             _ask()
-        damaged = []
+        left = []
         for found, plan in planned:
             if plan.does_anything:
-                _tell(found, _repair(fs, path, found), as_json=as_json, done=True)
-            damaged += _look_again(fs, path, found)
-    return _tell_left(fs, path, topics, damaged if not dry_run or not to_do else [], as_json) or (
-        EXIT_DAMAGE if dry_run and damaged else EXIT_DONE
+                report = _repair(fs, path, found, drop_unreadable=drop_unreadable)
+                _tell(found, report, as_json=as_json, done=True)
+            left.append(_look_again(fs, path, found))
+    is_planned = dry_run and bool(to_do)
+    findings = [finding for found in left for finding in found.findings]
+    damage = [finding for finding in findings if finding.severity == "damage"]
+    unreadable = [finding for finding in findings if finding.severity == "unreadable"]
+    status = _tell_left(
+        fs, path, topics, [] if is_planned else damage, [] if dry_run and drop_unreadable else unreadable, as_json
     )
+    if damage:
+        return EXIT_DAMAGE
+    return status or (EXIT_UNREADABLE if unreadable else EXIT_DONE)
 
 
 def _ask() -> None:
@@ -210,27 +240,31 @@ def _ask() -> None:
     click.confirm("Repair?", abort=True, err=True)
 
 
-def _repair(fs: FileSystem, path: str, found: PartitionFound) -> RepairReport:
+def _repair(fs: FileSystem, path: str, found: PartitionFound, *, drop_unreadable: bool) -> RepairReport:
     from segmentlog.inspection.files import read_topic_file
     from segmentlog.log.repair.repair import repair_partition
 
     folder = f"{path}/{found.topic}"
-    return repair_partition(fs, found.folder, found.topic, found.partition, lambda: read_topic_file(fs, folder)[1])
+    return repair_partition(
+        fs, found.folder, found.topic, found.partition, lambda: read_topic_file(fs, folder)[1],
+        drop_unreadable=drop_unreadable,
+    )  # fmt: skip
 
 
-def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> list[PartitionFound]:
-    """The partition as it is now, if there is still damage in it."""
+def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> PartitionFound:
+    """The partition as it is now."""
     from segmentlog.inspection.files import read_topic_file
     from segmentlog.inspection.findings import Tally
     from segmentlog.inspection.partition import inspect_partition
 
     config = read_topic_file(fs, f"{path}/{found.topic}")[1]
-    now = inspect_partition(fs, found.folder, found.topic, found.partition, config, Tally())
-    return [now] if now.is_damaged else []
+    return inspect_partition(fs, found.folder, found.topic, found.partition, config, Tally())
 
 
-def _tell_left(fs: FileSystem, path: str, topics: list[str], damaged: list[PartitionFound], as_json: bool) -> int:
-    """Tell what damage a repair does not mend; the exit status for it."""
+def _tell_left(
+    fs: FileSystem, path: str, topics: list[str], damage: list[Finding], unreadable: list[Finding], as_json: bool
+) -> int:
+    """Print what damage a repair does not mend, and the unreadable batches that it leaves; the exit status for them."""
     from segmentlog.cli.tables import show_json
     from segmentlog.inspection.files import check_store_file
     from segmentlog.inspection.store import list_partitions
@@ -238,16 +272,22 @@ def _tell_left(fs: FileSystem, path: str, topics: list[str], damaged: list[Parti
     left = list(check_store_file(fs, path))
     for name in topics:
         left += list_partitions(fs, f"{path}/{name}")[2]
-    left += [finding for found in damaged for finding in found.findings]
-    left = [finding for finding in left if finding.severity == "damage"]
-    for finding in left:
+    left = [finding for finding in left if finding.severity == "damage"] + damage
+    for finding in left + unreadable:
         if as_json:
             show_json(finding)
         else:
             click.echo(_line(finding))
     if left:
         say(f"{len(left)} findings that a repair does not mend: see what is said there, or restore from a backup")
-    return EXIT_DAMAGE if left else EXIT_DONE
+    if unreadable:
+        say(
+            f"unreadable batches that stay as they are: {len(unreadable)}. --drop-unreadable removes them; readers pass"
+            " them with --skip-damaged"
+        )
+    if left:
+        return EXIT_DAMAGE
+    return EXIT_UNREADABLE if unreadable else EXIT_DONE
 
 
 def _tell(found: PartitionFound, report: RepairReport, *, as_json: bool, done: bool) -> None:
@@ -263,7 +303,8 @@ def _tell(found: PartitionFound, report: RepairReport, *, as_json: bool, done: b
     for number, cut in enumerate(report.cuts):
         size = cut.end_position - cut.position
         where = f", kept in {report.quarantine[number]}" if number < len(report.quarantine) else ""
-        click.echo(f"{name}: {size} bytes {would}cut out of {cut.path} at byte {cut.position}: {cut.why}{where}")
+        what = "" if cut.record_count is None else f"unreadable batch, {cut.record_count} records by its header: "
+        click.echo(f"{name}: {size} bytes {would}cut out of {cut.path} at byte {cut.position}: {what}{cut.why}{where}")
     for lost in report.lost:
         click.echo(f"{name}: offsets [{lost.base_offset}, {lost.end_offset}) {would}recorded as lost: {lost.reason}")
     for path in report.indexes:

@@ -53,7 +53,7 @@ class Consumer(Generic[K, V]):
     durable_only  shows only what no crash can take back
     shipped_only  shows only what the loss of this machine cannot take back: it lies in an object store (docs/ship.md)
     fetch_bytes   how much is read of one partition before it is the next one's turn
-    skip_damaged  step over damaged bytes; `skipped` tells which offsets
+    skip_damaged  skip damaged and unreadable batches; `skipped` has their offsets. Each batch is decoded as a whole
     auto_offset_reset  where to go on when retention has deleted what comes next: "earliest" (what is
                   left), "latest", or "error", which raises `OffsetOutOfRange`; `resets` tells
 
@@ -108,7 +108,7 @@ class Consumer(Generic[K, V]):
         self._polled: Cursor | None = None
         """The partition of the list that `poll` returned last."""
         self.skipped = cursors.skipped
-        """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were damaged, and the damage."""
+        """With ``skip_damaged``: the offsets ``[base, end)`` of a partition that were skipped, and the error."""
         self.bad: Sequence[DeserializationError] = () if options.decoding is None else options.decoding.bad
         """With ``on_bad="skip"``: why records were skipped, the last thousand of them."""
         self.resets = cursors.resets

@@ -46,6 +46,12 @@ class Ahead:
         self.end_position = position
         """Where it is to go when all are handed out."""
 
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` batches. The others are read again from where those end."""
+        while len(self.batches) > count:
+            self.batches.pop()
+        self.end_position = self.batches[-1].next_offset
+
 
 class Cursors:
     """A consumer's cursors, and the turns that they take. Knows nothing of the consumer, which may be dropped.

@@ -9,13 +9,17 @@ from typing import Any
 from segmentlog.consuming.consumer import HANDOVER_S, Consumer
 from segmentlog.consuming.cursors import Ahead
 from segmentlog.consuming.following import Pause
-from segmentlog.errors import OffsetOutOfRange, StoreClosed, UnknownTopic
+from segmentlog.errors import OffsetOutOfRange, StoreClosed, UnknownTopic, UnreadableBatch
 from segmentlog.records import Record, TopicPartition
 from segmentlog.storage.watch import Watch
 
 
 class Fetched:
-    """Batches of one partition, with their records where these are wanted, on their way to be handed out."""
+    """Batches of one partition, with their records where these are wanted, on their way to be handed out.
+
+    Raises `UnreadableBatch` if records are wanted and the first batch is unreadable. Another one ends what is handed
+    out: the next fetch raises.
+    """
 
     __slots__ = ("ahead", "records")
 
@@ -23,7 +27,15 @@ class Fetched:
         self.ahead = ahead
         self.records: list[list[Record[Any, Any]]] | None = None
         if with_records:
-            self.records = [list(batch.records()) for batch in ahead.batches]
+            self.records = []
+            for batch in ahead.batches:
+                try:
+                    self.records.append(list(batch.records()))
+                except UnreadableBatch:
+                    if not self.records:
+                        raise
+                    ahead.cut(len(self.records))
+                    break
             self.records.reverse()
 
 

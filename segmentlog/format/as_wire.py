@@ -43,7 +43,7 @@ def as_wire(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
     """The batches of Kafka's that hold the records of ``batch``, its offsets, its epoch and its producer's numbers.
 
     Of a batch that shows a part of its records: at least those, and none behind them. What is stored as Kafka's is a
-    view of the store's map. Raises `CorruptBatch`, for columns that do not decode.
+    view of the store's map. Raises `UnreadableBatch`, for columns that do not decode.
     """
     header = batch.header
     if header.is_kafka and not batch.is_cut:

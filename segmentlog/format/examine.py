@@ -1,7 +1,7 @@
 """Looking at a segment that may be broken: every batch that is whole, every stretch of bytes that is not.
 
-Unlike `walk` this goes on behind damage, and unlike a reader it decodes everything: what
-passes here can be read.
+Unlike `walk` this continues after damage, and unlike a reader it decodes everything: a batch that
+is whole and not unreadable can be read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, check_payload, decode_header
+from segmentlog.errors import CorruptBatch, UnreadableBatch
+from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader, check_payload, decode_header
 from segmentlog.format.batches import record_batch
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.record_batch import RecordBatch
@@ -24,11 +24,13 @@ _STEP = 1 << 20
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A batch whose checksums are right and whose columns decode.
+    """A batch whose checksums are right.
 
-    ``flaw`` is what is wrong with it all the same, if anything: it can be read, but claims
-    something that cannot be. ``marker`` is what a control batch says; None for one of a kind
-    that this version does not know, and for any other batch.
+    ``unreadable`` says why its records do not decode, if they do not. ``flaw`` is what is wrong
+    with it all the same, if anything: it can be read, but claims something that cannot be.
+    ``wrong_time`` is what a Kafka client's header says wrongly of the times of its records.
+    ``marker`` is what a control batch says; None for one of a kind that this version does not
+    know, and for any other batch.
     """
 
     position: int
@@ -36,6 +38,8 @@ class Whole(msgspec.Struct, frozen=True):
     batch: RecordBatch
     flaw: str = ""
     marker: Marker | None = None
+    unreadable: UnreadableBatch | None = None
+    wrong_time: str = ""
 
     @property
     def end_position(self) -> int:
@@ -74,9 +78,7 @@ def examine(
                 found = str(header.base_offset)
                 raise CorruptBatch(path, position, f"a base offset of {expected_offset} or more", found)
             batch = record_batch(header, payload, path=path, position=position)
-            flaw = _check_columns(batch, path, position)
-            if header.is_kafka:
-                flaw = disagreement(header, payload) or flaw
+            flaw = disagreement(header, payload) if header.is_kafka else ""
         except CorruptBatch as error:
             broken = _extent(window, position, expected_offset, error, around())
             yield broken
@@ -87,13 +89,20 @@ def examine(
                 yield Broken(position, end_position, expected_offset, None, error, blank=True)
                 return
             continue
+        unreadable, wrong_time = None, ""
+        try:
+            wrong_time = _check_times(batch)
+            if not header.is_kafka:
+                flaw, wrong_time = flaw or wrong_time, ""
+        except UnreadableBatch as error:
+            unreadable = error
         if header.partition_epoch < epoch:
             flaw = flaw or f"epoch {header.partition_epoch} comes after epoch {epoch}"
         marker = None
-        if header.is_control:
+        if header.is_control and unreadable is None:
             marker, wrong = _check_marker(header, payload)
             flaw = flaw or wrong
-        yield Whole(position, header, batch, flaw, marker)
+        yield Whole(position, header, batch, flaw, marker, unreadable, wrong_time)
         position += header.size_bytes
         expected_offset, epoch = header.next_offset, max(epoch, header.partition_epoch)
 
@@ -138,22 +147,16 @@ def written_size(view: memoryview) -> int:
     return 0
 
 
-def _check_columns(batch: RecordBatch, path: str, position: int) -> str:
-    """Decode every column, raising `CorruptBatch` for one that does not; what else is wrong with the batch."""
+def _check_times(batch: RecordBatch) -> str:
+    """Decode the batch; what its header says wrongly of its timestamps. Raises `UnreadableBatch`."""
     header = batch.header
-    _ = batch.values, batch.keys, batch.headers
-    offsets, timestamps = batch.offsets, batch.timestamps
-    if not len(batch):
-        return ""
-    if not header.attributes & LOG_APPEND_TIME:
+    batch.check()
+    timestamps = batch.timestamps
+    if len(batch) and not header.attributes & LOG_APPEND_TIME:
         first, largest = int(timestamps[0]), int(timestamps.max())
         # Of Kafka's batches the base is no more than that, and the largest may be of a record that compaction took.
         if first != header.base_timestamp and header.delete_horizon_ms is None and not header.is_kafka:
             return f"the first timestamp is {first}, and the header says {header.base_timestamp}"
         if largest > header.max_timestamp or (largest < header.max_timestamp and not header.is_kafka):
             return f"the largest timestamp is {largest}, and the header says {header.max_timestamp}"
-    if header.is_kafka:
-        return ""  # they ascend, or it would not have decoded
-    if header.offset_deltas_size and (bool((np.diff(offsets) <= 0).any()) or int(offsets[-1]) >= header.next_offset):
-        raise CorruptBatch(path, position + HEADER_SIZE, "ascending offsets", "others", header.base_offset)
     return ""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader, decompress
+from segmentlog.errors import UnreadableBatch
+from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader, decompress
 from segmentlog.format.columns import (
     Int64Array,
     MalformedColumn,
@@ -37,7 +37,7 @@ class RecordBatch(Generic[K, V]):
     ``values``, ``keys`` and ``headers`` are lists of ``len(batch)`` items, ``offsets`` and
     ``timestamps`` int64 arrays of that length. Each is decoded on first use and kept. The
     payload's checksum was verified when the batch was read; a column that still does not
-    decode raises `CorruptBatch`. Iterating is over `records`. Not thread-safe; the batch may
+    decode raises `UnreadableBatch`. Iterating is over `records`. Not thread-safe; the batch may
     be kept for as long as one likes (it holds its segment's memory map, not its file).
     """
 
@@ -169,6 +169,10 @@ class RecordBatch(Generic[K, V]):
             self._offsets = self._all_offsets()[self._start : self._stop]
         return self._offsets
 
+    def check(self) -> None:
+        """Decode every column. Raises `UnreadableBatch`; after this call no access to the batch raises it."""
+        _ = self.values, self.keys, self.headers, self.offsets, self.timestamps
+
     def key_identities(self, seed: int = 0) -> KeyIdentities:
         """16 bytes for each key, see `segmentlog.format.keys`, without decompressing the values."""
         header = self.header
@@ -188,9 +192,12 @@ class RecordBatch(Generic[K, V]):
         size = self.header.offset_deltas_size
         column = self._column(0, size) if size else memoryview(b"")
         try:
-            return decode_offsets(column, self.header.record_count, self.header.base_offset)
+            offsets = decode_offsets(column, self.header.record_count, self.header.base_offset)
+            if size and (bool((offsets[1:] <= offsets[:-1]).any()) or int(offsets[-1]) >= self.header.next_offset):
+                raise MalformedColumn(f"offsets that do not ascend to {self.header.next_offset - 1} at most")
         except MalformedColumn as error:
             raise self._corrupt(error) from None
+        return offsets
 
     @property
     def timestamps(self) -> Int64Array:
@@ -366,6 +373,8 @@ class RecordBatch(Generic[K, V]):
             return column
         return column[self._start : self._stop]
 
-    def _corrupt(self, error: Exception) -> CorruptBatch:
-        position = self._position + HEADER_SIZE
-        return CorruptBatch(self._path, position, "columns that decode", str(error), self.header.base_offset)
+    def _corrupt(self, error: Exception) -> UnreadableBatch:
+        header = self.header
+        return UnreadableBatch(
+            self._path, self._position, str(error), header.base_offset, header.next_offset, header.record_count
+        )

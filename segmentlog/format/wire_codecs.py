@@ -1,13 +1,15 @@
 r"""The codecs of Kafka's batches, as its clients use them: framed, and without a word of the size.
 
-    0 none      1 gzip       one member
+    0 none
+    1 gzip      members; zeros may follow each of them
     2 snappy    one raw block, as librdkafka; or as Java: "\x82SNAPPY\0", two versions i32, then blocks, each with its
                 size i32 in front
-    3 lz4       one frame, of blocks
-    4 zstd      frames, of blocks
+    3 lz4       frames, of blocks, and skippable frames
+    4 zstd      frames, of blocks, and skippable frames; a window of 128 MiB at most
 
-What a client claims is not believed: of LZ4 and Zstandard the blocks are counted, each of which can hold so much and
-no more, and what is decompressed goes into a buffer of that size, or of the bound if that is less. gzip stops there.
+A client's claims about sizes are not trusted. The blocks of LZ4 and Zstandard frames are counted: the codec bounds what
+a block can hold. Decompression writes into a buffer of that size, or of the caller's bound if that is less. gzip stops
+at the bound.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ PADDING: Final = 16
 _ZEROS: Final = bytes(PADDING)
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
+_GZIP_FIRST_CHUNK: Final = 1 << 20
+_GZIP_NEXT_CHUNK: Final = 256
+"""Bytes of a member that zlib gets at once, doubled from call to call. zlib copies the bytes after a member's end. So
+each member after the first begins with a small chunk: whole copies would take quadratic time for many members."""
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEADER_SIZE: Final = 16
 _XERIAL_BLOCK: Final = 32 << 10
@@ -86,13 +92,36 @@ def _too_much(limit_bytes: int) -> ValueError:
 
 
 def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
-    member = zlib.decompressobj(_GZIP)
-    raw = member.decompress(stored, limit_bytes + 1)
-    if len(raw) > limit_bytes:
-        raise _too_much(limit_bytes)
-    if not member.eof or member.unused_data:
-        raise ValueError("gzip: cut short, or more than one member")
-    return raw + _ZEROS
+    """Decompress the members, and skip zeros after each of them, as gzip(1) does."""
+    parts: list[bytes] = []
+    position, left, chunk = 0, limit_bytes, _GZIP_FIRST_CHUNK
+    while True:
+        member = zlib.decompressobj(_GZIP)
+        while not member.eof:
+            if position >= len(stored):
+                raise ValueError("gzip: cut short")
+            raw = member.decompress(stored[position : position + chunk], left + 1)
+            if len(raw) > left:
+                raise _too_much(limit_bytes)
+            parts.append(raw)
+            left -= len(raw)
+            position = min(position + chunk, len(stored)) - len(member.unused_data)
+            chunk *= 2
+        position = _behind_zeros(stored, position)
+        if position >= len(stored):
+            parts.append(_ZEROS)
+            return b"".join(parts)
+        chunk = _GZIP_NEXT_CHUNK
+
+
+def _behind_zeros(stored: memoryview, position: int) -> int:
+    """The first position from ``position`` on that holds no zero, or the end."""
+    width = 64
+    while position < len(stored) and not stored[position]:
+        zeros = bytes(stored[position : position + width])
+        position += len(zeros) - len(zeros.lstrip(b"\0"))
+        width *= 2
+    return position
 
 
 def _unsnappy(stored: memoryview, limit_bytes: int) -> bytes:
@@ -132,7 +161,8 @@ def _compress_snappy(records: memoryview) -> bytes:
 
 
 def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
-    return _into(cramjam.lz4.decompress_into, stored, min(_lz4_room(stored), _LZ4_MAX_RATIO * len(stored)), limit_bytes)
+    room = min(lz4_bound(stored, limit_bytes), _LZ4_MAX_RATIO * len(stored))
+    return _into(cramjam.lz4.decompress_into, stored, room, limit_bytes)
 
 
 def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:
@@ -155,24 +185,31 @@ def _into(
     return bytes(memoryview(raw)[: size + PADDING])
 
 
-def _lz4_room(stored: memoryview) -> int:
-    """The most that the blocks of an LZ4 frame can hold."""
-    (magic,) = _SIZE_LE.unpack_from(stored)
-    if magic != _LZ4_MAGIC or len(stored) < 7:
+def lz4_bound(stored: memoryview, limit_bytes: int) -> int:
+    """The most that the blocks of LZ4 frames can hold, or more than ``limit_bytes``."""
+    position = room = 0
+    if not stored:
         raise ValueError("lz4: no frame")
-    flags, kind = stored[4], stored[5] >> 4 & 7
-    if kind < 4:
-        raise ValueError(f"lz4: blocks of an unknown size {kind}")
-    block = 1 << (8 + 2 * kind)
-    checksum_size = 4 if flags & 0x10 else 0
-    position = 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
-    room = 0
-    while True:
-        (size,) = _SIZE_LE.unpack_from(stored, position)
-        if not size:
-            return room
-        room += block
-        position += 4 + (size & 0x7FFFFFFF) + checksum_size
+    while position < len(stored):
+        (magic,) = _SIZE_LE.unpack_from(stored, position)
+        if magic & 0xFFFFFFF0 == _SKIPPABLE:
+            position += 8 + _SIZE_LE.unpack_from(stored, position + 4)[0]
+            continue
+        if magic != _LZ4_MAGIC or len(stored) < position + 7:
+            raise ValueError("lz4: no frame")
+        flags, kind = stored[position + 4], stored[position + 5] >> 4 & 7
+        if kind < 4:
+            raise ValueError(f"lz4: blocks of an unknown size {kind}")
+        block = 1 << (8 + 2 * kind)
+        checksum_size = 4 if flags & 0x10 else 0
+        position += 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+        while (size := _SIZE_LE.unpack_from(stored, position)[0]) != 0:
+            room += block
+            if room > limit_bytes:
+                return room
+            position += 4 + (size & 0x7FFFFFFF) + checksum_size
+        position += 8 if flags & 0x04 else 4
+    return room
 
 
 def zstd_bound(stored: memoryview, limit_bytes: int) -> int:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, LOG_APPEND_TIME, BatchHeader
+from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader
 from segmentlog.format.columns import Int64Array, MalformedColumn, array_of
 from segmentlog.format.keys import KeyIdentities, identities_of, key_identities
 from segmentlog.format.record_batch import RecordBatch
@@ -35,7 +34,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def wire_records(self) -> WireRecords:
-        """The records of the whole batch. Raises `CorruptBatch` where they do not decode."""
+        """The records of the whole batch. Raises `UnreadableBatch` where they do not decode."""
         if self._found is None:
             header = self.header
             try:
@@ -50,7 +49,7 @@ class WireRecordBatch(RecordBatch):
         return self.wire_records.size_bytes
 
     def check(self) -> None:
-        """Decode every field. Raises `CorruptBatch`."""
+        """Decode every field. Raises `UnreadableBatch`; after this call no access to the batch raises it."""
         try:
             self.wire_records.check()
         except MalformedColumn as error:
@@ -221,7 +220,3 @@ class WireRecordBatch(RecordBatch):
         import pyarrow as pa
 
         return pa.array(self.keys, pa.binary())
-
-    def _corrupt(self, error: Exception) -> CorruptBatch:
-        position = self._position + HEADER_SIZE
-        return CorruptBatch(self._path, position, "records that decode", str(error), self.header.base_offset)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from segmentlog.errors import UnreadableBatch
 from segmentlog.format.batch import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_slot
 from segmentlog.format.codecs import codec_name
@@ -74,7 +75,9 @@ def segment_lines(path: str, data: bytes, start: int, records: bool, tell: Tell)
             continue
         batches, count = batches + 1, count + item.header.record_count
         yield _batch_line(item)
-        if records:
+        if item.unreadable is not None:
+            yield _unreadable_line(item, item.unreadable)
+        elif records:
             yield from _record_lines(item.batch)
     tell(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
 
@@ -101,13 +104,15 @@ def _batch_line(item: Whole) -> Line:
         if header.attributes & bit
     ]
     codec = f"Kafka {WIRE_CODEC_NAMES[header.codec]}" if header.is_kafka else codec_name(header.codec)
+    flaw = item.flaw or item.wrong_time
     fields = asdict(header)
     del fields["magic"]
     document: Document = {"type": "batch", "position": item.position, "size_bytes": header.size_bytes, **fields}
     document |= {"layout": "kafka" if header.is_kafka else "columns"}
-    document |= {"codec": codec, "marks": marks, "flaw": item.flaw, "delete_horizon_ms": header.delete_horizon_ms}
+    document |= {"codec": codec, "marks": marks, "flaw": flaw, "delete_horizon_ms": header.delete_horizon_ms}
     horizon_ms = header.delete_horizon_ms
-    first_ms = int(item.batch.timestamps[0]) if horizon_ms is not None else header.base_timestamp
+    has_first = horizon_ms is not None and item.unreadable is None
+    first_ms = int(item.batch.timestamps[0]) if has_first else header.base_timestamp
     times = f"{format_time(first_ms)} to {format_time(header.max_timestamp)}, " if header.record_count else ""
     text = (
         f"batch at {item.position}: offsets [{header.base_offset}, {header.next_offset}), {header.record_count}"
@@ -126,9 +131,19 @@ def _batch_line(item: Whole) -> Line:
             text += f", {kind} of the transaction that began at offset {marker.first_offset}"
     if marks:
         text += f", {' '.join(marks)}"
-    if item.flaw:
-        text += f"; flaw: {item.flaw}"
+    if flaw:
+        text += f"; flaw: {flaw}"
     return document, text
+
+
+def _unreadable_line(item: Whole, error: UnreadableBatch) -> Line:
+    header = item.header
+    document: Document = {
+        "type": "unreadable", "position": item.position, "size_bytes": header.size_bytes,
+        "base_offset": header.base_offset, "next_offset": header.next_offset, "record_count": header.record_count,
+        "why": error.reason,
+    }  # fmt: skip
+    return document, f"  unreadable: its checksum is right, and its records do not decode: {error.reason}"
 
 
 def _record_lines(batch: RecordBatch) -> Iterator[Line]:

@@ -7,16 +7,17 @@ from typing import Literal
 
 import msgspec
 
-Severity = Literal["damage", "warning", "note"]
+Severity = Literal["damage", "unreadable", "warning", "note"]
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that is not as it should be, or worth knowing.
 
-    severity    ``damage``   bytes are not what was written, or records are missing without a reason
-                ``warning``  a cache is wrong (an index, the state page), or the next open has more to
-                             do than usual; no record is affected as things are
-                ``note``     harmless: what a crash leaves behind, files that nobody knows
+    severity    ``damage``      bytes are not what was written, or records are missing without a reason
+                ``unreadable``  a batch is what was written, and its records do not decode: readers stop at it
+                ``warning``     a cache is wrong (an index, the state page, the largest timestamp in a client's
+                                header), or the next open has more to do than usual; no record is affected
+                ``note``        harmless: what a crash leaves behind, files that nobody knows
     path        the file or folder
     position    byte in that file from which on it is so; -1 when it is about the file as a whole
     size_bytes  how far it reaches

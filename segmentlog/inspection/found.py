@@ -10,7 +10,10 @@ from segmentlog.inspection.segment import SegmentFound
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Bytes that `repair` cuts out of a segment, and the offsets that go with them."""
+    """Bytes that `repair` cuts out of a segment, and the offsets that go with them.
+
+    ``record_count``: of an unreadable batch, the records that its header announces; None of damaged bytes.
+    """
 
     segment: int
     path: str
@@ -19,6 +22,7 @@ class Cut(msgspec.Struct, frozen=True):
     base_offset: int
     end_offset: int
     why: str
+    record_count: int | None = None
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -59,6 +63,8 @@ class PartitionFound(msgspec.Struct):
     state: StateFound = StateFound()
     segments: list[SegmentFound] = []
     cuts: list[Cut] = []
+    unreadable: list[Cut] = []
+    """Batches that `repair` cuts out only if it is asked to: they are what was written."""
     holes: list[Hole] = []
     bad_indexes: list[int] = []
     bad_caches: list[BadCache] = []
@@ -81,6 +87,10 @@ class PartitionFound(msgspec.Struct):
         if checkpoint is None or self.checkpoint.is_damaged:
             return False
         return self.has_producers and not checkpoint.has_producers
+
+    def cut_unreadable(self) -> None:
+        """Count the unreadable batches among what is to be cut out."""
+        self.cuts = sorted([*self.cuts, *self.unreadable], key=lambda cut: (cut.segment, cut.position))
 
     def add(self, severity: Severity, path: str, what: str, position: int = -1, size: int = 0,
             base_offset: int = -1, end_offset: int = -1) -> Finding:  # fmt: skip

@@ -18,7 +18,7 @@ from segmentlog.inspection.files import StateReader
 from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.found import Cut, Hole, PartitionFound
 from segmentlog.inspection.producers import ProducersLook
-from segmentlog.inspection.segment import InspectSegment, SegmentFound, index_flaws
+from segmentlog.inspection.segment import InspectSegment, SegmentFound, Unreadable, index_flaws
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
@@ -118,7 +118,7 @@ class LogLook:
             )
         except (CorruptBatch, ObjectStoreError) as error:
             return self._not_read(path, base, next_base, error)
-        for position, size in segment.unreadable:
+        for position, size in segment.bad_sectors:
             found.add("damage", segment.path, "the disk does not give these bytes", position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
@@ -129,6 +129,14 @@ class LogLook:
             found.add(
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
             )
+        for flaw in segment.wrong_times:
+            what = (
+                f"{flaw.what}: its client sent it like that. Its records can be read; look-ups and retention by time"
+                " go by the header"
+            )
+            found.add("warning", segment.path, what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset)
+        for batch in segment.unreadable:
+            self._tell_unreadable(segment, batch)
         for gap in segment.gaps:
             self._check_gap(segment.path, gap.position, gap.base_offset, gap.end_offset)
         self._check_given_up(segment, tail_from)
@@ -136,6 +144,22 @@ class LogLook:
         if base not in self._paths:
             self._check_index(segment, next_base, end_position, tail_from)
         return segment
+
+    def _tell_unreadable(self, segment: SegmentFound, batch: Unreadable) -> None:
+        """Report a batch that is what was written, wherever the recovery point is: a recovery keeps it."""
+        base_offset, end_offset, count = batch.base_offset, batch.end_offset, batch.record_count
+        what = (
+            f"the records of this batch do not decode ({batch.reason}). Its checksum is right, so the disk returned"
+            f" what was stored. Readers stop at it and can continue at offset {end_offset}; 'segmentlog repair"
+            f" --drop-unreadable' removes it, and with it the {count} records that its header announces"
+        )
+        self._found.add("unreadable", segment.path, what, batch.position, batch.size_bytes, base_offset, end_offset)
+        end_position = batch.position + batch.size_bytes
+        cut = Cut(
+            segment.base_offset, segment.path, batch.position, end_position, base_offset, end_offset, batch.reason,
+            count,
+        )  # fmt: skip
+        self._found.unreadable.append(cut)
 
     def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFound:
         """Tell of a segment that lies in the object store alone, and that nobody can read.

@@ -50,6 +50,17 @@ class Flaw(msgspec.Struct, frozen=True):
     what: str
 
 
+class Unreadable(msgspec.Struct, frozen=True):
+    """A batch whose checksums are right and whose records do not decode; its header announces ``record_count``."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    end_offset: int
+    record_count: int
+    reason: str
+
+
 class Tracked(msgspec.Struct, frozen=True, gc=False):
     """A whole batch of a producer."""
 
@@ -81,8 +92,11 @@ class SegmentFound(msgspec.Struct):
     broken: list[Broken] = []
     gaps: list[Gap] = []
     flaws: list[Flaw] = []
-    unreadable: list[tuple[int, int]] = []
+    wrong_times: list[Flaw] = []
+    """Batches whose client stated another largest timestamp than that of their records."""
+    bad_sectors: list[tuple[int, int]] = []
     """(position, size) of what the disk would not give."""
+    unreadable: list[Unreadable] = []
     epochs: dict[int, int] = {}
     """The epochs of its batches, each with the first base offset."""
     max_timestamp: int = 0
@@ -142,9 +156,9 @@ def inspect_segment(
     Reads into memory, and not through a map: a map of a bad sector, or of a file that a
     recovery cuts off meanwhile, kills the process instead of raising an error.
     """
-    size, data, unreadable = read_segment(fs, path, end_position)
+    size, data, bad_sectors = read_segment(fs, path, end_position)
     end = len(data)
-    found = SegmentFound(base, path, size, end, base, unreadable=unreadable)
+    found = SegmentFound(base, path, size, end, base, bad_sectors=bad_sectors)
     tally.segments += 1
     counted = 0
     view = memoryview(data)
@@ -181,6 +195,15 @@ def _note_whole(found: SegmentFound, item: Whole) -> None:
         found.gaps.append(Gap(position, found.end_offset, base_offset))
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
+    if item.wrong_time:
+        found.wrong_times.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.wrong_time))
+    if item.unreadable is not None:
+        found.unreadable.append(
+            Unreadable(
+                position, header.size_bytes, base_offset, header.next_offset, header.record_count,
+                item.unreadable.reason,
+            )
+        )  # fmt: skip
     if header.producer_id >= 0:
         found.tracked.append(_tracked(item))
     found.epochs.setdefault(header.partition_epoch, base_offset)
@@ -221,10 +244,10 @@ def read_segment(
             return _read_ranges(ranges, end_position)
         with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = fs.fstat(fd)
-            size, data, unreadable = _read_file(fs, fd, found.st_size, end_position)
+            size, data, bad_sectors = _read_file(fs, fd, found.st_size, end_position)
         # It may have become a hole since it was asked for.
         if any(data[:PROBE_BYTES]) or not data or not is_remote(fs, path, found):
-            return size, data, unreadable
+            return size, data, bad_sectors
 
 
 def _read_file(
@@ -232,7 +255,7 @@ def _read_file(
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
     """`read_segment` of one that is here."""
     data = bytearray(size if end_position is None else min(end_position, size))
-    unreadable: list[tuple[int, int]] = []
+    bad_sectors: list[tuple[int, int]] = []
     position = 0
     while position < len(data):
         wanted = min(_CHUNK, len(data) - position)
@@ -241,12 +264,12 @@ def _read_file(
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            part = _read_around(fs, fd, position, wanted, unreadable)
+            part = _read_around(fs, fd, position, wanted, bad_sectors)
         if not part:
-            return position, data[:position], unreadable  # cut off meanwhile
+            return position, data[:position], bad_sectors  # cut off meanwhile
         data[position : position + len(part)] = part
         position += len(part)
-    return size, data, unreadable
+    return size, data, bad_sectors
 
 
 def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
@@ -257,7 +280,7 @@ def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearr
     return len(view), bytearray(view[:end]), []
 
 
-def _read_around(fs: FileSystem, fd: int, position: int, size: int, unreadable: list[tuple[int, int]]) -> bytes:
+def _read_around(fs: FileSystem, fd: int, position: int, size: int, bad_sectors: list[tuple[int, int]]) -> bytes:
     """A stretch with a bad sector in it: all that can be had of it."""
     parts = []
     for start in range(position, position + size, _SECTOR):
@@ -268,7 +291,7 @@ def _read_around(fs: FileSystem, fd: int, position: int, size: int, unreadable: 
             if is_interrupt(error):
                 raise
             part = b""
-            unreadable.append((start, wanted))
+            bad_sectors.append((start, wanted))
         parts.append(part.ljust(wanted, b"\0"))
     return b"".join(parts)
 

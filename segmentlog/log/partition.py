@@ -336,7 +336,9 @@ class Partition:
         ``isolation="read_committed"`` at the last stable offset. At least one batch comes if there is one, however
         small ``max_bytes``.
         Damage raises `CorruptBatch` when it is reached; with ``on_skip`` it is stepped over,
-        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A
+        and ``on_skip(base_offset, end_offset, damage)`` is called for what was skipped. A batch
+        whose records do not decode raises `UnreadableBatch` when a column of it is first used;
+        with ``on_skip`` each batch is decoded as a whole first, and such a one is skipped, too. A
         partition that was opened with ``recovery="salvage"`` steps over it anyway, see `damage`.
         ``control`` hands out control batches too: how transactions ended (`format.control`).
 
@@ -411,7 +413,10 @@ class Partition:
         return self._reader.check_position(as_offset("offset", offset))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one."""
+        """Offset of the first record whose timestamp is at or after ``timestamp_ms``; None without one.
+
+        Raises `UnreadableBatch` when a batch that may hold it does not decode, `CorruptBatch` for damage.
+        """
         self._check_open()
         return self._reader.offset_for_timestamp(as_time_ms("timestamp_ms", timestamp_ms), self.log_end_offset)
 

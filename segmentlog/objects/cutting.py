@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from segmentlog.arguments import as_positions, as_time_ms
-from segmentlog.errors import CorruptBatch, InvalidConfig, ShippingRefused
+from segmentlog.errors import InvalidConfig, ShippingRefused, UnreadableBatch
 from segmentlog.format.batch import check_payload
 from segmentlog.format.batches import record_batch
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, ShippedTopic, Snapshot
@@ -104,7 +104,7 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
                 batch = record_batch(header, check_payload(view, position, header))
                 try:
                     late = ((batch.timestamps > at_ms) & (batch.offsets >= part.log_start_offset)).nonzero()[0]
-                except CorruptBatch:  # of a Kafka client's, that never could be read
+                except UnreadableBatch:  # its header alone says when its records were
                     return max(header.base_offset, part.log_start_offset)
                 if len(late):
                     return int(batch.offsets[late[0]])

@@ -31,6 +31,7 @@ from segmentlog.errors import (
     TopicExists,
     TransactionAborted,
     UnknownTopic,
+    UnreadableBatch,
 )
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.names import ForeignTopicId
@@ -56,6 +57,8 @@ _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
     (ProducerHeld, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (ConsumerFenced, ErrorCode.UNKNOWN_MEMBER_ID),
     (GroupNotEmpty, ErrorCode.NON_EMPTY_GROUP),
+    # Clients raise it to their user. They retry a KAFKA_STORAGE_ERROR, which no retry of this read can mend.
+    (UnreadableBatch, ErrorCode.CORRUPT_MESSAGE),
     (CorruptBatch, ErrorCode.KAFKA_STORAGE_ERROR),
     (DiskFull, ErrorCode.KAFKA_STORAGE_ERROR),
     (PartitionFailed, ErrorCode.KAFKA_STORAGE_ERROR),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire_encode import empty_wire_batch
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.server.codec.errors import ErrorCode
@@ -119,8 +120,13 @@ def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, rende
             break
         if run:
             continue
-        if not _gather(partition, bounds, gathered, renderings):
-            break
+        try:
+            if not _gather(partition, bounds, gathered, renderings):
+                break
+        except CorruptBatch:
+            if not gathered.batches:
+                raise
+            break  # the answer has what comes before it; the next fetch begins at the fault
 
 
 class _Gathered:

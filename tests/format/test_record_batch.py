@@ -7,8 +7,7 @@ from batches import NOW_MS, Columns, batch_bytes, codecs, columns, forge, offset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE
+from segmentlog.errors import UnreadableBatch
 from segmentlog.format.codecs import CODEC_LZ4
 from segmentlog.format.record_batch import RecordBatch
 
@@ -96,13 +95,14 @@ def test_columns_are_decoded_once():
     ],
 )
 def test_a_column_that_does_not_decode_is_told_with_its_place(column, fields):
-    """A column of a batch whose checksums are right, and that is none, raises CorruptBatch with path and position."""
+    """A column that its checksum covers and that is none raises UnreadableBatch with the place of the batch."""
     data = forge(batch_bytes(Columns([b"abc", None], [b"d", b""]), 50), **fields)
     batch = read_batch(b"\0" * 10 + data, 10)
     batch._path = "x.log"
-    with pytest.raises(CorruptBatch) as caught:
+    with pytest.raises(UnreadableBatch) as caught:
         getattr(batch, column)
-    assert (caught.value.path, caught.value.position, caught.value.offset) == ("x.log", 10 + HEADER_SIZE, 50)
+    assert (caught.value.path, caught.value.position) == ("x.log", 10)
+    assert (caught.value.offset, caught.value.next_offset, caught.value.record_count) == (50, 52, 2)
 
 
 def test_a_batch_becomes_arrow():

@@ -339,8 +339,10 @@ def test_one_lie_in_a_record(records: list[Sent], data: st.DataObject) -> None:
 
 BOMBS = {
     "gzip": lambda: gzip.compress(bytes(200 << 20), 9),
+    "gzip of members": lambda: gzip.compress(bytes(4 << 20), 9) * 50,
     "snappy": lambda: b"\x80\x80\x80\x80\x0f" + b"\0" * 100_000,
     "lz4": lambda: lz4.frame.compress(bytes(200 << 20)),
+    "lz4 of frames": lambda: lz4.frame.compress(bytes(4 << 20)) * 50,
     "zstd": lambda: bytes(cramjam.zstd.compress(bytes(200 << 20))),
 }
 
@@ -353,7 +355,7 @@ def test_a_bomb_goes_off_within_bounds(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"more than|claimed"):
-            decompress_records(CODECS[name], bomb, 8 << 20)
+            decompress_records(CODECS[name.split()[0]], bomb, 8 << 20)
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
     finally:
         tracemalloc.stop()

@@ -41,7 +41,7 @@ from segmentlog.format.columns import (
 )
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.encode import encode_batch
-from segmentlog.format.examine import examine
+from segmentlog.format.examine import Whole, examine
 from segmentlog.format.index import decode_entries
 from segmentlog.format.names import check_topic_name, parse_segment_name, segment_name
 from segmentlog.format.producers import (
@@ -155,6 +155,8 @@ def walks(data: bytes) -> None:
     for item in examine(view, 0, len(view), "path", expected_offset=0):
         assert item.position == position < item.end_position
         position = item.end_position
+        if isinstance(item, Whole) and item.unreadable is None:
+            assert len(list(item.batch.records())) == len(item.batch.key_identities().low) == len(item.batch)
     assert position == len(view)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import CorruptBatch, UnknownTopic
+from segmentlog.errors import CorruptBatch, UnknownTopic, UnreadableBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
 from segmentlog.format.batches import record_batch
 from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
@@ -116,6 +116,8 @@ class CompactionPass:
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
         """A dry run of several maps: what the ones before it did not keep, by segment and position."""
+        self._unreadable: dict[int, UnreadableBatch] = {}
+        """Batches whose records do not decode, by base offset."""
 
     def run(self) -> CompactionReport:
         """Clean up to the end of the plan. Raises what `Cleaner.run` says."""
@@ -130,10 +132,21 @@ class CompactionPass:
         passes = 0
         while dirty_offset < end or not passes:
             before, self._totals = self._totals, _Totals()
+            weighed_before = dict(self._weighed_before)
             self._survivors = Survivors(
-                self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end, self._decided
-            )
-            done = self._clean(segments)
+                self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end, self._decided,
+                self._unreadable,
+            )  # fmt: skip
+            try:
+                done = self._clean(segments)
+            except UnreadableBatch as error:
+                if error.offset in self._unreadable:
+                    raise
+                # Columns, which nothing decodes beforehand. The map is made again, with the batch as one that stays.
+                self._unreadable[error.offset] = error
+                self._totals, self._weighed_before = before, weighed_before
+                segments, end = self._left(end)
+                continue
             self._totals.follow(before, self._survivors, first=not passes)
             passes += 1
             if not done:  # somebody truncated or trimmed the log meanwhile: the rest is for the next time
@@ -141,12 +154,16 @@ class CompactionPass:
             dirty_offset = max(self._survivors.map_end, dirty_offset)
             if not self._dry_run:
                 self._note_progress(dirty_offset)
-                left = self._plan()
-                end = min(end, left.end_offset)  # less than before, if that was altered meanwhile, or a marker cut off
-                segments = [one for one in left.segments if one.base_offset < end]
+                segments, end = self._left(end)
         counts = {name: getattr(self._totals, name) for name in _Totals.__struct_fields__}
         seconds = time.monotonic() - started
         return CompactionReport(handle.topic, handle.partition, dirty_offset, passes, seconds=seconds, **counts)
+
+    def _left(self, end: int) -> tuple[list[SegmentInfo], int]:
+        """(the segments as they are now, where cleaning ends)."""
+        left = self._plan()
+        end = min(end, left.end_offset)  # less than before, if that was altered meanwhile, or a marker cut off
+        return [one for one in left.segments if one.base_offset < end], end
 
     def _clean(self, segments: Sequence[SegmentInfo]) -> bool:
         """Everything that one map does; False when somebody trimmed or truncated the log meanwhile."""
@@ -336,7 +353,7 @@ class CompactionPass:
                 batch = record_batch(header, payload, path=mapped.path, position=one.position)
                 kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
                 self._pace(2 * header.size_bytes)
-                copy.add(batch, payload, kept, horizon_ms)
+                copy.add(batch, payload, kept, horizon_ms, whole=header.base_offset in self._unreadable)
         return written_ns, epoch
 
 

@@ -9,6 +9,7 @@ whose end says something (that of a producer), does a batch without records fill
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -29,11 +30,11 @@ from segmentlog.format.batch import (
     BatchHeader,
 )
 from segmentlog.format.codecs import Compression
-from segmentlog.format.columns import Int64Array, array_of, decode_blobs
+from segmentlog.format.columns import Int64Array, MalformedColumn, array_of, decode_blobs
 from segmentlog.format.edit import emptied, extended_header, gap_batch
 from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.splice import Flags, as_table, cut_rows, encode_items, join_items, null_items, those
+from segmentlog.format.splice import Flags, Table, as_table, cut_rows, encode_items, join_items, null_items, those
 from segmentlog.format.wire_batch import cut_wire, stored_wire
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
@@ -114,10 +115,13 @@ class SegmentCopy:
 
     # ------------------------------------------------------------ what comes in
 
-    def add(self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None) -> None:
+    def add(
+        self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None, *, whole: bool
+    ) -> None:
         """Take over the records of ``batch`` for which ``kept`` is true (None: all).
 
         ``horizon_ms``: delete horizon of the tombstones among them, or `UNDECIDED`; None when there are none.
+        ``whole``: copy the batch as it is, without decoding it, if all of it stays.
         """
         header = batch.header
         count = header.record_count if kept is None else int(np.count_nonzero(kept))
@@ -127,7 +131,9 @@ class SegmentCopy:
         unchanged = count == header.record_count and horizon_ms in (None, UNDECIDED, header.delete_horizon_ms)
         if isinstance(batch, WireRecordBatch) and self._add_wire(batch, payload, kept, unchanged, horizon_ms):
             return
-        if header.attributes & CONTROL or (unchanged and (header.raw_size >= _WHOLE_BYTES or header.producer_id >= 0)):
+        if header.attributes & CONTROL or (
+            unchanged and (whole or header.raw_size >= _WHOLE_BYTES or header.producer_id >= 0)
+        ):
             self._flush_pending()
             self._hold(header.base_offset, header.partition_epoch, (header, payload))
             return
@@ -181,7 +187,7 @@ class SegmentCopy:
             pending = self._pending = _Pending(attributes, header.partition_epoch, horizon_ms)
         if horizon_ms is not None:
             pending.horizon_ms = horizon_ms
-        table = as_table(batch.values_column, header.record_count)
+        table = _table_of(batch.values_column, header.record_count)
         pending.values.append(encode_items(those(batch.values, kept)) if table is None else cut_rows(table, kept))
         pending.keys.append(_cut_keys(batch, kept, count))
         pending.has_keys |= batch.has_keys
@@ -339,9 +345,16 @@ class SegmentCopy:
                 raise
 
 
+def _table_of(column: memoryview, count: int) -> Table | None:
+    """The items as rows, if they can be; a malformed column is left for the batch, whose error names its place."""
+    with contextlib.suppress(MalformedColumn):
+        return as_table(column, count)
+    return None
+
+
 def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
     header = batch.header
     if not batch.has_keys:
         return null_items(count)
-    table = as_table(batch.keys_column, header.record_count)
+    table = _table_of(batch.keys_column, header.record_count)
     return encode_items(those(batch.keys, kept)) if table is None else cut_rows(table, kept)

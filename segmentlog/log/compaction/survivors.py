@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import UnreadableBatch
 from segmentlog.format.batch import CONTROL, BatchHeader
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags
@@ -43,6 +43,7 @@ class Survivors:
         dirty_offset: int,
         end: int,
         decided: Decided,
+        unreadable: dict[int, UnreadableBatch],
     ) -> None:
         self.decided = decided
         self.dirty_offset = dirty_offset
@@ -52,8 +53,8 @@ class Survivors:
         """When something that is kept now may go; 0 for never."""
         self.expired_count = self.tombstone_count = 0
         """Records that were found to go because of their time; tombstones behind their delete horizon."""
-        self.unreadable: dict[int, CorruptBatch] = {}
-        """Batches that were met whose records do not decode though nothing of them has changed: they stay."""
+        self.unreadable = unreadable
+        """Batches whose records do not decode, by base offset: they stay. `reads` adds to them."""
         self._config = config
         self._now_ms = now_ms
         self._log_start = log_start_offset
@@ -120,15 +121,19 @@ class Survivors:
         return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
 
     def reads(self, batch: RecordBatch) -> bool:
-        """Whether a batch's records can be read. What a Kafka client sent may be malformed: that stays as it is."""
-        if not isinstance(batch, WireRecordBatch):
-            return True
+        """Whether a batch's records can be read, as far as is known.
+
+        Decodes a batch of Kafka's, which a client encoded. Columns are the library's own: `CompactionPass` notes one
+        that turns out not to decode, and begins again.
+        """
         offset = batch.header.base_offset
         if offset in self.unreadable:
             return False
+        if not isinstance(batch, WireRecordBatch):
+            return True
         try:
             batch.check()
-        except CorruptBatch as error:
+        except UnreadableBatch as error:
             self.unreadable[offset] = error
             return False
         return True

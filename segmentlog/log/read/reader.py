@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
-from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
+from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnreadableBatch
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
 from segmentlog.format.codecs import Buffer
 from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
@@ -26,7 +26,7 @@ from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
-"""Told of offsets ``[base, end)`` that were skipped because their bytes are damaged, and of the damage."""
+"""Called with each range of offsets ``[base, end)`` that reading skips, and with the damage or `UnreadableBatch`."""
 
 _REWRITE_WAIT_S = 0.05
 _WIRE_AHEAD_BYTES = 64 << 10
@@ -64,7 +64,8 @@ class Reader:
         """Batches from exactly ``offset`` up to ``bound`` or until ``max_bytes`` of batches were handed out.
 
         At least one batch is handed out if there is one. Damage raises `CorruptBatch`, or with
-        ``on_skip`` is stepped over and told. Control batches only with ``control``; with
+        ``on_skip`` is stepped over and told. With ``on_skip`` each batch is also decoded before it is handed out, and
+        one that is unreadable is skipped and reported like damage. Control batches only with ``control``; with
         ``committed`` none of an aborted transaction.
         """
         handed_out, opened = 0, self._opened
@@ -84,15 +85,23 @@ class Reader:
                 for batch in self._read_segment(segment, offset, next_base, log, on_skip):
                     if batch.header.base_offset >= bound:
                         return
-                    left = batch.skip_to(offset)
-                    offset = batch.header.next_offset
-                    if offset > bound:  # a truncation that was cut short goes through it
-                        batch = batch.slice(0, bisect_left(batch.offsets, bound))
-                        left = len(batch) > 0
-                    attributes = batch.header.attributes
-                    if attributes & CONTROL:
-                        left = left and control
-                    elif aborted and attributes & TRANSACTIONAL and is_aborted(aborted, batch.header):
+                    header = batch.header
+                    attributes, begin, offset = header.attributes, offset, header.next_offset
+                    if attributes & CONTROL and not control:
+                        continue
+                    if aborted and attributes & TRANSACTIONAL and is_aborted(aborted, header):
+                        continue
+                    try:
+                        left = batch.skip_to(begin)
+                        if on_skip is not None and left:
+                            batch.check()
+                        if offset > bound:  # a truncation that was cut short goes through it
+                            batch = batch.slice(0, bisect_left(batch.offsets, bound))
+                            left = len(batch) > 0
+                    except UnreadableBatch as unreadable:
+                        if on_skip is None:
+                            raise
+                        on_skip(max(begin, header.base_offset), min(offset, bound), unreadable)
                         continue
                     if left:
                         yield batch

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import UnreadableBatch
 from segmentlog.format.batch import CODEC_MASK
 from segmentlog.format.codecs import compression_of
 from segmentlog.format.edit import gap_batch
-from segmentlog.format.encode import encode_batch
+from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.names import CACHE_SUFFIXES, LOG_SUFFIX
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire_batch import cut_wire
@@ -78,13 +78,25 @@ def _copy_segment(handle: Handle, tail: Tail) -> None:
 
 
 def split_batch(part: RecordBatch, end_offset: int) -> bytes:
-    """The bytes of the part of a batch that is kept, up to where the log ends now."""
+    """The bytes of the part of a batch that is kept, up to where the log ends now.
+
+    Of an unreadable batch only its offsets are kept: nothing says which of its bytes are before the cut.
+    """
     header = part.header
-    if not len(part):  # compacted: what is left of it stands behind the cut
-        return gap_batch(header.base_offset, end_offset, header.partition_epoch)
-    if isinstance(part, WireRecordBatch):
-        return _split_wire(part, end_offset)
-    batch = encode_batch(
+    if len(part):  # else it was compacted: what is left of it is after the cut
+        try:
+            batch = _split_wire(part, end_offset) if isinstance(part, WireRecordBatch) else _split_columns(part)
+        except UnreadableBatch:
+            pass
+        else:
+            batch.extend_to(end_offset - header.base_offset - 1)
+            return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
+    return gap_batch(header.base_offset, end_offset, header.partition_epoch)
+
+
+def _split_columns(part: RecordBatch) -> EncodedBatch:
+    header = part.header
+    return encode_batch(
         part.values,
         part.keys if header.keys_size else None,
         part.timestamps,
@@ -99,19 +111,13 @@ def split_batch(part: RecordBatch, end_offset: int) -> bytes:
         base_sequence=header.base_sequence,
         delete_horizon_ms=header.delete_horizon_ms,
     )  # fmt: skip
-    batch.extend_to(end_offset - header.base_offset - 1)
-    return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
 
 
-def _split_wire(part: WireRecordBatch, end_offset: int) -> bytes:
-    """The same of a batch of Kafka's. Of one whose records never could be read nothing is left but its offsets."""
+def _split_wire(part: WireRecordBatch, end_offset: int) -> EncodedBatch:
+    """Cut a batch of Kafka's, which stays one."""
     header = part.header
-    try:
-        kept = np.arange(header.record_count) < len(part)
-        batch = cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
-    except CorruptBatch:
-        return gap_batch(header.base_offset, end_offset, header.partition_epoch)
-    return bytes(batch.placed_at(header.base_offset, header.partition_epoch)) + bytes(batch.payload)
+    kept = np.arange(header.record_count) < len(part)
+    return cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
 
 
 def begin_active(handle: Handle, bases: Sequence[int], tail: Tail, resume_offset: int) -> tuple[int, int]:

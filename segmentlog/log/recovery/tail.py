@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from segmentlog.errors import CorruptBatch
+from segmentlog.errors import CorruptBatch, UnreadableBatch
 from segmentlog.format.batch import BatchHeader, check_payload, decode_header
 from segmentlog.format.batches import record_batch
 from segmentlog.format.checkpoint import Checkpoint
@@ -116,7 +116,7 @@ def part_below(view: memoryview, position: int, header: BatchHeader, offset: int
     batch = record_batch(header, payload, path=path, position=position)
     try:
         return batch.slice(0, int(np.searchsorted(batch.offsets, offset)))
-    except CorruptBatch:  # of a Kafka client's, that never could be read
+    except UnreadableBatch:
         return batch.slice(0, 0)
 
 

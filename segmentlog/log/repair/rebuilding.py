@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Checkpoint, point_at
-from segmentlog.inspection.found import PartitionFound
+from segmentlog.inspection.found import Cut, PartitionFound
 from segmentlog.policy.lost_ranges import add_lost_ranges
 from segmentlog.policy.recovery import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange
@@ -25,11 +25,15 @@ def next_epoch(found: PartitionFound) -> int:
 
 def new_ranges(found: PartitionFound, epoch: int, now_ms: int) -> Iterator[LostRange]:
     """The offsets of everything that is damaged or missing without a reason, ascending."""
-    ranges = [(cut.base_offset, cut.end_offset, "damaged, cut out by a repair") for cut in found.cuts]
+    ranges = [(cut.base_offset, cut.end_offset, f"{_kind_of(cut)}, cut out by a repair") for cut in found.cuts]
     ranges += [(hole.base_offset, hole.end_offset, f"repaired: {hole.why}") for hole in found.holes]
     for base_offset, end_offset, reason in sorted(ranges):
         if base_offset < end_offset:
             yield LostRange(base_offset, end_offset, epoch, reason, now_ms)
+
+
+def _kind_of(cut: Cut) -> str:
+    return "damaged" if cut.record_count is None else "unreadable"
 
 
 def rebuilt_checkpoint(found: PartitionFound, lost: Iterable[LostRange]) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 A damaged batch is cut out of its segment; its offsets become a lost range, so that a reader
 in the middle of it is told, others step over it, and no record is ever given one of them.
+An unreadable batch, which is what was written, stays, unless the caller asks for its removal.
 
 A partition may be repaired while other processes have it open: they wait at the append lock
 and go on afterwards. For them the log is in a new epoch and its list of segments in a new
@@ -76,8 +77,10 @@ class RepairReport(msgspec.Struct):
         return bool(self.cuts or self.lost or self.indexes or self.caches or self.state or self.checkpoint)
 
 
-def plan_repair(found: PartitionFound, now_ms: int) -> RepairReport:
-    """What `repair_partition` would do about what was found. Changes nothing."""
+def plan_repair(found: PartitionFound, now_ms: int, *, drop_unreadable: bool = False) -> RepairReport:
+    """What `repair_partition` would do about what was found. Changes no file; called once for each ``found``."""
+    if drop_unreadable:
+        found.cut_unreadable()
     plan = RepairReport(found.topic, found.partition, cuts=sorted(found.cuts, key=_by_position))
     plan.lost = list(new_ranges(found, next_epoch(found), now_ms))
     plan.indexes = [segment_stem(found.folder, base) + INDEX_SUFFIX for base in found.bad_indexes]
@@ -94,10 +97,13 @@ def repair_partition(
     partition: int,
     load_config: Callable[[], TopicConfig],
     *,
+    drop_unreadable: bool = False,
     clock: Clock | None = None,
     lock_timeout_s: float = 5.0,
 ) -> RepairReport:
     """Cut the damage out of a partition. Returns what was done; nothing, when there was none.
+
+    With ``drop_unreadable`` batches whose checksums are right and whose records do not decode are cut out, too.
 
     Raises `PartitionBusy` when the append lock is not free for a moment, `PartitionFailed`
     when an fsync fails, DiskFull, OSError.
@@ -108,19 +114,21 @@ def repair_partition(
         page = StatePage.map(fs, handle.state_fd, writable=True)
         assert page is not None
         with handle.staying(), _append_locked_now(handle, lock_timeout_s):
-            return _repair_locked(handle, page)
+            return _repair_locked(handle, page, drop_unreadable=drop_unreadable)
     finally:
         handle.close_files()
 
 
-def _repair_locked(handle: Handle, page: StatePage) -> RepairReport:
+def _repair_locked(handle: Handle, page: StatePage, *, drop_unreadable: bool) -> RepairReport:
     found = _inspect(handle)
-    report = plan_repair(found, handle.clock.now_ms())
+    report = plan_repair(found, handle.clock.now_ms(), drop_unreadable=drop_unreadable)
     if not found.live or found.state.failed:
         report.quarantine += _mend_tail(handle, found, report)
         with handle.sync_locked():
             report.recovery = recover(handle, page)
         found = _inspect(handle)
+        if drop_unreadable:
+            found.cut_unreadable()
     handle.adopt(page)
     # What was known of producers at the end is of the log as it was.
     for path in {f"{handle.folder}/{PRODUCERS_FILE}", *report.caches, *(cache.path for cache in found.bad_caches)}:

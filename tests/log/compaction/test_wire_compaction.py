@@ -225,7 +225,7 @@ def test_records_that_cannot_be_read_stay_and_are_told(tmp_path: Path) -> None:
         report = log.compact()
         clock.advance(100_000)
     assert len(report.unreadable) == 2
-    assert "records that decode" in log.cleaner_note().unreadable
+    assert "cannot be read" in log.cleaner_note().unreadable
     assert [data[WIRE_HEADER_SIZE:] for data in wires(log)] == [data[WIRE_HEADER_SIZE:] for data in bad]
     skipped: list[tuple[int, int]] = []
     found = []

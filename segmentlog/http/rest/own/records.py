@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from segmentlog.errors import CorruptBatch
 from segmentlog.format.names import check_topic_name
 from segmentlog.http.rest import media
 from segmentlog.http.rest.faults import no_partition
@@ -44,6 +46,16 @@ def _start(log: Partition, query: ReadQuery) -> int:
     return int(query.offset)
 
 
+@contextmanager
+def _up_to_fault(found: list[bytes]) -> Iterator[None]:
+    """Within: damage or an unreadable batch ends an answer that has something. The request that begins at it raises."""
+    try:
+        yield
+    except CorruptBatch:
+        if not found:
+            raise
+
+
 async def read(call: Call) -> Reply | Flow:
     """A page, or lines."""
     call.check_topic(Operation.READ, call.path["topic"])
@@ -60,7 +72,7 @@ def _page(call: Call) -> bytes:
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     found: list[bytes] = []
     next_offset, size = max(start, 0), 0
-    with Alone() as alone:
+    with Alone() as alone, _up_to_fault(found):
         for batch in log.read(start, _PAGE_BYTES, isolation=query.isolation, durable_only=query.durable_only):
             alone.see(batch)
             for part in parts(batch):
@@ -110,12 +122,17 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Fewer and larger ones: each costs a change of threads, and a write."""
     found: list[bytes] = []
     size = 0
-    for piece in pieces:
-        found.append(piece)
-        size += len(piece)
-        if size >= _SEND_BYTES:
+    try:
+        for piece in pieces:
+            found.append(piece)
+            size += len(piece)
+            if size >= _SEND_BYTES:
+                yield b"".join(found)
+                found, size = [], 0
+    except CorruptBatch:
+        if found:
             yield b"".join(found)
-            found, size = [], 0
+        raise
     if found:
         yield b"".join(found)
 
@@ -137,7 +154,7 @@ def _turn(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tup
     """Some pieces, where they end, and how many records are left: no batch is kept while a client takes them."""
     found: list[bytes] = []
     size = 0
-    with Alone() as alone:
+    with Alone() as alone, _up_to_fault(found):
         for batch in log.read(at, _READ_BYTES, isolation=query.isolation, durable_only=query.durable_only):
             if batch.base_offset >= end:
                 return found, end, left

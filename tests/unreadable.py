@@ -1,0 +1,85 @@
+"""Batches whose checksums are right and whose records do not decode, placed past every check of records."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from batches import NOW_MS, batch_bytes, forge
+from wire import CODECS, Sent, foreign, forged
+
+from segmentlog.format.batch import WIRE_HEADER_SIZE
+from segmentlog.format.encode import EncodedBatch
+from segmentlog.format.wire import check_wire_batch
+from segmentlog.format.wire_batch import encode_wire
+from segmentlog.log.partition import Partition
+
+COUNT = 3
+"""Records that each of them announces."""
+REMEDY = "segmentlog repair --drop-unreadable"
+_RECORDS = [Sent(b"k%d" % n, b"lost %d" % n, NOW_MS + n) for n in range(COUNT)]
+
+
+class Span(NamedTuple):
+    """The offsets ``[base, end)`` of a batch."""
+
+    base: int
+    end: int
+
+
+def _of_kafka(payload: bytes, codec: int = 0) -> bytes:
+    made = foreign(_RECORDS)[:WIRE_HEADER_SIZE] + payload
+    return forged(made, attributes=codec, batch_length=len(made) - 12)
+
+
+def _cut_short() -> bytes:
+    return _of_kafka(gzip.compress(foreign(_RECORDS)[WIRE_HEADER_SIZE:])[:-9], CODECS["gzip"])
+
+
+def _columns(**fields: int) -> EncodedBatch:
+    whole = batch_bytes([one.value for one in _RECORDS], now_ms=NOW_MS)
+    if fields:
+        return readencode_unchecked(memoryview(forge(whole, **fields)), 0)
+    payload = whole[96:]
+    assert payload[0] == 0x90 | COUNT
+    return readencode_unchecked(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
+
+
+def encode_unchecked(data: bytes) -> EncodedBatch:
+    """As `append_wire` makes it of a batch, its records unchecked."""
+    wire = check_wire_batch(data)
+    return encode_wire(data, wire, wire.max_timestamp)
+
+
+KINDS: dict[str, Callable[[], EncodedBatch]] = {
+    "kafka, fewer records": lambda: encode_unchecked(
+        forged(foreign(_RECORDS[:-1]), record_count=COUNT, last_offset_delta=COUNT - 1)
+    ),
+    "kafka, garbage": lambda: encode_unchecked(_of_kafka(b"\xff" * 30)),
+    "kafka, gzip cut short": lambda: encode_unchecked(_cut_short()),
+    "kafka, one offset for all": lambda: encode_unchecked(_of_kafka(foreign(_RECORDS[:1])[WIRE_HEADER_SIZE:] * COUNT)),
+    "columns": lambda: _columns(),
+}  # fmt: skip
+ONE_OF_EACH = ["kafka, fewer records", "columns"]
+
+
+def append_unreadable(log: Partition, kind: str = "kafka, fewer records") -> Span:
+    """Append one; its offsets."""
+    base = log.append_batches([KINDS[kind]()])
+    return Span(base, log.log_end_offset)
+
+
+def append_around(log: Partition, kind: str = "kafka, fewer records", *, keyed: bool = False) -> Span:
+    """Append "before" and "after" with an unreadable batch between them; the offsets of that one."""
+    log.append([b"before"], keys=[b"a"] if keyed else None, timestamps=[NOW_MS - 1000])
+    span = append_unreadable(log, kind)
+    log.append([b"after"], keys=[b"b"] if keyed else None, timestamps=[NOW_MS + 1000])
+    return span
+
+
+def appended(log: Partition, *kinds: str) -> Iterator[Span]:
+    """Append one of each kind, with a record after each."""
+    for kind in kinds:
+        yield append_unreadable(log, kind)
+        log.append([kind.encode()])
