@@ -33,6 +33,7 @@ import msgspec
 
 from bench.arguments import existing_folder
 from bench.measure import RowResult, quantity
+from segmentlog.speedups import COMPILED
 
 TREE: Final = Path(__file__).resolve().parent.parent
 
@@ -163,10 +164,22 @@ def worktree(revision: str, folder: Path) -> Iterator[Path]:
         raise CompareFailed(f"{revision!r} is no revision of the repository at {TREE}{error}") from None
     try:
         _git("worktree", "add", "--detach", "--quiet", str(tree), commit)
+        _compile_core(tree)
         yield tree
     finally:
         with contextlib.suppress(CompareFailed):  # it may not have been made yet
             _git("worktree", "remove", "--force", str(tree))
+
+
+def _compile_core(tree: Path) -> None:
+    """Compile the core of that tree where ours is compiled: else the way would be measured and not the revision."""
+    if not COMPILED or not (tree / "setup.py").exists():
+        return
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    if done.returncode or not list((tree / "segmentlog" / "speedups").glob("*.so")):
+        last = (done.stderr.strip().splitlines() or ["nothing was compiled"])[-1]
+        raise CompareFailed(f"the core of BASE cannot be compiled, and ours is: {last}")
 
 
 def _git(*arguments: str) -> str:

@@ -10,11 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cramjam
+import msgspec
+import numpy as np
 
 import segmentlog
 from bench.measure import Row, Side, open_store
+from bench.server.batches import CLIENT_RECORDS
 from bench.workload import Workload, json_records
-from segmentlog.format.columns import encode_columns
+from segmentlog.format.as_wire import as_wire
+from segmentlog.format.columns import array_of, encode_columns
+from segmentlog.format.wire_encode import encode_wire_batch
 
 _BATCH = 1024
 _POOL = 16
@@ -189,6 +194,81 @@ def _consume_records(folder: Path, scale: float) -> tuple[Side, Side]:
     return ours, _decompression(work)
 
 
+def _from_a_client(folder: Path, scale: float) -> tuple[segmentlog.Partition, Workload, Side]:
+    """A log of batches as Kafka's producers send them, uncompressed; and the limit of making lists of their fields."""
+    work = json_records(max(1, int(2500 * scale)), CLIENT_RECORDS)
+    partition = _store(folder).topic("t").partition(0)
+    for at, (values, keys) in enumerate(zip(work.values, work.keys, strict=True)):
+        now_ms = 1_800_000_000_000 + at
+        timestamps = np.arange(now_ms, now_ms + CLIENT_RECORDS) // 3
+        partition.append_wire(encode_wire_batch(keys, values, None, timestamps, base_offset=0, epoch=0))
+    columns = [array_of(column) for both in zip(work.keys, work.values, strict=True) for column in both]
+    decode = msgspec.msgpack.Decoder(list[bytes | None]).decode
+
+    def limit() -> float:
+        started = time.perf_counter()
+        for column in columns:
+            decode(column)
+        return _rate(work.record_count, started)
+
+    return partition, work, limit
+
+
+def _read_from_a_client(folder: Path, scale: float) -> tuple[Side, Side]:
+    partition, work, limit = _from_a_client(folder, scale)
+
+    def ours() -> float:
+        started = time.perf_counter()
+        count = 0
+        for batch in partition.read(0):
+            assert len(batch.keys) == len(batch.values)
+            count += len(batch.values)
+        rate = _rate(count, started)
+        assert count == work.record_count
+        return rate
+
+    return ours, limit
+
+
+def _iterate_from_a_client(folder: Path, scale: float) -> tuple[Side, Side]:
+    partition, work, limit = _from_a_client(folder, scale)
+
+    def ours() -> float:
+        started = time.perf_counter()
+        count = 0
+        for batch in partition.read(0):
+            for _record in batch:
+                count += 1
+        rate = _rate(count, started)
+        assert count == work.record_count
+        return rate
+
+    return ours, limit
+
+
+def _for_a_client(folder: Path, scale: float) -> tuple[Side, Side]:
+    work = json_records(max(1, int(400 * scale)), _BATCH)
+    store = _store(folder, compression_type="none")
+    partition = store.topic("t").partition(0)
+    for values, keys in zip(work.values, work.keys, strict=True):
+        partition.append(values, keys)
+
+    def ours() -> float:
+        started = time.perf_counter()
+        for batch in partition.read(0):
+            as_wire(batch)
+        return _rate(work.record_count, started)
+
+    def limit() -> float:
+        started = time.perf_counter()
+        for values, keys in zip(work.values, work.keys, strict=True):
+            array_of(keys)
+            array_of(values)
+        return _rate(work.record_count, started)
+
+    return ours, limit
+
+
 def _cli(folder: Path, *arguments: str, **streams: object) -> float:
     """Seconds that a command of ours takes, start-up included."""
     started = time.perf_counter()
@@ -261,6 +341,9 @@ ROWS = (
     Row("read values of the whole log", "records/s", 0.50, True, _read_values),
     Row("iterate records of batches", "records/s", 0.15, True, _iterate_records),
     Row("iterate records of a consumer", "records/s", 0.15, True, _consume_records),
+    Row("keys and values that Kafka clients sent", "records/s", 0.20, True, _read_from_a_client),
+    Row("iterate records that Kafka clients sent", "records/s", 0.10, True, _iterate_from_a_client),
+    Row("make records for Kafka's clients", "records/s", 0.20, True, _for_a_client),
     Row("segmentlog produce FILE", "records/s", 0.50, True, _produce_file),
     Row("segmentlog consume --values", "records/s", 0.40, True, _consume_file),
 )
