@@ -118,6 +118,21 @@ def test_any_column_may_be_the_one_that_does_not_decode(
     assert readable(log)[-3:] == [(5, b"new"), (6, b"newer"), (7, None)]
 
 
+def test_the_command_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`compact` cleans the rest and exits with 0; it and `details` say which batch stays, and why."""
+    store = tmp_path / "store"
+    with segmentlog.open(store, background=False) as opened_store:
+        log = opened_store.create_topic("t", config=COMPACTED).partition(0)
+        log.append([b"old", b"new"], keys=[b"k", b"k"])
+        span = append_unreadable(log, "columns")
+        log.roll()
+    assert command(store, "compact", "t") == 0
+    assert f"t/0: kept as it is: {store}/t/0/" in capfd.readouterr().out
+    assert command(store, "details", "t") == 0
+    assert f"offsets [{span.base}, {span.end})" in capfd.readouterr().out
+    assert command(store, "retain", "t") == 0
+
+
 def test_the_cleaner_does_not_give_a_partition_up(tmp_path: Path) -> None:
     """The background cleaner cleans it again and again; `health` is empty."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))

@@ -18,6 +18,7 @@ from segmentlog.inspection.findings import Tally
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.inspection.segment import inspect_segment
 from segmentlog.inspection.split import pack, unpack
+from segmentlog.log.producers import ProducerStamp
 from segmentlog.storage.fs import FileSystem
 
 each_layout = pytest.mark.parametrize("kind", ONE_OF_EACH)
@@ -220,6 +221,37 @@ def test_repair_beside_a_process_that_has_it_open(tmp_path: Path) -> None:
             assert [record.value for record in consumer] == [b"after"]
         assert log.append([b"new"]) == 5
         assert command(tmp_path / "store", "verify") == 0
+
+
+@pytest.mark.parametrize("state", [_cleanly, _copied, _crashed])
+@pytest.mark.parametrize("committed", [True, False, None])
+def test_what_its_producer_is_known_for_stays(
+    tmp_path: Path, state: Callable[[Path, Path], Path], committed: bool | None
+) -> None:
+    """Its sequence goes on behind the batch that was dropped, and its transaction is what it was."""
+    made = tmp_path / "store"
+    transactional = committed is not None
+    with segmentlog.open(made, background=False) as opened:
+        log = opened.create_topic("t", fsync="never").partition(0)
+        log.append([b"before"])
+        log.append_batches([KINDS["columns"]()], producer=ProducerStamp(7, 0, 0, transactional))
+        if committed is not None:
+            log.end_transaction(7, 0, committed=committed)
+        log.append([b"after"])
+    store = state(made, tmp_path / "other")
+    assert command(store, *DROP) == 0
+    assert findings(store, "damage", "unreadable", "warning") == []
+    with segmentlog.open(store, background=False) as opened:
+        log = opened.topic("t").partition(0)
+        for isolation in ("read_uncommitted", "read_committed"):
+            with opened.consumer("t", isolation=isolation) as consumer:
+                assert [record.value for record in consumer] == [b"before", b"after"]
+        assert log.last_stable_offset == log.log_end_offset
+        base = log.append([b"next"], producer=ProducerStamp(7, 0, COUNT, transactional))
+        if transactional:
+            log.end_transaction(7, 0, committed=True)
+        assert log.append([b"next"], producer=ProducerStamp(7, 0, COUNT, transactional)) == base
+    assert findings(store, "damage", "unreadable", "warning") == []
 
 
 def test_repair_of_damage_leaves_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

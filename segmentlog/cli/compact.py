@@ -242,6 +242,8 @@ def _tell(report: CompactionReport, dry_run: bool, as_json: bool) -> None:
         f" {report.tombstones_removed} tombstones removed, {report.expired} expired{keyless},"
         f" {report.passes} {'pass' if report.passes == 1 else 'passes'}, {report.seconds:.2f} s"
     )
+    for why in report.unreadable:
+        click.echo(f"{name}: kept as it is: {why}")
 
 
 def _tell_stopped(log: Partition, before: list[SegmentInfo], dry_run: bool, as_json: bool) -> None:

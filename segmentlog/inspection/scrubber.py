@@ -199,7 +199,7 @@ class Scrubber:
             if error.errno != errno.EIO:
                 self._finish()  # not done: nothing of it counts
                 raise
-            current.unreadable(error)
+            current.note_bad_sectors(error)
             size = 0
         self._allowance -= size
         rounds, segments, size_bytes = self._counts
@@ -294,7 +294,7 @@ class _Pass:
             self._end()
         return len(part)
 
-    def unreadable(self, error: OSError) -> None:
+    def note_bad_sectors(self, error: OSError) -> None:
         """The disk does not give the bytes: they and what follows in this segment are not looked at."""
         position = self._buffer_position + len(self._buffer)
         self._note(position, self._following, f"the disk does not give it ({error})")

@@ -85,7 +85,7 @@ def changed(draw: st.DataObject, raw: bytes) -> bytes:
 orders = st.permutations(list(ACCESSES))
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(columns(), codecs, orders, st.data())
 def test_columns(made: Columns, codec: int, order: list[str], data: st.DataObject) -> None:
     """A payload of columns, compressed or not, of which bytes are others."""
@@ -98,7 +98,7 @@ def test_columns(made: Columns, codec: int, order: list[str], data: st.DataObjec
         check_every_access(spoilt, order)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sent(), st.sampled_from(list(CODECS.values())), orders, st.data())
 def test_batches_of_kafka(records: list[Sent], codec: int, order: list[str], data: st.DataObject) -> None:
     """A client's records, compressed or not, of which bytes are others, or whose number is another one."""
