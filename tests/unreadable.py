@@ -11,6 +11,7 @@ from wire import CODECS, Sent, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.encode import EncodedBatch
+from segmentlog.format.encoded import read_encoded
 from segmentlog.format.wire import check_wire_batch
 from segmentlog.format.wire_batch import encode_wire
 from segmentlog.log.partition import Partition
@@ -40,10 +41,10 @@ def _cut_short() -> bytes:
 def _columns(**fields: int) -> EncodedBatch:
     whole = batch_bytes([one.value for one in _RECORDS], now_ms=NOW_MS)
     if fields:
-        return readencode_unchecked(memoryview(forge(whole, **fields)), 0)
+        return read_encoded(memoryview(forge(whole, **fields)), 0)
     payload = whole[96:]
     assert payload[0] == 0x90 | COUNT
-    return readencode_unchecked(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
+    return read_encoded(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
 
 
 def encode_unchecked(data: bytes) -> EncodedBatch:
