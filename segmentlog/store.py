@@ -458,6 +458,11 @@ class LogStore(Clients):
         """Whether `close` was called."""
         return self._topics.is_closed
 
+    @property
+    def is_shipped(self) -> bool:
+        """Whether a process uploads this store to an object store now."""
+        return self._topics.ship_signals.is_shipping
+
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()

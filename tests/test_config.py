@@ -191,8 +191,9 @@ def test_defaults_are_kafkas_where_kafka_has_them():
         "compaction.keep.last": "1",
         "record.ttl.ms": "unlimited",
         "max.message.bytes": "1048588B",
+        "max.decompressed.message.bytes": "2147483639B",
         "message.timestamp.type": "CreateTime",
-        "compression.type": "lz4",
+        "compression.type": "producer",
         "compression.level": "default",
         "file.delete.delay.ms": "1m",
         "producer.id.expiration.ms": "1d",
@@ -229,6 +230,9 @@ def test_cleanup_policy_says_what_to_do():
     assert (TopicConfig().deletes, TopicConfig().compacts) == (True, False)
     compacted = TopicConfig(cleanup_policy="compact")
     assert (compacted.deletes, compacted.compacts) == (False, True)
+    for text in ("", "none", " None "):
+        neither = TopicConfig(cleanup_policy=text)
+        assert (neither.cleanup_policy, neither.deletes, neither.compacts) == ("", False, False)
 
 
 def test_no_limit_has_one_value_a_key():
@@ -263,27 +267,28 @@ def test_no_limit_has_one_value_a_key():
         ("segment.ms", 0, "a time of at least 1ms, or unlimited"),
         ("segment.records", 0, "a whole number from 1 to 2147483647, or unlimited"),
         ("segment.records", "4k", "a whole number from 1"),
-        ("index.interval.bytes", 0, "a size from 1B to 64MiB"),
+        ("index.interval.bytes", -1, "a size from 0B to 2147483647B"),
         ("retention.ms", "-7d", "a time of at least 0ms, or unlimited"),
         ("retention.ms", None, "a time of at least 0ms, or unlimited"),
         ("retention.ms", INT64_MAX + 1, "a time of at least 0ms, or unlimited"),
         ("retention.bytes", "lots", "a size of at least 0B, or unlimited"),
         ("retention.segments", 0, "a whole number from 1"),
-        ("cleanup.policy", "compress", "delete, compact or delete,compact"),
-        ("cleanup.policy", "", "delete, compact or delete,compact"),
+        ("cleanup.policy", "compress", "delete, compact, delete,compact or none"),
+        ("cleanup.policy", "none,delete", "delete, compact, delete,compact or none"),
         ("min.cleanable.dirty.ratio", 1.01, "a number from 0 to 1"),
         ("min.cleanable.dirty.ratio", "nan", "a number from 0 to 1"),
         pytest.param("min.cleanable.dirty.ratio", 10**400, "a number from 0 to 1", id="more than a float holds"),
         ("min.cleanable.dirty.ratio", True, "a number from 0 to 1"),
         ("min.cleanable.dirty.ratio", None, "a number from 0 to 1"),
-        ("min.compaction.lag.ms", "-1", "a time from 0ms to 36500d"),
+        ("min.compaction.lag.ms", "-2", "a time of at least 0ms, or unlimited"),
         ("file.delete.delay.ms", INT64_MAX, "a time from 0ms to 36500d"),
         ("max.compaction.lag.ms", 0, "a time of at least 1ms, or unlimited"),
         ("compaction.keep.last", 0, "a whole number from 1"),
-        ("max.message.bytes", "1GiB", "a size from 1B to 512MiB"),
+        ("max.message.bytes", "1GiB", "a size from 1B to 512MiB: each reader holds a whole batch in memory"),
+        ("max.decompressed.message.bytes", 0, "a size from 1B to 2147483639B"),
         ("message.timestamp.type", "Now", "CreateTime or LogAppendTime"),
-        ("compression.type", "brotli", "lz4, zstd or none"),
-        ("compression.type", None, "lz4, zstd or none"),
+        ("compression.type", "brotli", "producer, lz4, zstd, gzip, snappy or none (or uncompressed)"),
+        ("compression.type", None, "producer, lz4, zstd, gzip, snappy or none (or uncompressed)"),
         ("remote.storage.enable", "yes", "true or false"),
         ("remote.storage.enable", 1, "true or false"),
         ("local.retention.ms", -3, "a time of at least 0ms, or unlimited, or -2: that of retention.ms"),
@@ -378,12 +383,12 @@ configs = st.builds(
     retention_ms=st.integers(-1, INT64_MAX),
     retention_bytes=st.integers(-1, INT64_MAX),
     retention_closed_ms=st.none() | st.integers(1, INT64_MAX),
-    cleanup_policy=st.sampled_from(["delete", "compact", "delete,compact"]),
+    cleanup_policy=st.sampled_from(["", "delete", "compact", "delete,compact"]),
     min_cleanable_dirty_ratio=st.floats(0, 1),
     min_compaction_lag_ms=st.integers(0, 1000),
     max_compaction_lag_ms=st.integers(1000, INT64_MAX),
     message_timestamp_type=st.sampled_from(["CreateTime", "LogAppendTime"]),
-    compression_type=st.sampled_from(["lz4", "zstd", "none"]),
+    compression_type=st.sampled_from(["producer", "lz4", "zstd", "gzip", "snappy", "none"]),
     fsync=st.sampled_from([FsyncPolicy("always"), FsyncPolicy("never")])
     | st.builds(FsyncPolicy, st.sampled_from(["ms", "records", "bytes"]), st.integers(1, 2**31 - 1)),
 )

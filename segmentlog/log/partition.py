@@ -193,12 +193,14 @@ class Partition:
         self, data: Buffer, *, ack: Ack | None = None, check_records: bool = False, sync: bool = True,
         transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
     ) -> WireAppended:  # fmt: skip
-        """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
+        """Append a record batch as a Kafka client sent it (magic 2), whatever its codec.
 
+        It is stored as it is. Where the topic's `compression.type` names another codec, its records are recompressed.
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
         producer's numbers count: a batch that this producer has appended before is not appended again. The records
-        are not looked at, but for a compacted topic, whose records need keys, or with ``check_records``: a batch
-        whose records do not decode is damage to every reader here. Without ``sync`` nothing waits for the disk, nobody
+        are not looked at, except in a compacted topic, whose records need keys, in a topic with a codec or a limit for
+        decompressed records, and with ``check_records``: a batch whose records do not decode is damage to every reader
+        here. Without ``sync`` nothing waits for the disk, nobody
         who follows is woken, and the answer says whether the topic's policy wants it synced: see `sync_upto` and
         `wake_followers`. ``transaction`` is called under the lock of appends before a transactional batch is let
         through, and raises if it is not to be. ``owns`` is called with the producer id of a batch that belongs to no
@@ -207,8 +209,9 @@ class Partition:
         `InvalidWireBatch` to refuse the batch altogether.
 
         Raises `InvalidWireBatch` with a reason (without ``transaction`` a transactional batch only goes where its
-        producer has a transaction open), `RecordTooLarge` for more bytes than max.message.bytes, `InvalidRecord` for a
-        record without a key that needs one, and what `append` raises.
+        producer has a transaction open), `RecordTooLarge` for more bytes than max.message.bytes, before it is
+        recompressed or after, `InvalidRecord` for a record without a key that needs one or above
+        max.decompressed.message.bytes, and what `append` raises.
         """
         self._check_appendable()
         return append_wire(

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import InvalidWireBatch
+from segmentlog.errors import InvalidRecord, InvalidWireBatch
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.format.wire import Buffer, WireHeader, parse_wire_batch
-from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire_batch import encode_wire, recompress_wire
 from segmentlog.format.wire_records import WireRecords, decode_records
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.appends import Ack, Appends
@@ -51,8 +51,17 @@ def append_wire(
     config = handle.config
     batch = encode_wire(data, config.max_message_bytes)
     wire = parse_wire_batch(data)
-    if check_records or config.compacts:
-        _check_records(memoryview(data), wire, config)
+    if (
+        check_records
+        or config.compacts
+        or config.recompresses(wire.codec)
+        or (config.limits_decompressed and wire.codec)
+    ):
+        records = _check_records(memoryview(data), wire, config)
+        if config.recompresses(wire.codec):
+            # As Kafka: a client that says LogAppendTime is not believed.
+            own = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME)
+            batch = recompress_wire(own, records.kept(None), config.compression, config.max_message_bytes)
     stamp = None
     if wire.producer_id >= 0:
         if wire.is_transactional:
@@ -72,8 +81,12 @@ def append_wire(
     return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, owes_sync)
 
 
-def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> None:
-    """Raise `InvalidWireBatch` for records that do not decode, `InvalidRecord` for one that lacks a key it needs."""
+def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> WireRecords:
+    """Return the records.
+
+    Raises `InvalidWireBatch` for records that do not decode, `InvalidRecord` for one that lacks a key it needs or is
+    larger than the topic allows.
+    """
     try:
         records = decode_records(data, wire.codec, wire.record_count)
         records.check()
@@ -84,6 +97,19 @@ def _check_records(data: memoryview, wire: WireHeader, config: TopicConfig) -> N
         keyless = np.flatnonzero(records.null_keys())
         if keyless.size:
             raise require_a_key(int(keyless[0]), tuple(keyless[:_NAMED_MAX].tolist()))
+    if wire.codec and config.limits_decompressed:
+        _check_sizes(records, config.max_decompressed_message_bytes)
+    return records
+
+
+def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
+    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, as Kafka counts them: without its length."""
+    sizes = records.ends - records.starts
+    larger = np.flatnonzero(sizes > limit_bytes)
+    if larger.size:
+        index = int(larger[0])
+        wanted = f"at most max.decompressed.message.bytes = {limit_bytes} bytes; nothing of the batch was appended"
+        raise InvalidRecord("records", index, f"{sizes[index]} bytes", wanted, tuple(larger[:_NAMED_MAX].tolist()))
 
 
 def _check_numbers(records: WireRecords, wire: WireHeader) -> None:

@@ -134,8 +134,8 @@ def _append(
         if not isinstance(data.records, memoryview) or not len(data.records):
             return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
         transaction = _enter(call, request.transactional_id, partition, data.records)
-        # Of a compacted topic the records are looked at, and not as many as clients like at a time.
-        with call.unpacking(is_stopped=False) if partition.config.compacts else contextlib.nullcontext():
+        # Where the records are looked at, not as many clients as like decompress theirs at a time.
+        with call.unpacking(is_stopped=False) if partition.config.unpacks else contextlib.nullcontext():
             owns = partial(_owns, call)
             placed = partition.append_wire(data.records, sync=False, transaction=transaction, owns=owns)
     except (SegmentlogError, OSError) as error:
