@@ -159,7 +159,7 @@ class _Work:
                 log = topic.partition(number)
                 self._expected_bytes[log] = reads * _sealed_bytes(log)
         self._progress.expect(sum(self._expected_bytes.values()))
-        return list(self._expected_bytes)
+        return list(self._expected_bytes.copy())
 
     def _until_stopped(self, logs: list[Partition]) -> Iterator[Partition]:
         for log in logs:
