@@ -10,7 +10,7 @@ import click
 
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
-from segmentlog.policy.kafka_configs import WITHOUT_EFFECT, describe, engine_keys
+from segmentlog.policy.kafka_configs import SETTINGS, describe, engine_keys
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.served import SERVED
 
@@ -72,18 +72,16 @@ for, and answered from 3 on. This page is made by `docs/generate.py`.
 _SETTINGS: Final = """\
 ## Settings of a topic
 
-What CreateTopics, IncrementalAlterConfigs and AlterConfigs take, and DescribeConfigs tells. Any other key is refused
-(INVALID_CONFIG). What the keys mean is in [config.md](config.md); numbers are plain here, in bytes and milliseconds,
-and -1 or 9223372036854775807 are without limit.
-"""
+CreateTopics, IncrementalAlterConfigs and AlterConfigs take every setting that Kafka 4.4.0 has, and check each value by
+Kafka's rules; any other key is refused (INVALID_CONFIG). A setting that changes nothing is accepted, the server logs a
+warning that names it and the reason, and DescribeConfigs returns the value that holds, with the reason as its
+documentation. [config.md](config.md) has the meanings. Numbers are plain here, in bytes and milliseconds; -1 or
+9223372036854775807 are without limit.
 
-_KAFKAS: Final = frozenset((
-    "cleanup.policy", "compression.type", "delete.retention.ms", "file.delete.delay.ms", "index.interval.bytes",
-    "local.retention.bytes", "local.retention.ms", "max.compaction.lag.ms", "max.message.bytes",
-    "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "message.timestamp.type",
-    "min.cleanable.dirty.ratio", "min.compaction.lag.ms", "remote.storage.enable",
-    "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
-))  # fmt: skip
+Values that Kafka accepts and that are refused here: `max.message.bytes` of 0 or above 512 MiB, `file.delete.delay.ms`
+above 100 years, `retention.bytes` below -1. Accepted here and not by Kafka: `segment.bytes` from 256 bytes on (Kafka: 1
+MiB), units (`7d`, `64MiB`), `none` for `uncompressed`, words in any case.
+"""
 
 
 def config_page() -> str:
@@ -116,14 +114,18 @@ def server_page() -> str:
 
 
 def _with_us(name: str) -> str:
-    if name in WITHOUT_EFFECT:
-        return "taken, and changes nothing"
+    if name not in SETTINGS:
+        return "ours alone"
+    if why := SETTINGS[name].why:
+        return f"checked, and changes nothing: {why}"
     keys = engine_keys(name)
-    if keys != (name,):
-        return f"`{keys[0]}`: each N messages, or each N ms; 1 message is `always`"
-    if name == "compression.type":
-        return "of what the library writes; `producer` is our default, `uncompressed` is `none`"
-    return "the same" if name in _KAFKAS else "ours alone"
+    if keys == ("fsync",):
+        return "`fsync`: each N messages, or each N ms; 1 message is `always`"
+    if keys == ("compression.level",):
+        return f"`compression.level`, where `compression.type` is {name.split('.')[1]}"
+    if name == "remote.storage.enable":
+        return "the same, once the store is shipped to an object store"
+    return "the same"
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:

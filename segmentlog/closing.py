@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from segmentlog.log.partition import Partition
 from segmentlog.storage import forks
+from segmentlog.weak_sets import members_of
 
 logger = logging.getLogger("segmentlog")
 
@@ -83,7 +84,7 @@ def _close(store: Closable) -> None:
 @atexit.register
 def _close_stores() -> None:
     """A program that ends without closing its store still leaves it clean."""
-    for store in list(open_stores):
+    for store in members_of(open_stores):
         if unsent_count := store.unsent_count:
             text = f"{store.path}: {unsent_count} records are appended only as the program ends: close their producer"
             warnings.warn(text, ResourceWarning, stacklevel=1)

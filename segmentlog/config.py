@@ -4,13 +4,14 @@ Pure: text and numbers in, frozen values out. The topic config has Kafka's keys 
 and a few of ours; a key is written with dots in files and on the command line, with underscores in Python.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from segmentlog.defaults import CLEANER_BUFFER_BYTES as CLEANER_BUFFER_BYTES
 from segmentlog.errors import InvalidConfig
-from segmentlog.format.codecs import CODEC_NAMES, Compression, compression
+from segmentlog.format.codecs import CODEC_NAMES, CODECS, Compression, compression
 from segmentlog.quantities import (
     AS_RETENTION,
     INT64_MAX,
@@ -146,6 +147,11 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
     return _number(parse_duration_ms, format_duration_ms, "a time", low, high, unlimited)
 
 
+def _because(kind: _Kind, reason: str) -> _Kind:
+    """The same kind, with the reason for its limits in the error."""
+    return _Kind(kind.parse, kind.show, f"{kind.accepted}: {reason}")
+
+
 def _count(low: int, unlimited: object = _BOUNDED) -> _Kind:
     return _number(parse_count, str, "a whole number", low, 2**31 - 1, unlimited)
 
@@ -179,6 +185,13 @@ def _as_retention(kind: _Kind, key: str) -> _Kind:
     return _Kind(parse, show, f"{kind.accepted}, or {AS_RETENTION}: that of {key}")
 
 
+def _parse_compression_type(value: object) -> str:
+    text = _text(value)
+    if text not in _COMPRESSION_TYPES:
+        raise ValueError(f"{text!r} is not a compression type")
+    return _COMPRESSION_TYPES[text]
+
+
 def _parse_flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -186,7 +199,10 @@ def _parse_flag(value: object) -> bool:
 
 
 def _parse_cleanup_policy(value: object) -> str:
-    words = {word.strip() for word in _text(value).split(",")}
+    text = _text(value)
+    if text in ("", _NO_POLICY):
+        return ""
+    words = {word.strip() for word in text.split(",")}
     if not words <= {"delete", "compact"}:
         raise ValueError(f"{value!r} is not a cleanup policy")
     return ",".join(sorted(words, reverse=True))
@@ -204,7 +220,9 @@ def _parse_ratio(value: object) -> float:
 def _parse_level(value: object) -> int | None:
     if value is None or (isinstance(value, str) and value.strip().lower() == "default"):
         return None
-    return parse_count(value)
+    if isinstance(value, bool):
+        raise ValueError("a level is a number")
+    return int(value) if isinstance(value, str) else operator.index(cast(Any, value))  # zstd has levels below 0
 
 
 def _parse_clock_limit(value: object) -> int:
@@ -232,7 +250,18 @@ _CLOCK_LIMIT_OR_DEFAULT = _Kind(
 _LEVEL = _Kind(
     _parse_level, lambda level: "default" if level is None else str(level), "a level of the codec, or default"
 )
-_CLEANUP_POLICY = _Kind(_parse_cleanup_policy, str, "delete, compact or delete,compact")
+_NO_POLICY = "none"
+_CLEANUP_POLICY = _Kind(
+    _parse_cleanup_policy,
+    lambda policy: policy or _NO_POLICY,
+    f"delete, compact, delete,compact or {_NO_POLICY} (or nothing): records are kept for ever",
+)
+PRODUCER = "producer"
+"""The `compression.type` of a topic that keeps the codec of each Kafka client's batch, as Kafka calls it."""
+_COMPRESSION_TYPES = {name: name for name in (PRODUCER, *CODEC_NAMES)} | {"uncompressed": "none"}
+_COMPRESSION_TYPE = _Kind(
+    _parse_compression_type, str, f"{PRODUCER}, {', '.join(CODEC_NAMES[:-1])} or {CODEC_NAMES[-1]} (or uncompressed)"
+)
 _FLAG = _Kind(_parse_flag, lambda value: "true" if value else "false", "true or false")
 _RATIO = _Kind(_parse_ratio, str, "a number from 0 to 1")
 _FSYNC = _Kind(FsyncPolicy.parse, str, _FSYNC_ACCEPTED)
@@ -246,15 +275,20 @@ def _key(default: T, kind: _Kind, meaning: str) -> T:
 
 # --- the topic config ---------------------------------------------------------------------------------------
 
-CleanupPolicy = Literal["delete", "compact", "delete,compact"]
+CleanupPolicy = Literal["", "delete", "compact", "delete,compact"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
-CompressionType = Literal["lz4", "zstd", "none"]
+CompressionType = Literal["producer", "lz4", "zstd", "gzip", "snappy", "none"]
 
 # A segment's positions are u32, and a batch that is larger than a segment gets one to itself.
 _SEGMENT_BYTES_MAX = 2**31 - 1
 # Below a few headers every batch would be a file of its own.
 _SEGMENT_BYTES_MIN = 256
 _MESSAGE_BYTES_MAX = 512 * MIB
+# Kafka's: the largest array that Java can allocate.
+_DECOMPRESSED_BYTES_MAX = 2**31 - 9
+_LEVELS_IN_WORDS = "; ".join(
+    "{}: {} to {}, default {}".format(codec.name, *codec.levels) for codec in CODECS if codec.levels is not None
+)
 
 
 class ConfigLine(NamedTuple):
@@ -287,7 +321,7 @@ class TopicConfig:
         None, _count(1, unlimited=None), "a segment is sealed at so many records (kafkaesque's page size)"
     )
     index_interval_bytes: int = _key(
-        4096, _size(1, 64 * MIB), "how far apart index entries are: less finds faster, more takes less room"
+        4096, _size(0, 2**31 - 1), "how far apart index entries are: less finds faster, more takes less room"
     )
     retention_ms: int = _key(
         7 * 86_400_000, _duration(0, UNLIMITED), "a sealed segment goes once its newest record is so old"
@@ -305,13 +339,15 @@ class TopicConfig:
     cleanup_policy: CleanupPolicy = _key(
         "delete",
         _CLEANUP_POLICY,
-        "old segments are deleted, or compacted to the last record of each key, or both",
+        "old segments are deleted, or compacted to the last record of each key, or both, or neither",
     )
     min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is uncompacted")
     delete_retention_ms: int = _key(
         86_400_000, _duration(0, UNLIMITED_MS), "how long compaction leaves a tombstone for readers to see"
     )
-    min_compaction_lag_ms: int = _key(0, _duration(0), "a record is not compacted away before it is so old")
+    min_compaction_lag_ms: int = _key(
+        0, _duration(0, UNLIMITED_MS), "a record is not compacted away before it is so old"
+    )
     max_compaction_lag_ms: int = _key(
         UNLIMITED_MS, _duration(1, UNLIMITED_MS), "a record this old is compacted whatever the dirty ratio"
     )
@@ -320,7 +356,14 @@ class TopicConfig:
         None, _duration(1, unlimited=None), "compaction drops a record so long after its timestamp"
     )
     max_message_bytes: int = _key(
-        1_048_588, _size(1, _MESSAGE_BYTES_MAX), "the largest batch, uncompressed, and so the largest record"
+        1_048_588,
+        _because(_size(1, _MESSAGE_BYTES_MAX), "each reader holds a whole batch in memory"),
+        "the largest batch, uncompressed, and so the largest record",
+    )
+    max_decompressed_message_bytes: int = _key(
+        _DECOMPRESSED_BYTES_MAX,
+        _size(1, _DECOMPRESSED_BYTES_MAX),
+        "the largest record, decompressed, of a compressed batch that a Kafka client sends",
     )
     message_timestamp_type: TimestampType = _key(
         "CreateTime",
@@ -336,9 +379,14 @@ class TopicConfig:
     message_timestamp_before_max_ms: int = _key(
         UNLIMITED_MS, _CLOCK_LIMIT, "how far a record's timestamp may be behind the clock"
     )
-    compression_type: CompressionType = _key("lz4", _choice(*CODEC_NAMES), "how a batch is compressed")
+    compression_type: CompressionType = _key(
+        "producer",
+        _COMPRESSION_TYPE,
+        "how batches are compressed; batches of Kafka clients are recompressed."
+        f" producer: {CODECS[0].name}, and batches of Kafka clients stay as they are",
+    )
     compression_level: int | None = _key(
-        None, _LEVEL, "how hard the codec tries, where it has levels (zstd: 1 to 22, 1 where nothing is said)"
+        None, _LEVEL, f"how hard the codec tries, where it has levels ({_LEVELS_IN_WORDS})"
     )
     file_delete_delay_ms: int = _key(
         60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
@@ -371,7 +419,7 @@ class TopicConfig:
             except (ValueError, TypeError, LookupError, OverflowError):
                 raise InvalidConfig(_dotted(name), value, kind.accepted) from None
         try:
-            compression(self.compression_type, self.compression_level)
+            compression(self.codec_name, self.compression_level)
         except ValueError as error:
             wanted = f"a level that compression.type={self.compression_type} has, or default: {error}"
             raise InvalidConfig("compression.level", self.compression_level, wanted) from None
@@ -406,9 +454,28 @@ class TopicConfig:
         return "delete" in self.cleanup_policy
 
     @property
+    def codec_name(self) -> str:
+        """The codec of batches that the library writes."""
+        return CODECS[0].name if self.compression_type == PRODUCER else self.compression_type
+
+    @property
     def compression(self) -> Compression:
-        """How batches are compressed."""
-        return compression(self.compression_type, self.compression_level)
+        """How the library compresses batches."""
+        return compression(self.codec_name, self.compression_level)
+
+    def recompresses(self, codec: int) -> bool:
+        """Return whether a Kafka client's batch under that codec (its number) is stored under the topic's codec."""
+        return self.compression_type != PRODUCER and self.compression.codec.number != codec
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether batches of Kafka clients may have to be decompressed before they are stored."""
+        return self.compacts or self.compression_type != PRODUCER or self.limits_decompressed
+
+    @property
+    def limits_decompressed(self) -> bool:
+        """Whether records of Kafka clients have a limit of their own once they are decompressed."""
+        return self.max_decompressed_message_bytes < _DECOMPRESSED_BYTES_MAX
 
     @property
     def compacts(self) -> bool:

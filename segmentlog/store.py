@@ -32,6 +32,7 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.reaching import Reaching
 from segmentlog.topics.topics import Topic as Topic
 from segmentlog.topics.topics import Topics
+from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
     from segmentlog.groups.admin import Groups
@@ -458,6 +459,11 @@ class LogStore(Clients):
         """Whether `close` was called."""
         return self._topics.is_closed
 
+    @property
+    def is_shipped(self) -> bool:
+        """Whether a process uploads this store to an object store now."""
+        return self._topics.ship_signals.is_shipping
+
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()
@@ -484,7 +490,7 @@ class LogStore(Clients):
         is closed even if one fails; the first error is raised at the end.
         """
         first = None if self._producers is None else self._producers.close()
-        for consumer in list(self._members):
+        for consumer in members_of(self._members):
             try:
                 consumer.close()
             except Exception as error:  # its locks are free all the same

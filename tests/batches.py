@@ -19,7 +19,7 @@ from segmentlog.format.batch import (
     decode_header,
 )
 from segmentlog.format.batches import record_batch
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
+from segmentlog.format.codecs import CODEC_NONE, CODECS, compression_of
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.format.record_batch import RecordBatch
@@ -134,7 +134,7 @@ blobs = st.none() | st.binary(max_size=40)
 timestamps = st.integers(0, 2**63 - 1) | st.integers(NOW_MS - 10_000, NOW_MS + 10_000)
 record_headers = st.lists(st.tuples(st.text(max_size=8), blobs), max_size=3).map(tuple)
 offsets = st.integers(0, 2**63 - 2**33)
-codecs = st.sampled_from([CODEC_NONE, CODEC_LZ4, CODEC_ZSTD])
+codecs = st.sampled_from([codec.number for codec in CODECS])
 
 
 @st.composite

@@ -103,7 +103,7 @@ def _compacted_partitions(store: LogStore, selector: Selector | None) -> list[tu
         return compacted
     if selector is not None and not selector.has_pattern:
         topic = chosen[0][0]
-        policy = topic.config.cleanup_policy
+        policy = topic.config.cleanup_policy or "none"
         raise click.ClickException(
             f"topic {topic.name!r} is not compacted (cleanup.policy = {policy}); to have it so:"
             f" segmentlog alter {topic.name} -c cleanup.policy=compact"
@@ -159,7 +159,7 @@ class _Work:
                 log = topic.partition(number)
                 self._expected_bytes[log] = reads * _sealed_bytes(log)
         self._progress.expect(sum(self._expected_bytes.values()))
-        return list(self._expected_bytes)
+        return list(self._expected_bytes.copy())
 
     def _until_stopped(self, logs: list[Partition]) -> Iterator[Partition]:
         for log in logs:

@@ -46,9 +46,9 @@ def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, obj
 @click.option("--ttl", type=DURATION_S, metavar="SECONDS", help="Drop a segment so long after it was closed.")
 @click.option("--retention-ms", type=DURATION_MS, metavar="TIME", help="Keep records so long (7d).")
 @click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep so much of each partition.")
-@click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, or delete,compact.")
+@click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, delete,compact or none.")
 @click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
-@click.option("--compression", metavar="CODEC", help="lz4, zstd or none (lz4).")
+@click.option("--compression", metavar="CODEC", help="producer, lz4, zstd, gzip, snappy or none.")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
 @click.option("--if-not-exists", is_flag=True,
               help="Leave a topic that exists as it is; fail only if its number of partitions is not -p.")  # fmt: skip

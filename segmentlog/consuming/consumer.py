@@ -129,7 +129,7 @@ class Consumer(Generic[K, V]):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read."""
-        partitions = list(self._cursors.by_partition)
+        partitions = list(self._cursors.by_partition.copy())
         return partitions if self._session is None else sorted(partitions)
 
     # ------------------------------------------------------------ as a member of a group

@@ -76,7 +76,7 @@ class Cursors:
         self.resets: list[tuple[TopicPartition, int, int]] = []
 
     def __iter__(self) -> Iterator[Cursor]:
-        return iter(list(self.by_partition.values()))
+        return iter(self.by_partition.copy().values())
 
     def of(self, topic: str, partition: int) -> Cursor:
         """The cursor of a partition. Raises `UnknownTopic` when it is not read."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from segmentlog.errors import RecordTooLarge
 from segmentlog.format.batch import (
     CHECKED_SIZE,
     CHECKSUM,
@@ -32,11 +33,13 @@ from segmentlog.format.batch import (
     BatchHeader,
     hash_of,
 )
+from segmentlog.format.codecs import Compression
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.wire import (
     CRC,
     CRC_FROM,
     CRC_POSITION,
+    LENGTH_BEHIND,
     WIRE_HEADER,
     Buffer,
     WireHeader,
@@ -154,10 +157,31 @@ def encode_wire(data: Buffer, wire: WireHeader, max_timestamp: int) -> EncodedWi
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
 
 
+def recompress_wire(
+    wire: WireHeader, records: Buffer, compression: Compression, limit_bytes: int | None = None
+) -> EncodedWireBatch:
+    """The batch of a client, its decompressed ``records`` compressed again under another codec.
+
+    ``wire`` is its header as it is to be stored, except for codec, length and CRC. Raises `RecordTooLarge` for a batch
+    that now takes more than ``limit_bytes``.
+    """
+    payload = compress_records(compression.codec.number, records, compression.level)
+    attributes = wire.attributes & ~CODEC_MASK | compression.codec.number
+    size = WIRE_HEADER_SIZE + len(payload)
+    if limit_bytes is not None and size > limit_bytes:
+        raise RecordTooLarge(size, limit_bytes)
+    data, wire = _joined(wire._replace(attributes=attributes, batch_length=size - LENGTH_BEHIND), payload)
+    return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
+
+
 def _changed(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
     """The batch under a header that says something else."""
+    return _joined(wire, memoryview(data)[WIRE_HEADER_SIZE:])
+
+
+def _joined(wire: WireHeader, records: Buffer) -> tuple[bytes, WireHeader]:
+    """A batch of this header and these stored records, and the header with the CRC of both."""
     head = bytearray(WIRE_HEADER.pack(*wire))
-    records = memoryview(data)[WIRE_HEADER_SIZE:]
     crc = crc32c_of(records, crc32c_of(head[CRC_FROM:]))
     CRC.pack_into(head, CRC_POSITION, crc)
     return b"".join((head, records)), wire._replace(crc=crc)

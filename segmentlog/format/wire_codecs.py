@@ -21,12 +21,10 @@ from typing import Final
 
 import cramjam
 
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
 
 Buffer = bytes | bytearray | memoryview
 
-CODEC_GZIP: Final = 1
-CODEC_SNAPPY: Final = 2
 WIRE_CODEC_NAMES: Final = {CODEC_NONE: "none", CODEC_GZIP: "gzip", CODEC_SNAPPY: "snappy", CODEC_LZ4: "lz4",
                            CODEC_ZSTD: "zstd"}  # fmt: skip
 
@@ -39,6 +37,8 @@ _GZIP_FIRST_CHUNK: Final = 1 << 20
 _GZIP_NEXT_CHUNK: Final = 256
 """Bytes of a member that zlib gets at once, doubled from call to call. zlib copies the bytes after a member's end. So
 each member after the first begins with a small chunk: whole copies would take quadratic time for many members."""
+_GZIP_LEVEL: Final = -1  # zlib's own choice, which is 6
+_ZSTD_LEVEL: Final = 3
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEADER_SIZE: Final = 16
 _XERIAL_BLOCK: Final = 32 << 10
@@ -68,18 +68,21 @@ def decompress_records(codec: int, stored: memoryview, limit_bytes: int) -> byte
         raise ValueError(f"{WIRE_CODEC_NAMES[codec]}: {error}") from None
 
 
-def compress_records(codec: int, records: Buffer) -> Buffer:
-    """The records as a client would compress them. Raises ValueError for a codec that there is not."""
+def compress_records(codec: int, records: Buffer, level: int | None = None) -> Buffer:
+    """Compress the records as a client would. Raises ValueError for an unknown codec.
+
+    ``level`` is that of gzip or zstd; None for the level that Kafka's clients take. The other codecs have none.
+    """
     if codec == CODEC_NONE:
         return records
     if codec == CODEC_GZIP:
-        return zlib.compress(records, wbits=_GZIP)
+        return zlib.compress(records, _GZIP_LEVEL if level is None else level, _GZIP)
     if codec == CODEC_SNAPPY:
         return _compress_snappy(memoryview(records))
     if codec == CODEC_LZ4:
         return bytes(cramjam.lz4.compress(records))
     if codec == CODEC_ZSTD:
-        return bytes(cramjam.zstd.compress(records, level=3))
+        return bytes(cramjam.zstd.compress(records, level=_ZSTD_LEVEL if level is None else level))
     raise ValueError(f"codec {codec}")
 
 

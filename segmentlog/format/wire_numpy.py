@@ -126,6 +126,10 @@ class NumpyRecords:
             raise self._named(error) from None
         return found
 
+    def body_sizes(self) -> Int64Array:
+        """Return the bytes of each record after its length."""
+        return self._ends - self._bodies
+
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
         """Return the bytes of the records for which ``kept`` is true (None: all), unchanged.
 

@@ -105,6 +105,11 @@ class ScannedRecords:
         null: npt.NDArray[np.bool_] = self._table[core.KEY_SIZE] < 0
         return null
 
+    def body_sizes(self) -> Int64Array:
+        """Return the bytes of each record after its length."""
+        sizes: Int64Array = self._table[core.END] - self._table[core.BODY]
+        return sizes
+
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
         """Return the bytes of the records for which ``kept`` is true (None: all), unchanged.
 

@@ -142,7 +142,7 @@ class Member:
         """Unlock everything; the others get it. The partitions were told about already."""
         if self.is_foreign:
             return
-        self.hand_over(list(self.owned))
+        self.hand_over(list(self.owned.copy()))
         if self._fd < 0:
             return
         try:
@@ -157,11 +157,11 @@ class Member:
     @property
     def has_left(self) -> bool:
         """Whether it holds no lock any more."""
-        return self._fd < 0 and not any(fd >= 0 for fd in self.owned.values())
+        return self._fd < 0 and not any(fd >= 0 for fd in self.owned.copy().values())
 
     def end_membership(self) -> None:
         """Close what belonged to a membership that others have ended."""
-        self.hand_over(list(self.owned))
+        self.hand_over(list(self.owned.copy()))
         self._close_files()
         self.assigned = set()
 
@@ -175,7 +175,7 @@ class Member:
     def __del__(self) -> None:
         # Nobody closed its consumer: the others must not wait for what nobody polls any more.
         if not self.is_foreign:
-            for fd in (*self.owned.values(), self._lock_fd, self._fd):
+            for fd in (*self.owned.copy().values(), self._lock_fd, self._fd):
                 if fd >= 0:
                     let_go(self._fs, fd)
 
@@ -220,7 +220,7 @@ class Member:
     @property
     def is_settled(self) -> bool:
         """Whether it holds everything that it is to read."""
-        return self.owned.keys() == self.assigned and min(self.owned.values(), default=0) >= 0
+        return self.owned.keys() == self.assigned and min(self.owned.copy().values(), default=0) >= 0
 
     @property
     def wait_s(self) -> float:
@@ -272,7 +272,7 @@ class Member:
         assigned = assignment.of(self.id)
         # With no call in between: interrupted, it would never look at this one again.
         self._seen, self.generation, self.assigned = version, assignment.generation, assigned
-        return False, sorted(set(self.owned) - self.assigned)
+        return False, sorted(self.owned.copy().keys() - self.assigned)
 
     def acquire(self) -> list[TopicPartition]:
         """Lock what is assigned and free; returns what is new."""

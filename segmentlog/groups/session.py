@@ -212,7 +212,7 @@ class GroupSession:
         self._look_at_pending_s = time.monotonic() + _PENDING_S
         # But for those whose handing over was interrupted.
         self._held.intersection_update([tp for tp, fd in self.member.owned.items() if fd >= 0])
-        held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held}
+        held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held.copy()}
         pending = self._offsets.undecided(self.group)
         if not pending.isdisjoint(held.values()):
             self._finish_transactions()

@@ -182,7 +182,7 @@ class Scrubber:
 
     def _end_round(self) -> None:
         self._is_in_round = False
-        for key in [key for key in self._findings if key[0] not in self._seen_paths]:
+        for key in [key for key in self._findings.copy() if key[0] not in self._seen_paths]:
             with failures_ignored():  # nobody can tell: then it is still known
                 if not self._fs.exists(key[0]):
                     del self._findings[key]
@@ -219,7 +219,7 @@ class Scrubber:
             current.close()
         self._seen_paths.add(current.path)
         found = {(current.path, finding.position): finding for finding in current.findings}
-        for key in [key for key in self._findings if key[0] == current.path and key not in found]:
+        for key in [key for key in self._findings.copy() if key[0] == current.path and key not in found]:
             del self._findings[key]
         for key, finding in found.items():
             if key not in self._findings:

@@ -237,7 +237,7 @@ class Handle:
     def keep_sealed(self, segment: SealedSegment) -> None:
         """Keep a segment open that was sealed, until it is synced. Under the append lock."""
         synced_base = self.page.sync.read().synced_base_offset
-        for base in [base for base in self.sealed if base < synced_base]:
+        for base in [base for base in self.sealed.copy() if base < synced_base]:
             self.drop_sealed(base)
         if len(self.sealed) < _SEALED_KEPT:
             self.sealed[segment.base_offset] = segment

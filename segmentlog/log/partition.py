@@ -195,13 +195,14 @@ class Partition:
         transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
         unpacking: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> WireAppended:  # fmt: skip
-        """Append a record batch as a Kafka client sent it (magic 2), whatever its codec. It is stored as it is.
+        """Append a record batch as a Kafka client sent it (magic 2), whatever its codec.
 
+        It is stored as it is. Where the topic's `compression.type` names another codec, its records are recompressed.
         ``data`` is the whole batch, which is neither copied nor changed, and must not change until this returns. Its
         producer's numbers count: a batch that this producer has appended before is not appended again. Before anything
         is stored the records are decompressed and checked by the function that readers use. The largest timestamp in
-        the header is corrected if it is wrong. ``unpacking`` is entered for as long as a compressed batch is checked
-        that is not small; a server bounds there how many are checked at the same time.
+        the header is corrected if it is wrong. ``unpacking`` is entered for as long as a batch that is not small is
+        decompressed, checked and compressed; a server bounds there how many are checked at the same time.
 
         Without ``sync`` nothing waits for the disk, nobody who follows is woken, and the answer says whether the
         topic's policy wants it synced: see `sync_upto` and `wake_followers`. ``transaction`` is called under the lock
@@ -212,7 +213,8 @@ class Partition:
 
         Raises `InvalidWireBatch` with a reason, and with the records that are wrong (without ``transaction`` a
         transactional batch only goes where its producer has a transaction open), `RecordTooLarge` for more bytes than
-        max.message.bytes, `InvalidRecord` for a record without a key that needs one, and what `append` raises.
+        max.message.bytes, before it is recompressed or after, `InvalidRecord` for a record without a key that needs
+        one or above max.decompressed.message.bytes, and what `append` raises.
         """
         self._check_appendable()
         return append_wire(

@@ -33,6 +33,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.locks import if_free
 from segmentlog.store import LogStore
 from segmentlog.topics.workers import Worker
+from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack
@@ -424,5 +425,5 @@ _handlers: weakref.WeakSet[LogHandler] = weakref.WeakSet()
 @atexit.register
 def _flush_handlers() -> None:
     """Before stores are closed as the program ends, which comes before `logging.shutdown`."""
-    for handler in list(_handlers):
+    for handler in members_of(_handlers):
         handler.flush()

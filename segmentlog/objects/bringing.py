@@ -182,7 +182,7 @@ class WholeFiles:
     def forget(self, folder: str, kept: Iterable[int]) -> None:
         """As `Bringing.forget`."""
         stems = {segment_stem(folder, base) for base in kept}
-        for path in [path for path in self._there if path.startswith(f"{folder}/")]:
+        for path in [path for path in self._there.copy() if path.startswith(f"{folder}/")]:
             if path.removesuffix(SNAPSHOT_SUFFIX) not in stems:
                 del self._there[path]
 

@@ -102,7 +102,7 @@ class KnownPartitions:
     @property
     def unshipped_bytes(self) -> int:
         """What was appended since the last look, on disk or not."""
-        return sum(part.local.appended_bytes - part.appended_bytes for part in list(self.parts.values()))
+        return sum(part.local.appended_bytes - part.appended_bytes for part in self.parts.copy().values())
 
     def kept(self) -> set[str]:
         """Keys of segments and snapshots that were put and are still of use, though no manifest may refer to them."""

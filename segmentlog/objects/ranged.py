@@ -24,6 +24,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.files import write_all
 from segmentlog.storage.forks import Held, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, FileSystem, opened
+from segmentlog.weak_sets import members_of
 
 BLOCK_BYTES: Final = 1 << 20
 _RUN_BLOCKS: Final = 4
@@ -151,7 +152,7 @@ class Cache:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
-        for opened_ranges in list(self._opened):
+        for opened_ranges in members_of(self._opened):
             opened_ranges.close()
 
     def open(self, file: RangedFile) -> OpenedRanges:

@@ -251,7 +251,7 @@ class Shipper:
     def stuck(self) -> dict[str, str]:
         """Partitions that have been waiting for long, and why."""
         long_ago_s = time.monotonic() - _PATIENCE_S
-        return {name: why for name, (why, since_s) in self._waiting.items() if since_s <= long_ago_s}
+        return {name: why for name, (why, since_s) in self._waiting.copy().items() if since_s <= long_ago_s}
 
     # ------------------------------------------------------------ being the owner
 
@@ -369,7 +369,7 @@ class Shipper:
     @property
     def troubles(self) -> dict[str, str]:
         """Partitions whose segments should lie in the object store alone, or here again, and why they do not."""
-        return dict(self._evicting.troubles)
+        return self._evicting.troubles.copy()
 
     @property
     def unshipped_bytes(self) -> int:

@@ -89,7 +89,7 @@ class Standing:
 
     def forget_uploads(self) -> None:
         """The partition is gone."""
-        for base in list(self.uploaded):
+        for base in self.uploaded.copy():
             self.forget_upload(base)
 
     def _is_same(self, log: LocalLog, segment: LocalSegment, shipped: ShippedSegment) -> bool:

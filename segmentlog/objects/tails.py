@@ -79,7 +79,7 @@ class Tails:
 
     def _inline_bytes(self, manifest: Manifest | None) -> int:
         """Of tails that stand in the manifest, or are to."""
-        tails = (*(manifest.tails if manifest else ()), *self._new.values())
+        tails = (*(manifest.tails if manifest else ()), *self._new.copy().values())
         return sum(len(data) for data in {tail.number: tail.data for tail in tails}.values())
 
     def _put_as_objects(self, parts: Mapping[int, list[memoryview]]) -> None:

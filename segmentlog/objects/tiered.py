@@ -95,8 +95,8 @@ class Tiered:
 
     def _lose_folder(self) -> None:
         """Begin a new one, with nothing in it. Who has something mapped reads on in it, and asks anew then."""
-        for cache in self._caches.values():
-            for place in list(cache.files):
+        for cache in self._caches.copy().values():
+            for place in cache.files.copy():
                 cache.retire(place)
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -134,7 +134,7 @@ class Tiered:
 
     def health(self) -> dict[str, str]:
         """Object stores that could not be reached the last time."""
-        return {f"segments at {url}": why for url, why in list(self._troubles.items())}
+        return {f"segments at {url}": why for url, why in self._troubles.copy().items()}
 
     def why_missing(self, stub: Stub) -> ObjectStoreError:
         """What to tell of an object that is not there: gone for good only where anything is there at all."""
@@ -150,12 +150,12 @@ class Tiered:
     @property
     def got_bytes(self) -> int:
         """What was brought so far."""
-        return sum(cache.got_bytes for cache in list(self._caches.values()))
+        return sum(cache.got_bytes for cache in self._caches.copy().values())
 
     @property
     def held_bytes(self) -> int:
         """What of it is here."""
-        return sum(cache.held_bytes for cache in list(self._caches.values()))
+        return sum(cache.held_bytes for cache in self._caches.copy().values())
 
     def close(self) -> None:
         """Bring nothing more; what was brought goes. Idempotent."""

@@ -87,7 +87,7 @@ class Uploads(Generic[Key, Result]):
         from concurrent.futures import FIRST_COMPLETED, wait
 
         if wait_s != 0 and self._under_way:
-            wait(list(self._under_way.values()), wait_s, FIRST_COMPLETED)
+            wait(list(self._under_way.copy().values()), wait_s, FIRST_COMPLETED)
         done = [(key, future) for key, future in self._under_way.items() if future.done()]
         for key, _ in done:
             del self._under_way[key]

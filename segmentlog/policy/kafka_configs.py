@@ -1,47 +1,239 @@
-"""A topic's configuration in Kafka's words: most keys are the engine's, a few are translated, some change nothing.
+"""A topic's settings in Kafka's words: one table of all that Kafka 4.4.0 has, and what becomes of each here.
 
-Kafka's tools, Streams, Connect and MirrorMaker set keys that mean something between brokers. They are taken, and told
-as they stand with a single broker, where nothing that anybody relies on is promised by that; every other unknown key
-is refused.
+Most settings are the engine's own and have an effect. A few are translated (`flush.ms`, `compression.gzip.level`). The
+rest mean something between brokers, or concern mechanisms that do not exist here. Their values are checked by Kafka's
+rules and change nothing. DescribeConfigs documents that and returns the value that holds; `without_effect` describes
+them for the log. Every other key is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, TOPIC_CONFIG_KEYS, FsyncPolicy, TopicConfig
+from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, PRODUCER, TOPIC_CONFIG_KEYS, FsyncPolicy, TopicConfig
 from segmentlog.errors import InvalidConfig
-from segmentlog.quantities import UNLIMITED, UNLIMITED_MS
+from segmentlog.quantities import INT64_MAX, UNLIMITED, UNLIMITED_MS
 
 TYPE_BOOLEAN, TYPE_STRING, TYPE_INT, TYPE_LONG, TYPE_DOUBLE, TYPE_LIST = 1, 2, 3, 5, 6, 7
 SOURCE_TOPIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 5, 8
 
-WITHOUT_EFFECT: Final[Mapping[str, tuple[str, int]]] = {
-    "compression.gzip.level": ("-1", TYPE_INT),
-    "compression.lz4.level": ("9", TYPE_INT),
-    "compression.zstd.level": ("3", TYPE_INT),
-    "follower.replication.throttled.replicas": ("", TYPE_LIST),
-    "leader.replication.throttled.replicas": ("", TYPE_LIST),
-    "min.insync.replicas": ("1", TYPE_INT),
-    "preallocate": ("true", TYPE_BOOLEAN),
-    "segment.index.bytes": ("10485760", TYPE_INT),
-    "segment.jitter.ms": ("0", TYPE_LONG),
-    "unclean.leader.election.enable": ("false", TYPE_BOOLEAN),
-}
-"""Keys of Kafka's that are taken and change nothing: the value that is told, and its type."""
+_INT_MAX: Final = 2**31 - 1
+_WHOLE: Final = re.compile(r"[+-]?[0-9]+")
+_REPLICA: Final = re.compile(r"([0-9]+:[0-9]+)?")
+
+# ---------------------------------------------------------------- Kafka's rules
+
+
+class _Rule(NamedTuple):
+    """What Kafka takes for a setting."""
+
+    type: int
+    allows: Callable[[str], bool]
+    """Of a value without the spaces around it."""
+    accepted: str
+
+
+def _whole(kind: int, low: int, high: int | None = None, *more: int) -> _Rule:
+    """A whole number from ``low`` to ``high`` (None: the most that the type holds), or one of ``more``."""
+    most = high if high is not None else _INT_MAX if kind == TYPE_INT else INT64_MAX
+
+    def allows(value: str) -> bool:
+        if not _WHOLE.fullmatch(value) or len(value) > 20:
+            return False
+        return low <= int(value) <= most or int(value) in more
+
+    others = "".join(f", or {number}" for number in more)
+    return _Rule(kind, allows, f"a whole number from {low} to {most}{others}")
+
+
+def _is_policy(value: str) -> bool:
+    return {word.strip().lower() for word in value.split(",")} <= {"", "delete", "compact"}
+
+
+def _are_replicas(value: str) -> bool:
+    return value == "*" or all(_REPLICA.fullmatch(part.strip()) for part in value.split(","))
+
+
+def _is_ratio(value: str) -> bool:
+    try:
+        return 0 <= float(value) <= 1
+    except ValueError:
+        return False
+
+
+def _choice(*names: str) -> _Rule:
+    return _Rule(TYPE_STRING, names.__contains__, f"{', '.join(names[:-1])} or {names[-1]}")
+
+
+_FLAG: Final = _Rule(TYPE_BOOLEAN, lambda value: value.lower() in ("true", "false"), "true or false")
+_REPLICAS: Final = _Rule(TYPE_LIST, _are_replicas, "* or a list of PARTITION:BROKER")
+
+
+class _Setting(NamedTuple):
+    """One row of the table."""
+
+    rule: _Rule
+    described: str = ""
+    """The value that holds, of a setting without effect."""
+    why: str = ""
+    """Why it has no effect; empty for a setting that has one."""
+    is_exact: bool = True
+    """Whether the rule decides on every value. Else it decides on plain numbers, the engine on texts as 7d or 64MiB."""
+
+
+def _in_effect(rule: _Rule) -> _Setting:
+    return _Setting(rule, is_exact=False)
+
 
 _TIMESTAMP_AFTER: Final = "message.timestamp.after.max.ms"
 _FLUSH_MESSAGES, _FLUSH_MS = "flush.messages", "flush.ms"
 _COMPRESSION: Final = "compression.type"
-_FROM_KAFKA: Final = {"producer": "lz4", "uncompressed": "none"}
-_TYPES: Final = {
-    "cleanup.policy": TYPE_LIST,
-    "min.cleanable.dirty.ratio": TYPE_DOUBLE,
-    "segment.bytes": TYPE_INT,
-    "index.interval.bytes": TYPE_INT,
-    "max.message.bytes": TYPE_INT,
+_LEVEL: Final = "compression.level"
+_LEVELS: Final = {"compression.gzip.level": ("gzip", "-1"), "compression.zstd.level": ("zstd", "1")}
+"""The codec that each is the level of, and the level that holds where none is set."""
+_ONE_COPY: Final = "a partition has one copy, on this machine"
+_NO_TIERS: Final = "it is about Kafka's own tiered storage; `segmentlog ship` uploads each segment that is sealed"
+
+SETTINGS: Final[Mapping[str, _Setting]] = {
+    "cleanup.policy": _Setting(_Rule(TYPE_LIST, _is_policy, "delete, compact, both or nothing")),
+    "compression.gzip.level": _Setting(_whole(TYPE_INT, 1, 9, -1)),
+    "compression.lz4.level": _Setting(_whole(TYPE_INT, 1, 17), "9", "LZ4 has one level here"),
+    "compression.type": _Setting(_choice("uncompressed", "zstd", "lz4", "snappy", "gzip", PRODUCER, "none")),
+    "compression.zstd.level": _Setting(_whole(TYPE_INT, -131072, 22)),
+    "delete.retention.ms": _in_effect(_whole(TYPE_LONG, 0)),
+    "errors.deadletterqueue.group.enable": _Setting(_FLAG, "false", "there are no share groups"),
+    "file.delete.delay.ms": _in_effect(_whole(TYPE_LONG, 0)),
+    _FLUSH_MESSAGES: _Setting(_whole(TYPE_LONG, 1)),
+    _FLUSH_MS: _Setting(_whole(TYPE_LONG, 0)),
+    "follower.replication.throttled.replicas": _Setting(_REPLICAS, "", _ONE_COPY),
+    "index.interval.bytes": _in_effect(_whole(TYPE_INT, 0)),
+    "leader.replication.throttled.replicas": _Setting(_REPLICAS, "", _ONE_COPY),
+    "local.retention.bytes": _in_effect(_whole(TYPE_LONG, -2)),
+    "local.retention.ms": _in_effect(_whole(TYPE_LONG, -2)),
+    "max.compaction.lag.ms": _in_effect(_whole(TYPE_LONG, 1)),
+    "max.decompressed.message.bytes": _in_effect(_whole(TYPE_INT, 1, 2**31 - 9)),
+    "max.message.bytes": _in_effect(_whole(TYPE_INT, 0)),
+    _TIMESTAMP_AFTER: _in_effect(_whole(TYPE_LONG, 0)),
+    "message.timestamp.before.max.ms": _in_effect(_whole(TYPE_LONG, 0)),
+    "message.timestamp.type": _in_effect(_choice("CreateTime", "LogAppendTime")),
+    "min.cleanable.dirty.ratio": _Setting(_Rule(TYPE_DOUBLE, _is_ratio, "a number from 0 to 1")),
+    "min.compaction.lag.ms": _in_effect(_whole(TYPE_LONG, 0)),
+    "min.insync.replicas": _Setting(_whole(TYPE_INT, 1), "1", _ONE_COPY),
+    "preallocate": _Setting(_FLAG, "true", "segments are always preallocated"),
+    "remote.copy.lag.bytes": _Setting(_whole(TYPE_LONG, -1), "0", _NO_TIERS),
+    "remote.copy.lag.ms": _Setting(_whole(TYPE_LONG, -1), "0", _NO_TIERS),
+    "remote.log.copy.disable": _Setting(_FLAG, "false", _NO_TIERS),
+    "remote.log.delete.on.disable": _Setting(_FLAG, "false", _NO_TIERS),
+    "remote.storage.enable": _Setting(_FLAG),
+    "retention.bytes": _in_effect(_whole(TYPE_LONG, -(2**63))),
+    "retention.ms": _in_effect(_whole(TYPE_LONG, -1)),
+    # Kafka's least is 1 MiB. Small segments harm nobody here.
+    "segment.bytes": _in_effect(_whole(TYPE_INT, 256)),
+    "segment.index.bytes": _Setting(_whole(TYPE_INT, 4), "10485760", "indexes grow with their segment"),
+    "segment.jitter.ms": _Setting(_whole(TYPE_LONG, 0), "0", "each partition is rolled by its own records"),
+    "segment.ms": _in_effect(_whole(TYPE_LONG, 1)),
+    "unclean.leader.election.enable": _Setting(_FLAG, "false", _ONE_COPY),
 }
+"""Every setting of a topic that Kafka 4.4.0 has, by the rules of its `LogConfig`."""
+
+_KNOWN: Final = tuple(sorted({*TOPIC_CONFIG_KEYS, *SETTINGS}))
+
+
+def _checked(name: str, value: str) -> str:
+    """The value without the spaces around it. Raises `InvalidConfig` for one that Kafka refuses."""
+    text, (rule, _, _, is_exact) = value.strip(), SETTINGS[name]
+    if (is_exact or _WHOLE.fullmatch(text)) and not rule.allows(text):
+        raise InvalidConfig(name, value, rule.accepted)
+    return text
+
+
+# ---------------------------------------------------------------- into the engine's keys
+
+
+def to_engine(
+    settings: Mapping[str, str | None], config: TopicConfig | None = None, resets: Iterable[str] = ()
+) -> dict[str, object]:
+    """The engine's keys for Kafka's, as changes of ``config`` (None: of a new topic); ``resets`` go to their defaults.
+
+    Values of settings without effect are checked here, all others by `TopicConfig`, too. Raises `InvalidConfig` for an
+    unknown key, a value that Kafka refuses, and a missing value. The reset of an unknown key changes nothing:
+    MirrorMaker resets each key that is not set at the source.
+    """
+    fresh = TopicConfig()
+    before = fresh if config is None else config
+    changes = {key: getattr(fresh, key.replace(".", "_")) for name in resets for key in engine_keys(name, before)}
+    texts: dict[str, str] = {}
+    for name, value in settings.items():
+        if value is None:
+            raise InvalidConfig(name, value, "a value")
+        if name not in _KNOWN:
+            raise InvalidConfig(name, value, f"a key of a topic: {', '.join(_KNOWN)}")
+        texts[name] = _checked(name, value) if name in SETTINGS else value
+    changes |= {name: value for name, value in texts.items() if name in TOPIC_CONFIG_KEYS}
+    codec = before.replace(
+        {_COMPRESSION: changes.get(_COMPRESSION, before.compression_type), _LEVEL: None}
+    ).compression_type
+    if codec != before.compression_type and before.compression_level is not None:
+        changes.setdefault(_LEVEL, None)  # it was the level of the other codec
+    for name, (of_codec, unset) in _LEVELS.items():
+        if name in texts and of_codec == codec:
+            changes[_LEVEL] = None if texts[name] == unset else int(texts[name])
+    messages, flush_ms = (int(texts.get(name, INT64_MAX)) for name in (_FLUSH_MESSAGES, _FLUSH_MS))
+    if messages == 1:
+        changes["fsync"] = "always"
+    elif flush_ms <= _INT_MAX:  # more is no limit, and leaves the engine's policy as it is
+        changes["fsync"] = f"{max(flush_ms, 1)}ms"
+    elif messages <= _INT_MAX:
+        changes["fsync"] = f"{messages}records"
+    return changes
+
+
+def without_effect(settings: Mapping[str, str | None], config: TopicConfig, *, is_shipped: bool) -> str:
+    """The settings whose values change nothing in a topic that has now ``config``, each with the reason; "" for none.
+
+    A value that holds anyway (`min.insync.replicas=1`) is not among them. ``is_shipped``: to an object store.
+    """
+    found = []
+    for name, value in sorted(settings.items()):
+        setting = SETTINGS.get(name)
+        if setting is None or value is None:
+            continue
+        if setting.why and value.strip().lower() != setting.described:
+            found.append(f"{name}={' '.join(value.split()):.100} ({setting.why})")
+        elif name in _LEVELS and _LEVELS[name][0] != config.compression_type:
+            found.append(f"{name}={value.strip()} (compression.type is {config.compression_type})")
+        elif name in (_FLUSH_MESSAGES, _FLUSH_MS) and max(int(value), 1) != _flushes(config.fsync)[name]:
+            found.append(f"{name}={value.strip()} (fsync is {config.fsync})")
+        elif name == "remote.storage.enable" and config.remote_storage_enable and not is_shipped:
+            found.append(f"{name}=true (until the store is shipped to an object store: segmentlog ship)")
+    return ", ".join(found)
+
+
+def known_keys() -> list[str]:
+    """Every key that is taken, sorted."""
+    return list(_KNOWN)
+
+
+def is_list(name: str) -> bool:
+    """Whether words can be added to the value of a setting, and taken away from it."""
+    return name in SETTINGS and SETTINGS[name].rule.type == TYPE_LIST
+
+
+def engine_keys(name: str, config: TopicConfig | None = None) -> tuple[str, ...]:
+    """The engine's keys that a key of Kafka's is about in a topic of that ``config``.
+
+    None for a setting without effect, an unknown key, and the level of a codec that the topic does not use.
+    """
+    if name in (_FLUSH_MESSAGES, _FLUSH_MS):
+        return ("fsync",)
+    if name in _LEVELS:
+        return (_LEVEL,) if config is None or config.compression_type == _LEVELS[name][0] else ()
+    return (name,) if name in TOPIC_CONFIG_KEYS else ()
+
+
+# ---------------------------------------------------------------- as Kafka's clients read them
 
 
 class Entry(NamedTuple):
@@ -52,46 +244,7 @@ class Entry(NamedTuple):
     is_default: bool
     type: int
     read_only: bool = False
-
-
-def to_engine(settings: Mapping[str, str | None]) -> dict[str, object]:
-    """The engine's keys for Kafka's, their values yet to be checked. Raises `InvalidConfig` for what neither knows."""
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        if value is None:
-            raise InvalidConfig(name, value, "a value")
-        if name == _COMPRESSION:
-            found[name] = _FROM_KAFKA.get(value, value)
-        elif name == _FLUSH_MESSAGES:
-            found["fsync"] = "always" if value == "1" else _policy(name, value, "records", found)
-        elif name == _FLUSH_MS:
-            found["fsync"] = _policy(name, value, "ms", found)
-        elif name in TOPIC_CONFIG_KEYS:
-            found[name] = value
-        elif name not in WITHOUT_EFFECT:
-            raise InvalidConfig(name, value, f"a key of a topic: {', '.join(known_keys())}")
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _policy(name: str, value: str, kind: str, found: Mapping[str, object]) -> str | None:
-    """Kafka's two keys for fsync as the engine's one; without a limit they say nothing, and ours stands."""
-    if not value.isdecimal() or not 1 <= int(value) <= UNLIMITED_MS:
-        raise InvalidConfig(name, value, "a whole number from 1 on")
-    if int(value) >= 2**31:
-        return str(found["fsync"]) if "fsync" in found else None
-    return f"{value}{kind}"
-
-
-def known_keys() -> list[str]:
-    """Every key that is taken, sorted."""
-    return sorted({*TOPIC_CONFIG_KEYS, *WITHOUT_EFFECT, _FLUSH_MESSAGES, _FLUSH_MS})
-
-
-def engine_keys(name: str) -> tuple[str, ...]:
-    """The engine's keys that a key of Kafka's is about; none for one without effect, or of which nothing is known."""
-    if name in (_FLUSH_MESSAGES, _FLUSH_MS):
-        return ("fsync",)
-    return (name,) if name in TOPIC_CONFIG_KEYS else ()
+    documentation: str | None = None
 
 
 def describe(config: TopicConfig) -> list[Entry]:
@@ -100,19 +253,41 @@ def describe(config: TopicConfig) -> list[Entry]:
     entries = []
     for name in TOPIC_CONFIG_KEYS:
         value: Any = getattr(config, name.replace(".", "_"))
-        entries.append(Entry(name, _text(name, value, name in changed), name not in changed, _type_of(name, value)))
-    policy, is_default = config.fsync, "fsync" not in changed
-    messages = 1 if policy.kind == "always" else policy.amount if policy.kind == "records" else UNLIMITED_MS
-    flush_ms = policy.amount if policy.kind == "ms" else UNLIMITED_MS
-    entries.append(Entry(_FLUSH_MESSAGES, str(messages), is_default, TYPE_LONG))
-    entries.append(Entry(_FLUSH_MS, str(flush_ms), is_default, TYPE_LONG))
-    entries.extend(Entry(name, value, True, kind) for name, (value, kind) in WITHOUT_EFFECT.items())
+        is_default = name not in changed
+        entries.append(
+            Entry(name, _text(name, value), is_default, _type_of(name, value), documentation=_MEANINGS[name])
+        )
+    for name, (codec, unset) in _LEVELS.items():
+        is_set = config.compression_type == codec and config.compression_level is not None
+        level = str(config.compression_level) if is_set else unset
+        entries.append(
+            Entry(name, level, not is_set, TYPE_INT, documentation=f"{_LEVEL} where {_COMPRESSION} is {codec}")
+        )
+    for name, amount in _flushes(config.fsync).items():
+        entries.append(
+            Entry(name, str(amount), "fsync" not in changed, TYPE_LONG, documentation="fsync, as Kafka says it")
+        )
+    entries += _WITHOUT_EFFECT
     return sorted(entries)
 
 
-def _text(name: str, value: Any, is_changed: bool) -> str:
-    if name == _COMPRESSION and not is_changed:
-        return "producer"  # what clients wrote is kept as it came
+def _flushes(policy: FsyncPolicy) -> dict[str, int]:
+    """The engine's fsync policy as Kafka's two settings."""
+    return {
+        _FLUSH_MESSAGES: 1 if policy.kind == "always" else policy.amount if policy.kind == "records" else UNLIMITED_MS,
+        _FLUSH_MS: policy.amount if policy.kind == "ms" else UNLIMITED_MS,
+    }
+
+
+_MEANINGS: Final = {line.key: line.meaning for line in TopicConfig().describe()}
+_WITHOUT_EFFECT: Final = [
+    Entry(name, one.described, True, one.rule.type, documentation=f"Has no effect here: {one.why}.")
+    for name, one in SETTINGS.items()
+    if one.why
+]
+
+
+def _text(name: str, value: Any) -> str:
     if name == _TIMESTAMP_AFTER and value is None:
         return str(CLIENT_TIMESTAMP_AFTER_MAX_MS)
     if value is None:
@@ -121,14 +296,14 @@ def _text(name: str, value: Any, is_changed: bool) -> str:
         return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
+    if name == _COMPRESSION and value == "none":
+        return "uncompressed"
     return ",".join(sorted(value.split(","))) if name == "cleanup.policy" else str(value)
 
 
 def _type_of(name: str, value: Any) -> int:
-    if name in _TYPES:
-        return _TYPES[name]
-    if name == _TIMESTAMP_AFTER:
-        return TYPE_LONG  # also where it is None
+    if name in SETTINGS:
+        return SETTINGS[name].rule.type
     if isinstance(value, bool):
         return TYPE_BOOLEAN
     return TYPE_LONG if isinstance(value, int) else TYPE_STRING

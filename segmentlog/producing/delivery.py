@@ -133,7 +133,7 @@ class Chunk:
         self.keys = keys if keys.count(None) < len(keys) else ()  # no column of nothing but nulls
         if self.noted or numbers != list(range(len(numbers))):  # in another order than they were numbered, or fewer
             positions = self._positions = {number: position for position, number in enumerate(numbers)}
-            for number, (headers, timestamp, partition) in list(self.noted.items()):
+            for number, (headers, timestamp, partition) in self.noted.copy().items():
                 position = positions.get(number)
                 if position is None:
                     continue
@@ -187,7 +187,7 @@ class Chunk:
         """The index of the first record without an offset; the number of records when all have theirs."""
         if self._partitions is None:
             return 0
-        missing = np.flatnonzero(~np.isin(self._partitions, list(self.base_offsets)))
+        missing = np.flatnonzero(~np.isin(self._partitions, list(self.base_offsets.copy())))
         return int(missing[0]) if len(missing) else len(self.values)
 
     def not_appended(self, error: Exception) -> dict[int, Exception]:

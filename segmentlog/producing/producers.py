@@ -15,6 +15,7 @@ from segmentlog.producing.serializing import SerializingProducer
 from segmentlog.storage import forks
 from segmentlog.topics.topics import Topics
 from segmentlog.transactions.transactions import Transactions
+from segmentlog.weak_sets import members_of
 
 P = TypeVar("P", bound=Producer[Any, Any])
 
@@ -59,7 +60,7 @@ class Producers:
     @property
     def unsent_count(self) -> int:
         """Records that they have yet to append."""
-        return sum(producer.unsent_count for producer in self._there)
+        return sum(producer.unsent_count for producer in members_of(self._there))
 
     def close_dropped(self) -> None:
         """Append what dropped ones left."""
@@ -69,7 +70,7 @@ class Producers:
     def close(self) -> Exception | None:
         """Flush and close them all; the first error, with a note of what was left unsent."""
         first: Exception | None = None
-        for producer in [*self._there, *self._dropped]:
+        for producer in [*members_of(self._there), *self._dropped]:
             unsent_count = producer.unsent_count
             try:
                 producer.close()

@@ -192,7 +192,7 @@ class Pump:
             self.note_reported(topic, chunk.error)
             if self.failure is not None and _reports(chunk.error, self.failure):
                 # The caller raises it. `flush` still has to raise another failure that no call has raised.
-                unreported = [error for errors in list(self._unreported.values()) for error in errors]
+                unreported = [error for errors in self._unreported.copy().values() for error in errors]
                 self.failure = unreported[0] if unreported else None
 
     def _seal(self, chunk: Chunk) -> None:
@@ -346,14 +346,17 @@ class Pump:
     @property
     def unsent_count(self) -> int:
         """Records that were sent and are not appended yet, as nearly as can be told while others send."""
-        waiting = [*self.chunks.values(), *(chunk for chunks in self._full.values() for chunk in chunks)]
+        waiting = [
+            *self.chunks.copy().values(),
+            *(chunk for chunks in self._full.copy().values() for chunk in list(chunks)),
+        ]
         return sum(chunk.record_count for chunk in waiting if not chunk.is_sent)
 
     @property
     def full_bytes(self) -> int:
         """Of the chunks that are on their way, or wait for it."""
         # One that was told of counts no more, though it may not be taken off yet: who looks then looks no second time.
-        waiting = (chunk for chunks in list(self._full.values()) for chunk in list(chunks))
+        waiting = (chunk for chunks in self._full.copy().values() for chunk in list(chunks))
         return sum(chunk.size_bytes for chunk in waiting if not chunk.is_sent)
 
     def refuse_more(self) -> None:

@@ -93,7 +93,7 @@ class Arrivals:
             if self.is_closed:
                 return
             if self._watch is None or len(self._watched) > max(_WATCHED_MAX, 2 * len(self._waiting)):
-                self._begin_watch()
+                self._begin_watch_locked()
             watch = self._watch
             assert watch is not None
             self._polls |= watch.polls
@@ -141,7 +141,7 @@ class Arrivals:
                     _have_look(waiter)
             partition.wake_followers()
 
-    def _begin_watch(self) -> None:
+    def _begin_watch_locked(self) -> None:
         former, self._watch = self._watch, Watch()
         self._watched = set(self._waiting)
         if former is not None:

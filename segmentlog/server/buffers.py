@@ -84,7 +84,7 @@ class BufferPool:
         if size <= len(former):
             return
         with self._condition:
-            self._make_room(lease, size - len(former), patience_s)
+            self._make_room_locked(lease, size - len(former), patience_s)
             self._used_bytes += size - len(former)
             free = self._free.get(size)
             buffer = free.pop() if free else None
@@ -96,7 +96,7 @@ class BufferPool:
         lease.buffer = buffer
         self._keep(former)
 
-    def _make_room(self, lease: Lease, more_bytes: int, patience_s: float) -> None:
+    def _make_room_locked(self, lease: Lease, more_bytes: int, patience_s: float) -> None:
         """Wait until there are so many bytes, and have somebody cut off if there are not soon."""
         ends_s = time.monotonic() + patience_s
         while not lease.is_cut and self._is_too_much(lease, more_bytes):

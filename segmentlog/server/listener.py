@@ -120,7 +120,7 @@ class Listener:
         self._is_closed = True
         for sock in self._sockets:
             sock.close()
-        for connection in list(self._open):
+        for connection in self._open.copy():
             connection.abandon()
         self._loop.abandon()
         self._close_pipe()
@@ -225,7 +225,7 @@ class Listener:
         with self._mutex:
             is_full = self._by_host[host] >= limits.connections_per_address
             if not is_full and self.connection_count >= limits.connections:
-                silent = self._oldest_silent()
+                silent = self._oldest_silent_locked()
                 is_full = silent is None
             if not is_full:
                 self._by_host[host] += 1
@@ -249,7 +249,7 @@ class Listener:
             self._forget(host, guest)
             self._refuse(host, f"{host}: refused: {error}")
 
-    def _oldest_silent(self) -> Connection | None:
+    def _oldest_silent_locked(self) -> Connection | None:
         """Of the connections that are in and never sent a byte, the oldest of the address that has most of them."""
         silent: ByAddress[Connection] = ByAddress()
         for connection in self._open:

@@ -342,7 +342,7 @@ def _imported_by_others() -> list[str]:
     # CPython's own list; where it has another one, it is as with any other library.
     locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
     found = []
-    for name, reference in list(locks.items()):
+    for name, reference in locks.copy().items():
         if str(name).startswith(_PACKAGE):
             lock = reference()
             if lock is not None and getattr(lock, "owner", None) != threading.get_ident():
@@ -361,13 +361,13 @@ def _forget_parent() -> None:
     global _opening, _generation
     _opening = threading.RLock()
     _generation += 1
-    copies = list(_held.values())
+    copies = _held.copy().values()
     _held.clear()
     for fd, fs in copies:
         # Not unlocked: that would take the lock from the parent. Whatever one says to it, the others are closed, too.
         with contextlib.suppress(BaseException):
             fs.close(fd)
-    entries = list(_entries.values())
+    entries = _entries.copy().values()
     for entry in entries:
         owner = entry()
         if owner is not None and entry.make is not None:

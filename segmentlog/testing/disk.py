@@ -99,7 +99,7 @@ class CrashPoint:
             ),
             self._page_versions.get(node.number, ()),
         )
-        children: list[Node | None] = [*node.names.values(), *node.durable_names.values()]
+        children: list[Node | None] = [*node.names.copy().values(), *node.durable_names.copy().values()]
         for change in node.pending_names:
             children += change.values()
         for child in children:

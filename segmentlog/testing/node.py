@@ -66,7 +66,7 @@ class Node:
     def sync(self) -> None:
         self.durable = bytes(memoryview(self.buffer)[: self.size])
         self.pending.clear()
-        self.durable_names = dict(self.names)
+        self.durable_names = self.names.copy()
         self.pending_names.clear()
 
     def content(self) -> bytes:

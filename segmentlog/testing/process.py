@@ -62,7 +62,7 @@ class SimulatedProcess(FileSystem):
 
     def die(self) -> None:
         """The kernel closes its descriptors, and so frees its locks."""
-        for fd in list(self._fds):
+        for fd in self._fds.copy():
             self._close(fd)
         self._dead = True
 

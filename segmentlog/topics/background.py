@@ -86,7 +86,7 @@ class Background:
 
     def _forget_parent(self) -> None:
         """In a forked child: the thread is gone that may have been in the middle of a round."""
-        self._rolled, self._round, self._round_due_ms = set(self._rolled), None, 0
+        self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
 
     @property
     def has_threads(self) -> bool:
@@ -259,7 +259,7 @@ class Background:
         if self._troubles:
             with failures_ignored():
                 there = {name for name, _ in self._partitions.all_partitions()}
-        for (what, (topic, number)), why in list(self._troubles.items()):
+        for (what, (topic, number)), why in self._troubles.copy().items():
             if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
                 self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since
                 continue

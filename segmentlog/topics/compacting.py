@@ -105,7 +105,7 @@ class Compactor:
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         due: list[tuple[float, PartitionName]] = []
         listing: OSError | None = None
-        gone = set(self._uncleanable)
+        gone = set(self._uncleanable.copy())
         try:
             for name, config in self._partitions.all_partitions():
                 gone.discard(name)
@@ -188,4 +188,4 @@ class Compactor:
 
     def uncleanable(self) -> dict[PartitionName, str]:
         """Partitions that compaction leaves alone for now, and why."""
-        return {name: left_out.why for name, left_out in list(self._uncleanable.items())}
+        return {name: left_out.why for name, left_out in self._uncleanable.copy().items()}

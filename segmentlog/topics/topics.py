@@ -418,26 +418,26 @@ class Topics:
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:
         """What opening found, for each partition that was opened so far."""
-        return {key: partition.recovery_report for key, partition in list(self._partitions.items())}
+        return {key: partition.recovery_report for key, partition in self._partitions.copy().items()}
 
     def _drop_partitions(self, name: str, topic_id: str) -> None:
         """Those of that topic: another thread may have made one anew under the name, and opened it."""
-        for key in [key for key, log in self._partitions.items() if key[0] == name and log.topic_id == topic_id]:
+        for key in [key for key, log in self._partitions.copy().items() if key[0] == name and log.topic_id == topic_id]:
             self._partitions[key].abandon()
             del self._partitions[key]  # after: what an interrupt leaves is closed with the store, or the next time
 
     def _close_partitions(self, name: str) -> None:
-        for key in [key for key in self._partitions if key[0] == name]:
+        for key in [key for key in self._partitions.copy() if key[0] == name]:
             self._partitions[key].close()
             del self._partitions[key]
 
     def opened_partitions(self) -> list[Partition]:
         """The partitions that this process has open."""
-        return list(self._partitions.values())
+        return list(self._partitions.copy().values())
 
     def let_go_of_moved(self) -> None:
         """Close and forget the partitions of topics that were deleted or renamed, by whatever process."""
-        for key, partition in list(self._partitions.items()):
+        for key, partition in self._partitions.copy().items():
             if partition.handle.is_moved:
                 with self._mutex:
                     if self._partitions.get(key) is partition and partition.handle.close_if_idle():
@@ -483,7 +483,7 @@ class Topics:
     def health(self) -> dict[str, str]:
         """What is wrong, by name: failed partitions and background work that keeps failing."""
         problems = self.background.health()
-        for (name, number), partition in list(self._partitions.items()):
+        for (name, number), partition in self._partitions.copy().items():
             if partition.failed is not None:
                 problems[f"{name}/{number}"] = partition.failed
         return problems

@@ -233,7 +233,7 @@ class Identity:
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for where, end_offset in list(transaction.ends.items()):
+        for where, end_offset in transaction.ends.copy().items():
             base_offset = transaction.bases[where]
             self._topics.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 

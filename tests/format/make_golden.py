@@ -20,7 +20,7 @@ import numpy as np
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, encode_slot
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, compression_of
+from segmentlog.format.codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, compression_of
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.index import encode_entries
 from segmentlog.records import EpochStart, LostRange
@@ -60,6 +60,8 @@ BATCHES: dict[str, dict[str, Any]] = {
     "array16": {"values": ["x"] * 16},
     "lz4": {"values": _LINES, "codec": CODEC_LZ4, "base_offset": 1000},
     "zstd": {"values": _LINES, "codec": CODEC_ZSTD, "base_offset": 1000},
+    "gzip": {"values": _LINES, "codec": CODEC_GZIP, "base_offset": 1000},
+    "snappy": {"values": _LINES, "codec": CODEC_SNAPPY, "base_offset": 1000},
     "lz4_everything": {
         "values": _LINES, "keys": [f"key {number % 4}" for number in range(40)],
         "timestamps": [NOW_MS + number for number in range(40)],

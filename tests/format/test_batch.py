@@ -39,7 +39,7 @@ from segmentlog.format.batch import (
     decode_header,
     decompress,
 )
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, UNCOMPRESSED
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODECS, UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
 
 FULL = Columns(
@@ -51,7 +51,7 @@ FULL = Columns(
 )
 """A batch with every column."""
 
-every_codec = pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_LZ4, CODEC_ZSTD], ids=["none", "lz4", "zstd"])
+every_codec = pytest.mark.parametrize("codec", [codec.number for codec in CODECS], ids=CODEC_NAMES)
 
 
 def is_refused(data: bytes | memoryview) -> bool:
@@ -304,7 +304,7 @@ ABSURD: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "columns of four gigabytes each": lambda header: {
         name: 2**32 - 1 for name in ("timestamps_size", "keys_size", "values_size", "headers_size")
     },
-    "an unknown codec": lambda header: {"attributes": 1},
+    "an unknown codec": lambda header: {"attributes": 5},
     "a negative offset": lambda header: {"base_offset": -1},
     "an offset that does not end in an i64": lambda header: {"base_offset": 2**63 - 1 - header["last_offset_delta"]},
     "the last offset of all": lambda header: {"base_offset": 2**63 - 1},

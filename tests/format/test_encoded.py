@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
+from segmentlog.format.codecs import CODEC_LZ4, CODEC_NONE, CODECS
 from segmentlog.format.encode import encoded_gap
 from segmentlog.format.encoded import read_encoded
 
@@ -21,7 +21,7 @@ def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
 
 @given(
     columns().filter(len),
-    st.sampled_from([CODEC_NONE, CODEC_LZ4, CODEC_ZSTD]),
+    st.sampled_from([codec.number for codec in CODECS]),
     st.integers(0, 2**40),
     st.integers(0, 2**31),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
 from server.wire_client import Desk
+from wire import CODECS, Sent, foreign
 
 from segmentlog.config import TopicConfig
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
@@ -22,6 +24,11 @@ from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.messages import alter_configs as whole
 from segmentlog.server.codec.messages import incremental_alter_configs as incremental
 from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from segmentlog.server.codec.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -37,14 +44,23 @@ from segmentlog.server.codec.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.pieces import encode_configs
 from segmentlog.server.handlers.configs import describe_configs
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 
 TOPIC, BROKER, GROUP = 2, 4, 32
-SET, DELETE, APPEND = 0, 1, 2
-CREATE_TOPICS, DESCRIBE_CONFIGS, ALTER_CONFIGS, DESCRIBE_LOG_DIRS, INCREMENTAL_ALTER_CONFIGS = 19, 32, 33, 35, 44
+SET, DELETE, APPEND, SUBTRACT = range(4)
+(
+    PRODUCE,
+    DELETE_RECORDS,
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
+    ALTER_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    INCREMENTAL_ALTER_CONFIGS,
+) = 0, 21, 19, 32, 33, 35, 44
 NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
 
 
@@ -68,6 +84,14 @@ def brokers(store: LogStore) -> Iterator[list[Broker]]:
 def desk(brokers: list[Broker]) -> Desk:
     """The first of them."""
     return Desk(brokers[0])
+
+
+@pytest.fixture
+def alone(store: LogStore) -> Iterator[Desk]:
+    """A worker without others, which leads every partition."""
+    broker = Broker(store, Cluster("c", NODES[:1], 1), ServerSettings(), OpenAuthorizer())
+    yield Desk(broker)
+    broker.close()
 
 
 def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, name: str = "t") -> Any:
@@ -122,7 +146,7 @@ def test_an_answer_is_encoded_a_few_topics_at_a_time() -> None:
 
 def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
     """MirrorMaker resets each key that Kafka has a default of, along with what it sets: all of it is to be done."""
-    answer = alter(desk, ("remote.log.copy.disable", DELETE, None), ("retention.ms", SET, "60000"))
+    answer = alter(desk, ("log.cleaner.threads", DELETE, None), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.NONE, answer.error_message
     assert described(desk, TOPIC, "t")["retention.ms"] == "60000"
 
@@ -130,9 +154,9 @@ def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
 @pytest.mark.parametrize("operation", [SET, APPEND])
 def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
     """Who sets a key relies on it. Nothing else of the request is done either."""
-    answer = alter(desk, ("remote.log.copy.disable", operation, "true"), ("retention.ms", SET, "60000"))
+    answer = alter(desk, ("log.cleaner.threads", operation, "1"), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
-    assert "remote.log.copy.disable" in answer.error_message
+    assert "log.cleaner.threads" in answer.error_message
     assert described(desk, TOPIC, "t")["retention.ms"] == "604800000"
 
 
@@ -186,13 +210,116 @@ def test_tiered_storage_is_set_as_at_kafka(desk: Desk) -> None:
     assert "at most retention.ms" in answer.error_message
 
 
-def test_levels_of_compression_are_taken(desk: Desk) -> None:
-    """A topic of Kafka's that has one can be made here: batches of clients keep what they were compressed with."""
-    levels = {"compression.gzip.level": "5", "compression.lz4.level": "12", "compression.zstd.level": "9"}
-    configs = [CreatableTopicConfig(name=name, value=value) for name, value in levels.items()]
-    topic = CreatableTopic(name="levels", num_partitions=1, replication_factor=1, configs=configs)
+def create(desk: Desk, name: str, **settings: str) -> Any:
+    """A topic with one partition, and what is said of it."""
+    configs = [CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in settings.items()]
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, configs=configs)
     (made,) = desk.ask(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic])).topics
-    assert made.error_code == ErrorCode.NONE, made.error_message
+    return made
+
+
+def test_a_setting_without_effect_is_taken_and_reported(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """A topic of Kafka's that has one can be made here. The log names it and the reason, the description what holds."""
+    levels = {"compression_gzip_level": "5", "compression_lz4_level": "12", "min_insync_replicas": "2"}
+    with caplog.at_level(logging.WARNING, "segmentlog.server"):
+        made = create(desk, "made", **levels)
+        assert made.error_code == ErrorCode.NONE, made.error_message
+        assert alter(desk, ("preallocate", SET, "false"), ("retention.ms", SET, "5")).error_code == ErrorCode.NONE
+        assert alter(desk, ("min.insync.replicas", SET, "1"), ("retention.ms", SET, "6")).error_code == ErrorCode.NONE
+    assert [record.getMessage() for record in caplog.records] == [
+        "topic made was created with settings that have no effect: compression.gzip.level=5 (compression.type is"
+        " producer), compression.lz4.level=12 (LZ4 has one level here), min.insync.replicas=2 (a partition has one"
+        " copy, on this machine)",
+        "topic t was given settings that have no effect: preallocate=false (segments are always preallocated)",
+    ]
+    assert described(desk, TOPIC, "made")["min.insync.replicas"] == "1"
+    resource = DescribeConfigsResource(TOPIC, "made", ["min.insync.replicas", "retention.ms"])
+    for is_wanted in (True, False):
+        request = DescribeConfigsRequest(resources=[resource], include_documentation=is_wanted)
+        (result,) = desk.ask(DESCRIBE_CONFIGS, 4, request).results
+        why, meaning = (one.documentation for one in result.configs)
+        assert why == ("Has no effect here: a partition has one copy, on this machine." if is_wanted else None)
+        assert bool(meaning) == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("message.timestamp.after.max.ms", "-1"), ("preallocate", "maybe"), ("min.insync.replicas", "0"),
+        ("compression.gzip.level", "10"), ("compression.zstd.level", "23"), ("compression.lz4.level", "0"),
+        ("segment.jitter.ms", "-1"), ("leader.replication.throttled.replicas", "x"), ("delete.retention.ms", "-1"),
+        ("max.message.bytes", "2147483647"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_by_every_request(desk: Desk, name: str, value: str) -> None:
+    """Where a topic is made and where it is altered, in both ways; the message names the setting and what it takes."""
+    answers = [create(desk, "made", **{name.replace(".", "_"): value}), alter(desk, (name, SET, value))]
+    resource = whole.AlterConfigsResource(TOPIC, "t", [whole.AlterableConfig(name=name, value=value)])
+    answers += desk.ask(ALTER_CONFIGS, 1, whole.AlterConfigsRequest([resource])).responses
+    for answer in answers:
+        assert answer.error_code == ErrorCode.INVALID_CONFIG
+        assert f"{name} = {value!r} is not valid: " in answer.error_message
+    assert "made" not in desk.broker.store.topics()
+
+
+def test_words_of_lists_are_added_and_taken_away(alone: Desk) -> None:
+    """The last policy, too: records are kept for ever, and can be deleted by who asks. Throttles change nothing."""
+    throttled = "leader.replication.throttled.replicas"
+    assert alter(alone, ("cleanup.policy", APPEND, "compact"), (throttled, APPEND, "0:1")).error_code == ErrorCode.NONE
+    assert described(alone, TOPIC, "t")["cleanup.policy"] == "compact,delete"
+    assert alter(alone, ("cleanup.policy", SUBTRACT, "delete,compact")).error_code == ErrorCode.NONE
+    assert described(alone, TOPIC, "t")["cleanup.policy"] == ""
+    partition = DeleteRecordsPartition(0, -1)
+    request = DeleteRecordsRequest(topics=[DeleteRecordsTopic("t", [partition])])
+    alone.broker.store.topic("t").partition(0).append([b"a", b"b"])
+    (topic,) = alone.ask(DELETE_RECORDS, 2, request).topics
+    (answer,) = (one for one in topic.partitions)
+    assert (answer.error_code, answer.low_watermark) == (ErrorCode.NONE, 2)
+    assert alter(alone, ("cleanup.policy", APPEND, "delete")).error_code == ErrorCode.NONE
+    assert described(alone, TOPIC, "t")["cleanup.policy"] == "delete"
+    assert create(alone, "kept", cleanup_policy="").error_code == ErrorCode.NONE
+    for name, value in ((throttled, "x"), ("retention.ms", "5"), ("segment.records", "5")):
+        assert alter(alone, (name, APPEND, value)).error_code == ErrorCode.INVALID_CONFIG
+
+
+def produce(desk: Desk, name: str, batch: bytes) -> Any:
+    """A batch to the first partition of a topic, and what is said of it."""
+    topic = TopicProduceData(name, partition_data=[PartitionProduceData(0, batch)])
+    (found,) = desk.ask(PRODUCE, 9, ProduceRequest(None, 1, 1000, [topic])).responses
+    (answer,) = found.partition_responses
+    return answer
+
+
+@pytest.mark.parametrize("wanted", CODECS)
+def test_what_clients_send_has_the_codec_of_the_topic(alone: Desk, wanted: str) -> None:
+    """Whatever they compress with; with producer it stays as it is."""
+    name = "uncompressed" if wanted == "none" else wanted
+    assert create(alone, "made", compression_type=name).error_code == ErrorCode.NONE
+    assert described(alone, TOPIC, "made")["compression.type"] == name
+    assert create(alone, "theirs", compression_type="producer").error_code == ErrorCode.NONE
+    records = [Sent(b"key", b"value %d" % number) for number in range(20)]
+    for codec in CODECS.values():
+        for topic in ("made", "theirs"):
+            assert produce(alone, topic, foreign(records, codec)).error_code == ErrorCode.NONE
+    for topic, codecs in (("made", [CODECS[wanted]] * len(CODECS)), ("theirs", list(CODECS.values()))):
+        batches = list(alone.broker.store.topic(topic).partition(0).read(0))
+        assert [batch.header.codec for batch in batches] == codecs
+        assert [record.value for batch in batches for record in batch.records()] == [one.value for one in records] * 5
+    alone.broker.store.topic("made").partition(0).append([b"x" * 1000])
+    *_, own = alone.broker.store.topic("made").partition(0).read(0)
+    assert own.header.codec == CODECS[wanted]
+
+
+def test_a_decompressed_record_that_is_too_large_is_named(alone: Desk) -> None:
+    """As Kafka 4.4 answers: INVALID_RECORD with its place in the batch, and nothing of the batch is stored."""
+    assert create(alone, "made", max_decompressed_message_bytes="1000").error_code == ErrorCode.NONE
+    batch = [Sent(None, b"x"), Sent(None, b"x" * 1001)]
+    answer = produce(alone, "made", foreign(batch, CODECS["zstd"]))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert "max.decompressed.message.bytes = 1000" in answer.error_message
+    assert [one.batch_index for one in answer.record_errors] == [1]
+    assert alone.broker.store.topic("made").partition(0).log_end_offset == 0
+    assert produce(alone, "made", foreign(batch)).error_code == ErrorCode.NONE
 
 
 def test_brokers_have_no_common_settings(desk: Desk) -> None:

@@ -139,14 +139,14 @@ class Instances:
             while self._by_key and not self._site.is_closing:
                 await asyncio.sleep(_SWEEP_S)
                 now_s = time.monotonic()
-                for instance in list(self._by_key.values()):
+                for instance in self._by_key.copy().values():
                     if now_s >= instance.expires_s and not instance.lock.locked():
                         logger.info("consumer %s of group %s was not asked for %d s, and is closed",
                                     instance.name, instance.key[1], INSTANCE_TIMEOUT_S)  # fmt: skip
                         with contextlib.suppress(SegmentlogError, OSError):
                             await self._close(instance)
         finally:
-            for instance in list(self._by_key.values()) if self._site.is_closing else ():
+            for instance in self._by_key.copy().values() if self._site.is_closing else ():
                 instance.is_closing = True
                 with contextlib.suppress(SegmentlogError, OSError):
                     instance.reader.close()

@@ -131,7 +131,7 @@ class Tail:
 
     def _drop_taken(self) -> None:
         """Let go of pieces that every live listener has taken."""
-        least = min((one.index for one in self.listeners if one.is_live), default=self._next)
+        least = min((one.index for one in self.listeners.copy() if one.is_live), default=self._next)
         while self._first < least:
             self._size_bytes -= len(self._ring.popleft().data)
             self._first += 1
@@ -200,7 +200,7 @@ class Tail:
         self.is_full = True
         if not self._waits_since_s:
             self._waits_since_s = now_s
-        live = [one for one in self.listeners if one.is_live]
+        live = [one for one in self.listeners.copy() if one.is_live]
         is_waited_for = any(one.index == self._next for one in live)
         if now_s - self._waits_since_s >= _PATIENCE_S and is_waited_for:
             # Who is in the older half of the ring goes on by himself.
@@ -229,7 +229,7 @@ class Tail:
 
     def _wake_in_loop(self) -> None:
         self._is_waking = False
-        for listener in self.listeners:
+        for listener in self.listeners.copy():
             listener.woken.set()
 
 

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, TopicConfig
-from segmentlog.errors import InvalidWireBatch
+from segmentlog.errors import InvalidRecord, InvalidWireBatch
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.wire import Buffer, WireHeader, check_wire_batch
-from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire, recompress_wire
 from segmentlog.format.wire_codecs import TooManyBytes
-from segmentlog.format.wire_records import decode_records
+from segmentlog.format.wire_records import WireRecords, decode_records
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.appends import Ack, Appends
 from segmentlog.log.append.encoding import require_a_key
@@ -64,7 +64,7 @@ def append_wire(
         handle.refresh_config()
     config = handle.config
     wire = check_wire_batch(data, config.max_message_bytes)
-    batch = encode_wire(data, wire, _judge(memoryview(data), wire, config, handle.clock.now_ms(), unpacking))
+    batch = _encode(memoryview(data), wire, config, handle.clock.now_ms(), unpacking)
     stamp = None
     if wire.producer_id >= 0:
         if wire.is_transactional:
@@ -84,33 +84,33 @@ def append_wire(
     return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, owes_sync)
 
 
-def _judge(
+def _encode(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int,
     unpacking: Callable[[], AbstractContextManager[object]],
-) -> int:  # fmt: skip
-    """Return the largest timestamp of the records.
+) -> EncodedWireBatch:  # fmt: skip
+    """Check the batch as its readers will, and return it as it is to be stored.
 
     Raise `InvalidWireBatch` for records that a reader would refuse, or with timestamps that the topic does not accept.
-    Raise `InvalidRecord` for records that lack a key which the topic needs.
+    Raise `InvalidRecord` for records that lack a key which the topic needs, or are larger than it allows.
     """
     try:
-        if wire.codec == CODEC_NONE:
-            return _check_records(data, wire, config, now_ms)
+        if wire.codec == CODEC_NONE and not config.recompresses(CODEC_NONE):
+            return _encode_checked(data, wire, config, now_ms)
         if len(data) <= SMALL_STORED_BYTES:
             try:
-                return _check_records(data, wire, config, now_ms, SMALL_RAW_BYTES)
+                return _encode_checked(data, wire, config, now_ms, SMALL_RAW_BYTES)
             except TooManyBytes:
                 pass
         with unpacking():
-            return _check_records(data, wire, config, now_ms)
+            return _encode_checked(data, wire, config, now_ms)
     except TooManyBytes as error:
         raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
 
 
-def _check_records(
+def _encode_checked(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int, limit_bytes: int | None = None
-) -> int:
-    """`_judge` one batch. Raise `TooManyBytes` where it decompresses to more than ``limit_bytes``."""
+) -> EncodedWireBatch:
+    """`_encode`, in this thread. Raise `TooManyBytes` where the batch decompresses to more than ``limit_bytes``."""
     count = wire.record_count
     try:
         records = decode_records(data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes)
@@ -131,4 +131,21 @@ def _check_records(
         keyless = np.flatnonzero(records.null_keys())
         if keyless.size:
             raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
-    return int(stamps.max())
+    if wire.codec and config.limits_decompressed:
+        _check_sizes(records, config.max_decompressed_message_bytes)
+    largest = int(stamps.max())
+    if not config.recompresses(wire.codec):
+        return encode_wire(data, wire, largest)
+    # As in `encode_wire`: a client that says LogAppendTime is not believed.
+    own = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=largest)
+    return recompress_wire(own, records.kept(None), config.compression, config.max_message_bytes)
+
+
+def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
+    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, as Kafka counts them: without its length."""
+    sizes = records.body_sizes()
+    larger = np.flatnonzero(sizes > limit_bytes)
+    if larger.size:
+        index = int(larger[0])
+        wanted = f"at most max.decompressed.message.bytes = {limit_bytes} bytes; nothing of the batch was appended"
+        raise InvalidRecord("records", index, f"{sizes[index]} bytes", wanted, tuple(larger[:NAMED_MAX].tolist()))

@@ -19,6 +19,7 @@ from segmentlog.storage import forks
 from segmentlog.storage.index import SegmentIndex
 from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state import LogState
+from segmentlog.weak_sets import members_of
 
 _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
@@ -151,7 +152,7 @@ class OpenSegments:
         """
         most = _CHECKED_IN_PROCESS // len(_in_process)
         if self._checked_count + run.batch_count > most // 2:  # or there is no need to ask how many others have
-            others = sum(one._checked_count for one in list(_in_process) if one is not self)
+            others = sum(one._checked_count for one in members_of(_in_process) if one is not self)
             most = max(_CHECKED_IN_PROCESS - others, most)
         with self._mutex:
             segment.checked.keep(epoch, run, most)

@@ -323,7 +323,7 @@ class Group(Membership):
 
         A static member is one still: to go and to come again is what it is for.
         """
-        for member in list(self.members.values()):
+        for member in self.members.copy().values():
             if token not in (member.join_token, member.sync_token):
                 continue
             if member.instance_id is None or member.is_new:
@@ -396,5 +396,5 @@ class Group(Membership):
         if self.state is State.PREPARING:
             self._join_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)
         elif self.state is State.COMPLETING:
-            self._unsynced = set(self.members)
+            self._unsynced = set(self.members.copy())
             self._sync_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError
@@ -18,8 +19,10 @@ from segmentlog.policy.kafka_configs import (
     TYPE_LONG,
     Entry,
     describe,
-    engine_keys,
+    is_list,
+    known_keys,
     to_engine,
+    without_effect,
 )
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
@@ -39,6 +42,8 @@ from segmentlog.server.codec.messages.describe_configs import (
 from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.groups import configuring
 from segmentlog.server.names import is_visible
+
+logger = logging.getLogger("segmentlog.server")
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
@@ -102,7 +107,11 @@ def _describe(
     keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
     told = [entry for entry in entries if not keys or entry.name in keys]
     size_bytes = sum(len(entry.name) + len(entry.value or "") + _ENTRY_BYTES for entry in told)
-    if not call.takes_room(1, 2 * size_bytes if request.include_synonyms else size_bytes):
+    if request.include_synonyms:
+        size_bytes *= 2
+    if request.include_documentation:
+        size_bytes += sum(len(entry.documentation or "") for entry in told)
+    if not call.takes_room(1, size_bytes):
         result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
         return result
     result.configs = [default(entry, kind) if entry.is_default else _told(request, entry, kind) for entry in told]
@@ -112,8 +121,9 @@ def _describe(
 def _told(request: DescribeConfigsRequest, entry: Entry, kind: int) -> DescribeConfigsResourceResult:
     source = SOURCE_DEFAULT if entry.is_default else SOURCE_GROUP if kind == _GROUP else SOURCE_TOPIC
     synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
+    documentation = entry.documentation if request.include_documentation else None
     return DescribeConfigsResourceResult(
-        entry.name, entry.value, entry.read_only, source, False, synonyms, entry.type, None
+        entry.name, entry.value, entry.read_only, source, False, synonyms, entry.type, documentation
     )
 
 
@@ -209,8 +219,15 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
     return whole.AlterConfigsResponse(responses=responses)
 
 
+class _Wanted(NamedTuple):
+    """What a request asks of a topic's settings, in Kafka's words."""
+
+    settings: dict[str, str | None]
+    resets: list[str]
+
+
 def _alter(
-    call: Call, resource: _Resource, changes_of: Callable[[TopicConfig], dict[str, object]], validate_only: bool
+    call: Call, resource: _Resource, wanted_of: Callable[[TopicConfig], _Wanted], validate_only: bool
 ) -> tuple[ErrorCode, str | None]:
     """(error code, message)."""
     name = resource.resource_name
@@ -223,52 +240,50 @@ def _alter(
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
     if not is_visible(name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+    store = call.broker.store
     try:
-        config = call.broker.store.topic(name).config
-        changes = changes_of(config)
-        config.replace(changes)
-        if changes and not validate_only:
-            call.broker.store.alter_topic(name, changes)
+        config = store.topic(name).config
+        wanted = wanted_of(config)
+        changes = to_engine(wanted.settings, config, wanted.resets)
+        altered = config.replace(changes)
+        if not validate_only:
+            if changes:
+                store.alter_topic(name, changes)
+            if ineffective := without_effect(wanted.settings, altered, is_shipped=store.is_shipped):
+                logger.warning("topic %s was given settings that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
         return code_of(error), message_of(error)
     return ErrorCode.NONE, None
 
 
-def _changes(wanted: Iterable[incremental.AlterableConfig], config: TopicConfig) -> dict[str, object]:
-    settings: dict[str, str | None] = {}
-    resets: dict[str, object] = {}
-    for change in wanted:
+def _changes(changes: Iterable[incremental.AlterableConfig], config: TopicConfig) -> _Wanted:
+    wanted = _Wanted({}, [])
+    for change in changes:
         if change.config_operation == _DELETE:
-            resets |= _reset(change.name)
+            wanted.resets.append(change.name)
         elif change.config_operation == _SET:
-            settings[change.name] = change.value
+            wanted.settings[change.name] = change.value
         elif change.config_operation in (_APPEND, _SUBTRACT):
-            settings[change.name] = _edited(config, change)
+            wanted.settings[change.name] = _edited(config, change)
         else:
             raise InvalidConfig(change.name, change.config_operation, "an operation from 0 to 3")
-    return {**resets, **to_engine(settings)}
+    return wanted
 
 
 def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
-    """A list with something added, or taken away: of the keys that do anything, only cleanup.policy is one."""
-    if change.name != "cleanup.policy":
+    """A list with words added or taken away. Of the lists only cleanup.policy has an effect; the others stay empty."""
+    if change.name in known_keys() and not is_list(change.name):
         raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
-    words = set(config.cleanup_policy.split(","))
-    given = {word.strip() for word in (change.value or "").split(",")}
-    return ",".join(sorted(words | given if change.config_operation == _APPEND else words - given))
+    given = change.value or ""
+    if change.name != "cleanup.policy":
+        return given
+    words = set(config.cleanup_policy.split(",")) - {""}
+    some = {word.strip().lower() for word in given.split(",")}
+    return ",".join(sorted(words | some if change.config_operation == _APPEND else words - some))
 
 
-def _reset(name: str) -> dict[str, object]:
-    """Under a key that is not known nothing was ever set: MirrorMaker resets all that the other side has by default."""
-    fresh = TopicConfig()
-    return {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(name)}
-
-
-def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -> dict[str, object]:
-    resets: dict[str, object] = {}
-    for key in config.to_mapping():
-        resets |= _reset(key)
-    return {**resets, **to_engine({change.name: change.value for change in wanted})}
+def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -> _Wanted:
+    return _Wanted({change.name: change.value for change in wanted}, list(config.to_mapping()))
 
 
 # ---------------------------------------------------------------- groups

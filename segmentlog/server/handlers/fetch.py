@@ -244,7 +244,7 @@ class _Fetch:
         return response
 
     def _response(self, answers: Answers) -> FetchResponse:
-        response = FetchResponse(node_endpoints=list(self._endpoints.values()))
+        response = FetchResponse(node_endpoints=list(self._endpoints.copy().values()))
         by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
         for wanted, data in answers:
             if self._session is not None:

@@ -58,7 +58,7 @@ def _trim(call: Call, name: str, wanted: DeleteRecordsPartition) -> DeleteRecord
         if not broker.cluster.leads(partition.topic_id, partition.number):
             answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             return answer
-        if not partition.config.deletes:
+        if partition.config.compacts and not partition.config.deletes:
             answer.error_code = ErrorCode.POLICY_VIOLATION  # as Kafka: of a topic that is only compacted
             return answer
         offset = partition.log_end_offset if wanted.offset == _TO_THE_END else wanted.offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, SegmentlogError, TopicExists, UnknownTopic
 from segmentlog.format.names import MAX_PARTITIONS, check_topic_name
-from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine
+from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine, without_effect
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
@@ -36,6 +37,8 @@ from segmentlog.server.codec.messages.delete_topics import (
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.names import is_visible, wire_id
+
+logger = logging.getLogger("segmentlog.server")
 
 _STATES_FROM: Final = 6
 _DEFAULT: Final = -1
@@ -93,13 +96,16 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
         return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{count} partitions, where 1 to {MAX_PARTITIONS} can be")
     try:
         check_topic_name(name)
-        settings = to_engine({item.name: item.value for item in topic.configs})
+        given = {item.name: item.value for item in topic.configs}
+        settings = to_engine(given)
         config = TopicConfig.from_mapping(settings)
         if name in store.topics():
             raise TopicExists(name)
         topic_id = ZERO_UUID
         if not validate_only:
             topic_id = wire_id(store.create_topic(name, count, settings).id)
+            if ineffective := without_effect(given, config, is_shipped=store.is_shipped):
+                logger.warning("topic %s was created with settings that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
         return _refused(name, code_of(error), call.explain(error))
     if not call.may_see(Thing.TOPIC_CONFIG, name):  # KIP-525

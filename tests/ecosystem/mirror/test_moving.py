@@ -106,6 +106,7 @@ def test_in(kafka: Broker, served: Served, store: LogStore, tools: Tools, start:
     config = store.topic(TOPIC).config
     assert config.retention_ms == int(AGES_MS)
     assert str(config.fsync) == "2000ms"
+    assert (config.compression_type, config.compression_level) == ("gzip", 5)
     with store.producer() as producer:
         producer.send(TOPIC, b"the last")
     with store.consumer(TOPIC, group="readers") as consumer:

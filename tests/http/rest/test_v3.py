@@ -1,6 +1,7 @@
 """Version 3: administration, and records with an outcome each."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,27 @@ def test_configs(store: LogStore, client: Client, cluster: str) -> None:
     assert store.topic("t").config.segment_bytes == 1048576
     assert client.get(f"{cluster}/topics/t/configs/nope").status_code == 404
     assert client.delete(f"{cluster}/topics/t/configs/nope").status_code == 404
+
+
+def test_settings_of_kafka_that_change_nothing(
+    store: LogStore, client: Client, cluster: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Are checked by Kafka's rules, and named in the log with the reason."""
+    with caplog.at_level(logging.WARNING, "segmentlog.http"):
+        configs = [{"name": "min.insync.replicas", "value": "2"}, {"name": "compression.type", "value": "gzip"}]
+        assert client.post(f"{cluster}/topics", json={"topic_name": "t", "configs": configs}).status_code == 201
+        assert client.put(f"{cluster}/topics/t/configs/preallocate", json={"value": "false"}).status_code == 204
+    assert store.topic("t").config.compression_type == "gzip"
+    created, altered = (record.getMessage() for record in caplog.records)
+    assert "topic t was created" in created
+    assert "min.insync.replicas=2 (a partition has one copy" in created
+    assert "topic t was given" in altered
+    assert "preallocate=false (" in altered
+    assert client.get(f"{cluster}/topics/t/configs/min.insync.replicas").json()["value"] == "1"
+    for name, value in (("min.insync.replicas", "0"), ("preallocate", "maybe"), ("delete.retention.ms", "-1")):
+        answer = client.put(f"{cluster}/topics/t/configs/{name}", json={"value": value})
+        assert (answer.status_code, answer.json()["error_code"]) == (400, 40002)
+        assert f"{name} = {value!r}" in answer.json()["message"]
 
 
 def test_administration_takes_a_door_that_allows_writes(

@@ -22,6 +22,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import PLACE_SIZE
+from segmentlog.format.wire import WireHeader, parse_wire_batch
 from segmentlog.log.append.wire import SMALL_RAW_BYTES, SMALL_STORED_BYTES
 from segmentlog.log.partition import Partition
 from segmentlog.log.producers import ProducerStamp
@@ -249,3 +250,90 @@ def test_segments_roll_before_a_batch(tmp_path: Path) -> None:
         assert log.append_wire(foreign(RECORDS)).base_offset == 5 * n
     assert [one.base_offset for one in log.segments()] == [0, 5, 10, 15]
     assert [at for at, _ in seen(log)] == list(range(20))
+
+
+def header_of(log: Partition, index: int = 0) -> WireHeader:
+    """The header of Kafka's of a stored batch."""
+    (wire,) = as_wire(list(log.read(0))[index])
+    return parse_wire_batch(bytes(wire))
+
+
+@pytest.mark.parametrize("wanted", [*CODECS, "producer"])
+@pytest.mark.parametrize("sent", CODECS)
+def test_the_topic_decides_on_the_codec(tmp_path: Path, wanted: str, sent: str) -> None:
+    """The records are the client's, and all else that its header says; with producer, or that codec, every byte is."""
+    log = open_log(tmp_path, **{"compression.type": wanted})
+    data = foreign(RECORDS, CODECS[sent], producer=(9, 1, 0))
+    log.append_wire(memoryview(data))
+    assert seen(log) == served(log) == list(enumerate(RECORDS))
+    (wire,) = as_wire(next(iter(log.read(0))))
+    before, after = parse_wire_batch(data), parse_wire_batch(bytes(wire))
+    assert after.codec == CODECS.get(wanted, CODECS[sent])
+    assert (bytes(wire)[PLACE_SIZE:] == data[PLACE_SIZE:]) == (wanted in ("producer", sent))
+    for field in before._fields:
+        if field not in ("base_offset", "leader_epoch", "batch_length", "crc", "attributes"):
+            assert getattr(before, field) == getattr(after, field), field
+    again = log.append_wire(data)
+    assert (again.base_offset, log.log_end_offset) == (0, len(RECORDS))
+    log.close()
+    log = open_log(tmp_path, **{"compression.type": wanted})
+    assert seen(log) == list(enumerate(RECORDS))
+
+
+def test_the_level_is_the_topics(tmp_path: Path) -> None:
+    """A batch is as large as the codec makes it at that level."""
+    records = [Sent(None, b'{"page": "/%d", "user": %d}' % (at * 7919 % 1000, at), NOW_MS) for at in range(3000)]
+    sizes = []
+    for level in (-5000, 19):
+        log = open_log(tmp_path / str(level), **{"compression.type": "zstd", "compression.level": level})
+        log.append_wire(foreign(records))
+        sizes.append(header_of(log).size_bytes)
+        assert seen(log) == list(enumerate(records))
+    assert sizes[1] < sizes[0] * 0.9
+
+
+def test_recompressed_under_log_append_time(tmp_path: Path) -> None:
+    """The log's clock stamps the records, whatever the client claims about its own."""
+    log = open_log(tmp_path, **{"compression.type": "gzip", "message.timestamp.type": "LogAppendTime"})
+    told = log.append_wire(forged(foreign(RECORDS, 4), attributes=4 | 8))
+    assert told.log_append_time_ms == NOW_MS
+    assert seen(log) == served(log) == [(at, one._replace(timestamp=NOW_MS)) for at, one in enumerate(RECORDS)]
+    log = open_log(tmp_path / "own", **{"compression.type": "gzip"})
+    assert log.append_wire(forged(foreign(RECORDS, 4), attributes=4 | 8)).log_append_time_ms == -1
+    assert seen(log) == served(log) == list(enumerate(RECORDS))
+
+
+def test_too_large_once_recompressed(tmp_path: Path) -> None:
+    """The limit holds for what the client sent and for what is stored, as in Kafka."""
+    log = open_log(tmp_path, **{"compression.type": "none", "max.message.bytes": 1000})
+    with pytest.raises(RecordTooLarge) as caught:
+        log.append_wire(foreign([Sent(None, b"x" * 5000)], CODECS["zstd"]))
+    assert caught.value.limit_bytes == 1000 < 5000 < caught.value.size_bytes
+    assert log.log_end_offset == 0
+    log.append_wire(foreign([Sent(None, b"x" * 500)], CODECS["zstd"]))
+    assert header_of(log).codec == CODECS["none"]
+
+
+@pytest.mark.parametrize("codec", [name for name in CODECS if name != "gzip"])
+def test_what_cannot_be_recompressed_is_refused(tmp_path: Path, codec: str) -> None:
+    """Records that do not decode: nothing of them is stored."""
+    log = open_log(tmp_path, **{"compression.type": "gzip"})
+    data = forged(foreign(RECORDS, CODECS["none"])[:61] + b"\xff" * 40, attributes=CODECS[codec], batch_length=89)
+    with pytest.raises(InvalidWireBatch, match="records"):
+        log.append_wire(data)
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("wanted", ["producer", "gzip"])
+def test_a_decompressed_record_has_a_limit(tmp_path: Path, wanted: str) -> None:
+    """As in Kafka: of a record without its length, in compressed batches alone; each larger one is named."""
+    records = [Sent(None, b"x" * size) for size in (10, 200, 10, 201)]
+    body = len(foreign(records[1:2])) - 61 - 2  # behind the header and the length of two bytes
+    log = open_log(tmp_path, **{"max.decompressed.message.bytes": body, "compression.type": wanted})
+    with pytest.raises(InvalidRecord, match=rf"max\.decompressed\.message\.bytes = {body}") as caught:
+        log.append_wire(foreign(records, CODECS["zstd"]))
+    assert caught.value.indices == (3,)
+    assert log.log_end_offset == 0
+    log.append_wire(foreign(records[:3], CODECS["zstd"]))
+    log.append_wire(foreign(records))  # not compressed
+    assert log.log_end_offset == 7

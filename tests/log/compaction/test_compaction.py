@@ -84,7 +84,7 @@ def shown(log: Partition, start: int | None = None) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("codec", ["none", "lz4", "gzip", "snappy"])
 def test_the_last_record_of_each_key_stays_at_its_offset(logs: Logs, codec: str) -> None:
     """With keep_last 1, whatever the codec; the active segment is left alone."""
     log = logs.open(compression_type=codec)

@@ -87,7 +87,7 @@ class CompactionMachine(RuleBasedStateMachine):
         keep_last=st.sampled_from([1, 1, 2, 3]),
         delete_retention_ms=st.sampled_from([0, 0, 700, 5000]),
         record_ttl_ms=st.sampled_from([None, None, 1500]),
-        compression_type=st.sampled_from(["none", "lz4", "zstd"]),
+        compression_type=st.sampled_from(["none", "lz4", "zstd", "gzip", "snappy"]),
         limits=st.sampled_from(
             [{}, {"retention_segments": 3}, {"retention_bytes": 1500}, {"retention_ms": 2500}],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from segmentlog.http.rest.replies import Reply, json_reply, nothing
 from segmentlog.http.rest.v3 import words
 from segmentlog.http.rest.v3.links import Links
 from segmentlog.http.rest.v3.topics import visible_topic
-from segmentlog.policy.kafka_configs import Entry, describe, engine_keys, known_keys, to_engine
+from segmentlog.policy.kafka_configs import Entry, describe, known_keys, to_engine, without_effect
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from segmentlog.http.rest.calls import Call
+
+logger = logging.getLogger("segmentlog.http")
 
 _DEFAULT, _TOPIC = "DEFAULT_CONFIG", "DYNAMIC_TOPIC_CONFIG"
 
@@ -115,19 +118,22 @@ async def _alter(call: Call, changes: Iterable[words.ConfigChange], *, validate_
     def alter() -> None:
         topic = visible_topic(call, Operation.ALTER_CONFIGS)
         settings: dict[str, str | None] = {}
-        resets: dict[str, object] = {}
-        fresh = TopicConfig()
+        resets: list[str] = []
         for change in changes:
             if change.operation == "DELETE":
-                resets |= {key: getattr(fresh, key.replace(".", "_")) for key in engine_keys(change.name)}
+                resets.append(change.name)
             elif change.value is None:
                 raise InvalidConfig(change.name, None, "a value, or the operation DELETE")
             else:
                 settings[change.name] = change.value
-        wanted = {**resets, **to_engine(settings)}
-        topic.config.replace(wanted)  # raises for what cannot be
-        if wanted and not validate_only:
+        wanted = to_engine(settings, topic.config, resets)
+        altered = topic.config.replace(wanted)
+        if validate_only:
+            return
+        if wanted:
             call.store.alter_topic(topic.name, wanted)
+        if ineffective := without_effect(settings, altered, is_shipped=call.store.is_shipped):
+            logger.warning("topic %s was given settings that have no effect: %s", topic.name, ineffective)
 
     await call.work(alter)
     return nothing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from segmentlog.http.rest.replies import Reply, json_reply, nothing
 from segmentlog.http.rest.v3 import words
 from segmentlog.http.rest.v3.clusters import check_broker
 from segmentlog.http.rest.v3.links import BROKER, Links
-from segmentlog.policy.kafka_configs import to_engine
+from segmentlog.policy.kafka_configs import to_engine, without_effect
 from segmentlog.security.acl_rules import SUPPORTED
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
@@ -22,6 +23,8 @@ from segmentlog.security.viewer import Thing
 if TYPE_CHECKING:
     from segmentlog.http.rest.calls import Call
     from segmentlog.topics.topics import Topic
+
+logger = logging.getLogger("segmentlog.http")
 
 PARTITIONS_MAX: Final = 1000
 """That one request may make: they take a folder each, and their time."""
@@ -95,12 +98,15 @@ async def create_topic(call: Call) -> Reply:
     def make() -> words.Topic:
         count = _partitions_of(asked)
         name = check_topic_name(asked.topic_name)
-        settings = to_engine({config.name: config.value for config in asked.configs})
-        TopicConfig.from_mapping(settings)
+        given = {config.name: config.value for config in asked.configs}
+        settings = to_engine(given)
+        config = TopicConfig.from_mapping(settings)
         if name in call.store.topics():
             raise TopicExists(name)
         if not asked.validate_only:
             call.store.create_topic(name, count, settings)
+            if ineffective := without_effect(given, config, is_shipped=call.store.is_shipped):
+                logger.warning("topic %s was created with settings that have no effect: %s", name, ineffective)
         return topic_data(call, links, name, count)
 
     data = await call.work(make)
