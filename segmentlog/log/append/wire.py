@@ -29,7 +29,7 @@ from segmentlog.log.append.appends import Ack, Appends
 from segmentlog.log.append.encoding import require_a_key
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.policy.timestamps import NAMED_MAX, refused_timestamps
+from segmentlog.policy.timestamps import NAMED_MAX, accepts_timestamps, refused_timestamps
 from segmentlog.quantities import EARLIEST_MS, KIB, LATEST_MS
 from segmentlog.storage.state import CONFIG_WORD
 
@@ -121,18 +121,12 @@ def _check_records(
         index = getattr(error, "index", count)
         raise InvalidWireBatch("records", str(error), (index,) if index < count else ()) from None
     _check_offsets(records)
-    stamps = records.timestamp_deltas + np.int64(wire.base_timestamp)
-    if refused := refused_timestamps(stamps, config, now_ms, CLIENT_TIMESTAMP_AFTER_MAX_MS):
-        first = refused.indices[0]
-        why = f"record {first}: its timestamp is {refused.found_ms}; the topic accepts {refused.accepted}"
-        raise InvalidWireBatch("timestamp", why, refused.indices)
-    if not EARLIEST_MS <= wire.base_timestamp <= LATEST_MS:
-        raise InvalidWireBatch("timestamp", f"its base timestamp is {wire.base_timestamp}, which no record can have")
+    largest_ms = _check_timestamps(records, wire.base_timestamp, config, now_ms)
     if config.compacts:
         keyless = np.flatnonzero(records.null_keys())
         if keyless.size:
             raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
-    return int(stamps.max())
+    return largest_ms
 
 
 def _check_offsets(records: WireRecords) -> None:
@@ -142,3 +136,19 @@ def _check_offsets(records: WireRecords) -> None:
         index = int(wrong.argmax())
         why = f"record {index}: its offset delta is {records.offset_deltas[index]}, where {index} is right"
         raise InvalidWireBatch("records", why, (index,))
+
+
+def _check_timestamps(records: WireRecords, base_ms: int, config: TopicConfig, now_ms: int) -> int:
+    """Return the largest timestamp. Raise `InvalidWireBatch` for those that the topic does not accept."""
+    deltas, after_ms = records.timestamp_deltas, CLIENT_TIMESTAMP_AFTER_MAX_MS
+    first_ms, last_ms = base_ms + int(deltas.min()), base_ms + int(deltas.max())
+    if not accepts_timestamps(first_ms, last_ms, config, now_ms, after_ms):
+        # Sums beyond 64 bits wrap around, as in every reader. Then either the sum is refused or the base.
+        refused = refused_timestamps(deltas + np.int64(base_ms), config, now_ms, after_ms)
+        if refused is not None:
+            first = refused.indices[0]
+            why = f"record {first}: its timestamp is {refused.found_ms}; the topic accepts {refused.accepted}"
+            raise InvalidWireBatch("timestamp", why, refused.indices)
+    if not EARLIEST_MS <= base_ms <= LATEST_MS:
+        raise InvalidWireBatch("timestamp", f"its base timestamp is {base_ms}, which no record can have")
+    return last_ms
