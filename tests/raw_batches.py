@@ -207,6 +207,8 @@ REFUSED: Final[dict[str, Case]] = {
     "a base of 2^62 that deltas take back": _case(
         record(timestamp_delta=-(1 << 62) + 1_700_000_000_000), 1, _TIME, base_timestamp=1 << 62
     ),
+    "a sum of 2^64": _case(record(timestamp_delta=(1 << 63) - 1), 1, _TIME, base_timestamp=(1 << 63) - 1),
+    "a sum of 2^63": _case(record(timestamp_delta=(1 << 63) - 1), 1, _TIME, 0, base_timestamp=1_700_000_000_000),
     "codec 5": _case(record(), 1, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, codec=5),
     "a wrong CRC": Case(_broken_crc, ErrorCode.CORRUPT_MESSAGE),
 }  # fmt: skip

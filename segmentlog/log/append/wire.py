@@ -29,7 +29,7 @@ from segmentlog.log.append.appends import Ack, Appends
 from segmentlog.log.append.encoding import require_a_key
 from segmentlog.log.handle import Handle
 from segmentlog.log.producers import ProducerStamp
-from segmentlog.policy.timestamps import NAMED_MAX, refused_timestamps
+from segmentlog.policy.timestamps import NAMED_MAX, accepts_timestamps, refused_timestamps
 from segmentlog.quantities import EARLIEST_MS, KIB, LATEST_MS
 from segmentlog.storage.state import CONFIG_WORD
 
@@ -120,24 +120,17 @@ def _encode_checked(
     except ValueError as error:
         index = getattr(error, "index", count)
         raise InvalidWireBatch("records", str(error), (index,) if index < count else ()) from None
-    stamps = records.timestamp_deltas + np.int64(wire.base_timestamp)
-    if refused := refused_timestamps(stamps, config, now_ms, CLIENT_TIMESTAMP_AFTER_MAX_MS):
-        first = refused.indices[0]
-        why = f"record {first}: its timestamp is {refused.found_ms}; the topic accepts {refused.accepted}"
-        raise InvalidWireBatch("timestamp", why, refused.indices)
-    if not EARLIEST_MS <= wire.base_timestamp <= LATEST_MS:
-        raise InvalidWireBatch("timestamp", f"its base timestamp is {wire.base_timestamp}, which no record can have")
+    largest_ms = _check_timestamps(records, wire.base_timestamp, config, now_ms)
     if config.compacts:
         keyless = np.flatnonzero(records.null_keys())
         if keyless.size:
             raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
     if wire.codec and config.limits_decompressed:
         _check_sizes(records, config.max_decompressed_message_bytes)
-    largest = int(stamps.max())
     if not config.recompresses(wire.codec):
-        return encode_wire(data, wire, largest)
+        return encode_wire(data, wire, largest_ms)
     # As in `encode_wire`: a client that says LogAppendTime is not believed.
-    own = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=largest)
+    own = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=largest_ms)
     return recompress_wire(own, records.kept(None), config.compression, config.max_message_bytes)
 
 
@@ -149,3 +142,20 @@ def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
         index = int(larger[0])
         wanted = f"at most max.decompressed.message.bytes = {limit_bytes} bytes; nothing of the batch was appended"
         raise InvalidRecord("records", index, f"{sizes[index]} bytes", wanted, tuple(larger[:NAMED_MAX].tolist()))
+
+
+def _check_timestamps(records: WireRecords, base_ms: int, config: TopicConfig, now_ms: int) -> int:
+    """Return the largest timestamp. Raise `InvalidWireBatch` for those that the topic does not accept."""
+    after_ms = CLIENT_TIMESTAMP_AFTER_MAX_MS
+    least, largest = records.timestamp_delta_range
+    first_ms, last_ms = base_ms + least, base_ms + largest
+    if not accepts_timestamps(first_ms, last_ms, config, now_ms, after_ms):
+        # Sums beyond 64 bits wrap around, as in every reader. Then either the sum is refused or the base.
+        refused = refused_timestamps(records.timestamp_deltas + np.int64(base_ms), config, now_ms, after_ms)
+        if refused is not None:
+            first = refused.indices[0]
+            why = f"record {first}: its timestamp is {refused.found_ms}; the topic accepts {refused.accepted}"
+            raise InvalidWireBatch("timestamp", why, refused.indices)
+    if not EARLIEST_MS <= base_ms <= LATEST_MS:
+        raise InvalidWireBatch("timestamp", f"its base timestamp is {base_ms}, which no record can have")
+    return last_ms
