@@ -130,6 +130,10 @@ class Groups:
                     found.add(group)
         return sorted(found)
 
+    def exists(self, group: str) -> bool:
+        """Whether the group has committed positions, or has or had members. Cheaper than `names`."""
+        return self._fs.is_folder(self._folder(group).path) or bool(self.positions.positions(group))
+
     def has_members(self, group: str) -> bool:
         """Whether somebody is at work in the group, of whatever kind. Cheaper than `describe`."""
         return self._has_members(self._folder(group))
@@ -287,7 +291,7 @@ class Groups:
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
-        if not self._fs.is_folder(folder.path) and not self.positions.positions(group):
+        if not self.exists(group):
             raise InvalidConfig("group", group, "the name of a group that has positions or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)

@@ -34,13 +34,16 @@ class Decisions:
         self._log = log
 
     def decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
-        """Finish what a state has begun; abort what is undecided. Under the name's lock."""
+        """Finish what a state has begun; abort what is undecided. Under the name's lock.
+
+        ``fence``: the instance that has the transaction open gets `ProducerFenced` from now on, also where its worker
+        was killed while it committed: the instance must not take the abort for the answer to its commit.
+        """
         if state.status == "Ongoing":
-            epoch = state.epoch
             if fence:
-                epoch += 1
-                write_fence(self._topics.fs, fence_fd, state.producer_id, epoch)
-            state = replace(state, epoch=epoch, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
+                write_fence(self._topics.fs, fence_fd, state.producer_id, state.epoch + 1)
+                state = replace(state, epoch=state.epoch + 1, last_epoch=-1)
+            state = replace(state, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
             self._log.write(name, state)
         elif state.status == "PrepareCommit":
             self._log.sync()  # who wrote it may have died before that was on disk, and nobody is told before it is

@@ -4,7 +4,8 @@ That is for what a server reads, requests. What only its tests and other tools r
 lines: a string costs a call there.
 
 An element of an array takes one byte of a request, and a hundred of memory. So a request has room for so many of them,
-all its arrays together (`ELEMENTS_MAX`).
+all its arrays together (`ELEMENTS_MAX`). An array of a response has Kafka's bound (`ARRAY_MAX`), and so have the tagged
+fields of each struct (`TAGS_MAX`). A decoder checks a count before it allocates; lists grow with their elements.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Decoder(Lines):
             self.emit(f"{made[field.name]}: {field.python_type} = {field.value}")
         with self.block(f"if {count}:"):
             with self.block(f"if {count} >= SHORT:"):
-                self.emit(f"{count}, at = long_uvarint(data, at, {count})")
+                self.emit(f"{count}, at = long_tag_count(data, at, {count})")
             with self.block(f"for _ in range({count}):"):
                 self.emit("tag, at, end = next_tag(data, at)")
                 for number, field in enumerate(known):
@@ -182,7 +183,7 @@ class _Decoder(Lines):
             least = least_size(scalar, self._version, self._flexible)
         made = self.name(field.name)
         needed = count if least == 1 else f"{count} * {least}"
-        excess = f"{needed} > limit - at" + f" or {count} > room" * (not self._brief)
+        excess = f"{needed} > limit - at or {count} > {'ARRAY_MAX' if self._brief else 'room'}"
         annotation = field.python_type.removesuffix(" | None")
         if not nullable:
             with self.block(f"if {count} < 0 or {excess}:"):

@@ -1,4 +1,4 @@
-"""The error codes of Kafka's protocol, those of version 4.3.1, under Kafka's names."""
+"""The error codes of Kafka's protocol, those of version 4.4.0, under Kafka's names."""
 
 from __future__ import annotations
 
@@ -143,3 +143,6 @@ class ErrorCode(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131
     STREAMS_TOPOLOGY_FENCED = 132
     SHARE_SESSION_LIMIT_REACHED = 133
+    GROUP_DELETION_FAILED = 134
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135
+    CONTROLLER_ID_NOT_REGISTERED = 136

@@ -58,6 +58,12 @@ TRUNCATED: Final = (struct_error, IndexError, UnicodeDecodeError)
 ELEMENTS_MAX: Final = 500_000
 """Elements of all arrays of a request together: what a byte each could make would take a hundred times its memory."""
 
+ARRAY_MAX: Final = 1_000_000
+"""Elements of one array of a response. Clients and servers of Kafka refuse more since 4.4.0."""
+
+TAGS_MAX: Final = 10_000
+"""Tagged fields of one struct. Clients and servers of Kafka refuse more since 4.4.0."""
+
 SHORT: Final = 128
 """Below it a size is one byte as an uvarint, and there is a precompiled reader for it."""
 
@@ -127,6 +133,14 @@ def long_uvarint(data: memoryview, at: int, first: int) -> tuple[int, int]:
                 break
             return value, at
     raise MalformedMessage("a size or count beyond 31 bits")
+
+
+def long_tag_count(data: memoryview, at: int, first: int) -> tuple[int, int]:
+    """Return (count, position behind it) of tagged fields, as `long_uvarint`; `MalformedMessage` for too many."""
+    count, at = long_uvarint(data, at, first)
+    if count > TAGS_MAX:
+        raise MalformedMessage(f"{count} tagged fields, where {TAGS_MAX} are the most")
+    return count, at
 
 
 def uvarint(value: int) -> bytes:
@@ -286,7 +300,7 @@ def next_tag(data: memoryview, at: int) -> tuple[int, int, int]:
 
 def skip_tags(data: memoryview, at: int, first: int) -> int:
     """The position behind tagged fields of which none is known; ``first`` is the first byte of their count."""
-    count, at = long_uvarint(data, at, first) if first >= SHORT else (first, at)
+    count, at = long_tag_count(data, at, first) if first >= SHORT else (first, at)
     for _ in range(count):
         at = next_tag(data, at)[2]
     return at

@@ -209,9 +209,7 @@ class ConsumerGroup(ConsumerBeats):
         if error is ErrorCode.NONE:
             member = self.members[member_id]
             if generation != member.holding.epoch:
-                # Of a transaction no client knows STALE_MEMBER_EPOCH: it would take that for the producer's end.
-                is_told = member.classic is None and not is_transactional
-                return ErrorCode.STALE_MEMBER_EPOCH if is_told else ErrorCode.ILLEGAL_GENERATION
+                return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
         return error
 
     def may_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:

@@ -22,7 +22,7 @@ from segmentlog.server.codec.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
-from segmentlog.server.faults import code_of
+from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import describe, overview
 from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
@@ -30,6 +30,17 @@ from segmentlog.server.groups.words import State
 from segmentlog.server.handlers.groups import refusal
 
 _DESCRIBE_NOT_FOUND: Final = 6
+_DELETE_MESSAGES: Final = 3
+_NOT_DELETED: Final = {
+    ErrorCode.NON_EMPTY_GROUP: "The group has members. Its committed offsets are unchanged. Stop the members first.",
+    ErrorCode.GROUP_ID_NOT_FOUND: "The group does not exist: it has neither members nor committed offsets.",
+    ErrorCode.INVALID_GROUP_ID: "No group can have this id: it is empty or too long.",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "The client's user must have the right DELETE on the group.",
+    ErrorCode.NOT_COORDINATOR: "Another worker coordinates the group. FindCoordinator returns its address.",
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "The group is being loaded. It is unchanged. Repeat the request.",
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "The group is unavailable. It is unchanged. Repeat the request.",
+}
+"""Messages for errors that are no exceptions. Kafka has a message for few of them."""
 
 
 def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
@@ -108,16 +119,22 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
 
 
 def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
-    """Forget groups that have no members, and their positions."""
-    results = []
-    for group in call.once(request.groups_names):
-        error = refusal(call, group, Operation.DELETE)
-        if error is ErrorCode.NONE:
-            try:
-                error = call.broker.groups.delete(group)
-            except Unavailable as unavailable:
-                error = unavailable.code
-            except (SegmentlogError, OSError) as problem:
-                error = code_of(problem)
-        results.append(DeletableGroupResult(group_id=group, error_code=error))
-    return DeleteGroupsResponse(results=results)
+    """Delete groups that have no members, and their committed offsets."""
+    return DeleteGroupsResponse(results=[_delete(call, group) for group in call.once(request.groups_names)])
+
+
+def _delete(call: Call, group: str) -> DeletableGroupResult:
+    error = refusal(call, group, Operation.DELETE)
+    message = None
+    if error is ErrorCode.NONE:
+        try:
+            error = call.broker.groups.delete(group)
+        except Unavailable as unavailable:
+            error = unavailable.code
+        except (SegmentlogError, OSError) as problem:
+            error, message = code_of(problem), message_of(problem)
+    message = message or _NOT_DELETED.get(error)
+    told = DeletableGroupResult(group_id=group, error_code=error)
+    if message is not None and call.version >= _DELETE_MESSAGES:
+        told.error_message = call.words(message)
+    return told

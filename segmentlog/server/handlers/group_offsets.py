@@ -70,7 +70,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
         asked = once.topic
         topic, topic_error = None, error
         if error is ErrorCode.NONE:
-            topic, topic_error = _find_topic(call, asked.name, asked.topic_id, Operation.READ, _COMMIT_BY_ID)
+            topic, topic_error = find_topic(call, asked.name, asked.topic_id, Operation.READ, _COMMIT_BY_ID)
         count = topic.partition_count if topic is not None else 0
         told = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
         for partition in once.partitions.values():
@@ -148,10 +148,13 @@ def _look_up(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int,
         return -1, code_of(problem)
 
 
-def _find_topic(
+def find_topic(
     call: Call, name: str, topic_id: bytes, operation: Operation, by_id_from: int
 ) -> tuple[Topic | None, ErrorCode]:
-    """A topic by name or id. Who may not see it is told nothing of it."""
+    """Return (the topic, NONE), or (None, the reason): by id from version ``by_id_from`` on, before that by name.
+
+    A topic that the client may not describe gets the same answer as one that does not exist.
+    """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if call.version >= by_id_from:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID
@@ -248,7 +251,7 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
         return response
     for once in call.topics_once(wanted.topics, "partition_indexes", (), "name", "topic_id"):
         asked = once.topic
-        topic, error = _find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
+        topic, error = find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
         told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
         if topic is not None:
             told.partitions = _tell(call, topic.name, topic.id, once.partitions, known, pending)
@@ -327,7 +330,7 @@ def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteRespo
     accepted: list[tuple[TopicPartition, OffsetDeleteResponsePartition]] = []
     for once in call.topics_once(request.topics, "partitions", ("partition_index",), "name"):
         asked = once.topic
-        topic, error = _find_topic(call, asked.name, b"", Operation.READ, call.version + 1)
+        topic, error = find_topic(call, asked.name, b"", Operation.READ, call.version + 1)
         count = topic.partition_count if topic is not None else 0
         told = OffsetDeleteResponseTopic(name=asked.name)
         for one in once.partitions.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.coordinating import NewPosition
@@ -21,15 +21,14 @@ from segmentlog.server.codec.messages.txn_offset_commit import (
 )
 from segmentlog.server.faults import code_of
 from segmentlog.server.groups.entries import Unavailable
+from segmentlog.server.handlers.group_offsets import find_topic
 from segmentlog.server.handlers.groups import refusal
-from segmentlog.server.names import is_visible
 from segmentlog.transactions.remote import Numbers, WrongState
-
-if TYPE_CHECKING:
-    from segmentlog.topics.topics import Topic
 
 _ABORTABLE_FROM: Final = 4
 _JOINS_FROM: Final = 5
+_BY_ID: Final = 6
+"""From here on requests name topics by id, and clients know STALE_MEMBER_EPOCH and GROUP_ID_NOT_FOUND."""
 
 
 def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
@@ -41,11 +40,13 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
     response = TxnOffsetCommitResponse()
     positions: list[NewPosition] = []
     accepted: list[TxnOffsetCommitResponsePartition] = []
-    for once in topics_once(request.topics, "partitions", ("partition_index",), "name"):
+    for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
-        topic, topic_error = (None, error) if error else _find_topic(call, asked.name)
+        topic, topic_error = None, error
+        if error is ErrorCode.NONE:
+            topic, topic_error = find_topic(call, asked.name, asked.topic_id, Operation.READ, _BY_ID)
         count = topic.partition_count if topic is not None else 0
-        told = TxnOffsetCommitResponseTopic(asked.name)
+        told = TxnOffsetCommitResponseTopic(asked.name, asked.topic_id)
         for one in once.partitions.values():
             code = topic_error if topic is None else _check_position(one, count)
             answer = TxnOffsetCommitResponsePartition(one.partition_index, code)
@@ -76,11 +77,12 @@ def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosi
         guard = remote.guard(name, numbers, log)
         guard()
         stamp = ProducerStamp(*numbers, sequence=-1, transactional=True, check=guard)
-        return call.broker.groups.commit(
+        code = call.broker.groups.commit(
             request.group_id, positions,
-            member_id=request.member_id, generation=request.generation_id, instance_id=request.group_instance_id,
-            stamp=stamp,
+            member_id=request.member_id, generation=request.generation_id_or_member_epoch,
+            instance_id=request.group_instance_id, stamp=stamp,
         )[0]  # fmt: skip
+        return _in_version(call, request.group_id, code)
     except Unavailable as unavailable:
         return unavailable.code
     except WrongState as problem:
@@ -89,15 +91,14 @@ def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosi
         return code_of(problem)
 
 
-def _find_topic(call: Call, name: str) -> tuple[Topic | None, ErrorCode]:
-    if not call.allows_topic(Operation.READ, name):
-        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    try:
-        if is_visible(name):
-            return call.broker.store.topic(name), ErrorCode.NONE
-    except SegmentlogError:
-        pass
-    return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def _in_version(call: Call, group: str, code: ErrorCode) -> ErrorCode:
+    """Return the code under which clients of the request's version know the problem."""
+    if call.version < _BY_ID:
+        # An older client takes a code that it does not know for the end of its producer.
+        return ErrorCode.ILLEGAL_GENERATION if code is ErrorCode.STALE_MEMBER_EPOCH else code
+    if code is ErrorCode.UNKNOWN_MEMBER_ID and not call.broker.store.groups.exists(group):
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    return code
 
 
 def _check_position(position: TxnOffsetCommitRequestPartition, count: int) -> ErrorCode:

@@ -20,6 +20,9 @@ from segmentlog.server.served import API_VERSIONS, PRODUCE, SERVED
 _ADVERTISED_FROM = {PRODUCE: 0}
 """Below what can be decoded: librdkafka judges by Produce v0 whether a broker knows compression (KAFKA-18659)."""
 
+_NO_NODE: Final = -1
+"""What a client sends that does not know the node's id: it connects to a bootstrap server."""
+
 _TRANSACTIONS: Final = "transaction.version"
 _EPOCH_OF_EACH: Final = 2
 """With which each transaction has an epoch of its own (KIP-890). Clients that do not look for it speak as before."""
@@ -35,7 +38,17 @@ def _advertised() -> tuple[ApiVersion, ...]:
 
 
 def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """Every API that is served, and in which versions."""
+    """Return every API that is served, with its versions.
+
+    A client may say which node of which cluster it connects to (KIP-1242). Any other node answers
+    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers where the node is now. Without this answer the
+    client reads and writes another store.
+    """
+    if (request.cluster_id is None) != (request.node_id == _NO_NODE):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    cluster = call.broker.cluster
+    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id):
+        return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),
         # From 1 on: Java's clients before 3.9 take no version 0 of a feature, and break off.

@@ -10,8 +10,17 @@ from codec_samples import codec_of, every_version, sample
 from seeds import seeds
 
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages import api_versions, fetch, metadata, produce
-from segmentlog.server.codec.primitives import MalformedMessage, NotInVersion, UnknownVersion, uvarint
+from segmentlog.server.codec.framing import decode_header
+from segmentlog.server.codec.messages import api_versions, delete_groups, fetch, metadata, produce
+from segmentlog.server.codec.primitives import (
+    ARRAY_MAX,
+    ELEMENTS_MAX,
+    TAGS_MAX,
+    MalformedMessage,
+    NotInVersion,
+    UnknownVersion,
+    uvarint,
+)
 
 
 @pytest.mark.parametrize("seed", seeds("codec hostile"))
@@ -76,6 +85,59 @@ def test_absurd_sizes_cost_nothing(size):
         api_versions.decode_request(memoryview(b"\x02a\x02b" + uvarint(size)), 0, 3)
     with pytest.raises(MalformedMessage):
         api_versions.decode_request(memoryview(b"\x02a\x02b\x01\x00" + uvarint(size) + b"abc"), 0, 3)
+
+
+def most_used(decode, data):
+    """Bytes that a decoder allocates at most, which has to find the data malformed; and the reason."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage) as caught:
+            decode(data)
+        return tracemalloc.get_traced_memory()[1], str(caught.value)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["old", "compact"])
+@pytest.mark.parametrize(("kind", "limit"), [("request", ELEMENTS_MAX), ("response", ARRAY_MAX)])
+def test_too_many_elements_cost_nothing(kind, limit, version):
+    """Beyond the limit an array is refused before anything is made for it, though all its bytes are there."""
+    assert ELEMENTS_MAX <= ARRAY_MAX == 1_000_000, "Kafka 4.4.0 decodes a million elements of an array"
+    decode = getattr(delete_groups, f"decode_{kind}")
+    head = b"" if kind == "request" else bytes(4)
+    count = uvarint(limit + 2) if version == 2 else (limit + 1).to_bytes(4, "big")
+    data = memoryview(head + count + bytes(4 * limit + 100))
+    used, reason = most_used(lambda data: decode(data, 0, version), data)
+    assert used < 100_000
+    assert f"of {limit + 1} elements" in reason
+
+
+def test_memory_grows_with_the_elements_that_arrive():
+    """An array within the limits, of which the third element is malformed, has cost no more than three elements."""
+    for count, head, rest in ((ELEMENTS_MAX, b"", bytes(2)), (ARRAY_MAX, bytes(4), bytes(6))):
+        decode = delete_groups.decode_response if head else delete_groups.decode_request
+        data = memoryview(head + count.to_bytes(4, "big") + rest * 2 + b"\x00\x01\xff" + bytes(4 * count))
+        used, _ = most_used(lambda data, decode=decode: decode(data, 0, 1), data)
+        assert used < 100_000
+
+
+def test_a_struct_has_at_most_ten_thousand_tagged_fields():
+    """Kafka's limit since 4.4.0: for structs that know tags, for those that know none, and for the header."""
+    assert TAGS_MAX == 10_000
+    known = b"".join(fetch.encode_request(fetch.FetchRequest(), 12))
+    unknown = b"".join(api_versions.encode_request(api_versions.ApiVersionsRequest("client", "1"), 3))
+    header = b"\x00\x12\x00\x03\x00\x00\x00\x05\x00\x01a\x00"
+    for plain, decode in (
+        (known, lambda data: fetch.decode_request(data, 0, 12)),
+        (unknown, lambda data: api_versions.decode_request(data, 0, 3)),
+        (header, decode_header),
+    ):
+        assert plain.endswith(b"\x00")
+        decode(memoryview(plain[:-1] + uvarint(TAGS_MAX) + b"\x63\x00" * TAGS_MAX))
+        more = memoryview(plain[:-1] + uvarint(TAGS_MAX + 1) + b"\x63\x00" * (TAGS_MAX + 1))
+        used, reason = most_used(decode, more)
+        assert used < 100_000
+        assert "10001 tagged fields" in reason
 
 
 @pytest.mark.parametrize("size", [b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\xff\x01", b"\x80" * 12])

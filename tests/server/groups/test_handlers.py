@@ -362,17 +362,33 @@ def test_list_groups(door: _Door) -> None:
         assert set(listed()) == {"g", "library"}
 
 
-def test_delete_groups(door: _Door) -> None:
-    """A group without members goes with its positions; one that has some, of whatever kind, stays."""
+@pytest.mark.parametrize("version", [2, 3])
+def test_delete_groups(door: _Door, version: int) -> None:
+    """A group without members goes with its positions; one that has some, of whatever kind, stays.
+
+    From version 3 on each group that stays has a message that says why, and what to do.
+    """
     assert door.commit(5, group="alone") == 0
     joined = door.join()
     door.sync(joined)
     with door.store.consumer("t", group="library"):
-        request = delete_groups.DeleteGroupsRequest(["alone", "g", "library", "nobody"])
-        results = door.ask(group_admin.delete_groups, 42, 2, request).results
-    assert [result.error_code for result in results] == [
-        0, ErrorCode.NON_EMPTY_GROUP, ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND,
-    ]  # fmt: skip
+        door.authorizer.denied.add((Operation.DELETE, "secret"))
+        request = delete_groups.DeleteGroupsRequest(["alone", "g", "library", "nobody", "secret", ""])
+        results = door.ask(group_admin.delete_groups, 42, version, request).results
+    expected = [
+        (ErrorCode.NONE, None),
+        (ErrorCode.NON_EMPTY_GROUP, "Stop the members first"),
+        (ErrorCode.NON_EMPTY_GROUP, "stop them first"),
+        (ErrorCode.GROUP_ID_NOT_FOUND, "does not exist"),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, "the right DELETE"),
+        (ErrorCode.INVALID_GROUP_ID, "empty or too long"),
+    ]
+    assert [ErrorCode(result.error_code) for result in results] == [code for code, _ in expected]
+    for result, (_, words) in zip(results, expected, strict=True):
+        if words is None or version < 3:
+            assert result.error_message is None
+        else:
+            assert words in result.error_message, result
     assert door.store.group_offsets.positions("alone") == {}
 
 

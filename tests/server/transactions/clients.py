@@ -21,9 +21,11 @@ from segmentlog.server.codec.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
+from segmentlog.server.names import wire_id
 from segmentlog.store import LogStore
 from segmentlog.transactions.remote import Numbers
 
+_BY_ID = 6
 NOBODY = Numbers(-1, -1)
 
 
@@ -107,12 +109,23 @@ class Client:
             return code
         return self.send_offset(offset, group=group, topic=topic, partition=partition, **options)
 
-    def send_offset(self, offset: int, *, group: str, topic: str, partition: int, **options: Any) -> int:
-        """TxnOffsetCommit alone."""
-        topics = [TxnOffsetCommitRequestTopic(topic, [TxnOffsetCommitRequestPartition(partition, offset)])]
-        request = TxnOffsetCommitRequest(self.name, group, *self.numbers, topics=topics, **options)
-        answer = self.desk.ask(28, 5 if self.is_new else 3, request)
-        return answer.topics[0].partitions[0].error_code  # type: ignore[no-any-return]
+    def send_offset(
+        self, offset: int, *, group: str, topic: str, partition: int, topic_id: bytes = b"", **options: Any
+    ) -> int:
+        """TxnOffsetCommit alone; from version 6 on by the topic's id."""
+        version = options.pop("version", 6 if self.is_new else 3)
+        asked = TxnOffsetCommitRequestTopic(topic, partitions=[TxnOffsetCommitRequestPartition(partition, offset)])
+        if version >= _BY_ID:
+            asked.name, asked.topic_id = "", topic_id or self._id_of(topic)
+        request = TxnOffsetCommitRequest(self.name, group, *self.numbers, topics=[asked], **options)
+        answer = self.desk.ask(28, version, request)
+        (told,) = answer.topics
+        assert (told.name, told.topic_id) == (asked.name, asked.topic_id)
+        return told.partitions[0].error_code  # type: ignore[no-any-return]
+
+    def _id_of(self, topic: str) -> bytes:
+        store = self.desk.broker.store
+        return wire_id(store.topic(topic).id) if topic in store.topics() else bytes(15) + b"\7"
 
 
 def batches(data: bytes) -> list[tuple[WireHeader, bytes]]:

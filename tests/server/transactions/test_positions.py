@@ -8,6 +8,7 @@ from server.wire_client import Desk
 
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
 from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from segmentlog.server.codec.messages.offset_fetch import (
@@ -16,6 +17,7 @@ from segmentlog.server.codec.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
+from segmentlog.server.names import wire_id
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
@@ -66,16 +68,63 @@ def test_a_member_of_the_generation(desk: Desk) -> None:
     assert desk.ask(14, 2, SyncGroupRequest("g", joined.generation_id, joined.member_id)).error_code == 0
     client = Client(desk, is_new=True)
     client.begin()
-    member = {"generation_id": joined.generation_id, "member_id": joined.member_id}
+    member = {"generation_id_or_member_epoch": joined.generation_id, "member_id": joined.member_id}
     assert client.commit_offset(1, **member) == NONE
     assert client.commit_offset(2, **member | {"member_id": "other"}) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert client.commit_offset(2, **member | {"generation_id": 7}) == ErrorCode.ILLEGAL_GENERATION
+    assert client.commit_offset(2, **member | {"generation_id_or_member_epoch": 7}) == ErrorCode.ILLEGAL_GENERATION
     assert client.end() == NONE
     assert position(desk) == (1, NONE)
     assert client.commit_offset(3) == NONE
     assert client.end() == NONE
     assert position(desk) == (3, NONE)
     assert desk.ask(12, 3, HeartbeatRequest("g", joined.generation_id, joined.member_id)).error_code == 0
+
+
+def test_a_topic_by_its_id(desk: Desk) -> None:
+    """The id means the topic under each of its names; of a topic that was deleted and made again it means neither."""
+    store = desk.broker.store
+    former = wire_id(store.topic("t").id)
+    client = Client(desk, is_new=True)
+    client.begin()
+    store.rename_topic("t", "u")
+    assert client.commit_offset(1, topic_id=former) == client.end() == NONE
+    assert store.group_offsets.committed("g")[TopicPartition("u", 0)].offset == 1
+    store.delete_topic("u")
+    store.create_topic("u", 2)
+    for wrong in (former, bytes(16), b"\1" * 16):
+        assert client.commit_offset(2, topic_id=wrong) == ErrorCode.UNKNOWN_TOPIC_ID
+    assert client.commit_offset(3, topic="u") == client.end() == NONE
+    found = store.group_offsets.committed("g")
+    assert {where: one.offset for where, one in found.items()} == {TopicPartition("u", 0): 3}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5, 6])
+def test_words_that_a_version_has(desk: Desk, version: int) -> None:
+    """A stale epoch, and a group that is not there: clients that know no word for it are told what they know.
+
+    After each of these codes a client aborts its transaction; after a code that it does not know it gives up.
+    """
+    client = Client(desk, is_new=version >= 5)
+    client.begin()
+    nobody = {"generation_id_or_member_epoch": 3, "member_id": "m"}
+    assert client.commit_offset(1, group="nowhere", version=version, **nobody) == (
+        ErrorCode.GROUP_ID_NOT_FOUND if version == 6 else ErrorCode.UNKNOWN_MEMBER_ID
+    )
+    beat = ConsumerGroupHeartbeatRequest(
+        "g", "m", 0, subscribed_topic_names=["t"], rebalance_timeout_ms=5000, topic_partitions=[]
+    )
+    epoch = desk.ask(68, 1, beat).member_epoch
+    assert epoch > 0
+    for stale in (epoch - 1, epoch + 1):
+        member = {"generation_id_or_member_epoch": stale, "member_id": "m"}
+        assert client.commit_offset(1, version=version, **member) == (
+            ErrorCode.STALE_MEMBER_EPOCH if version == 6 else ErrorCode.ILLEGAL_GENERATION
+        )
+    other = {"generation_id_or_member_epoch": epoch, "member_id": "other"}
+    assert client.commit_offset(1, version=version, **other) == ErrorCode.UNKNOWN_MEMBER_ID
+    member = {"generation_id_or_member_epoch": epoch, "member_id": "m"}
+    assert client.commit_offset(7, version=version, **member) == client.end() == NONE
+    assert desk.broker.store.group_offsets.committed("g")[TopicPartition("t", 0)].offset == 7
 
 
 def test_members_of_the_library_keep_others_out(desk: Desk) -> None:
@@ -106,7 +155,8 @@ def test_what_is_no_position(desk: Desk) -> None:
     """And what there is not, beside one that is taken."""
     client = Client(desk, is_new=True)
     client.begin()
-    assert client.commit_offset(1, topic="nowhere") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.commit_offset(1, topic="nowhere") == ErrorCode.UNKNOWN_TOPIC_ID
+    assert client.commit_offset(1, topic="nowhere", version=5) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert client.commit_offset(1, partition=2) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert client.commit_offset(-1) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     assert client.commit_offset(7) == client.end() == NONE

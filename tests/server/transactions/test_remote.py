@@ -22,7 +22,7 @@ from segmentlog.transactions import remote
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.finishing import REMOTE_EXPIRATION_MS
 from segmentlog.transactions.journal import TransactionLog
-from segmentlog.transactions.remote import Numbers
+from segmentlog.transactions.remote import Numbers, RemoteTransactions
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
@@ -56,7 +56,7 @@ def test_committed_is_seen_by_both_kinds_of_readers(desk: Desk, is_new: bool) ->
 
 def test_the_new_protocol_is_announced(desk: Desk) -> None:
     """``transaction.version`` 2, in the versions that have a place for it."""
-    for version in range(5):
+    for version in range(6):
         answer = desk.ask(18, version, ApiVersionsRequest())
         told = {one.name: one.max_version_level for one in answer.finalized_features}
         assert told == ({"transaction.version": 2} if version >= 3 else {})
@@ -361,6 +361,39 @@ def test_a_timeout_aborts_and_fences(make_desk: MakeDesk, is_new: bool) -> None:
     desk.broker.store.finish_transactions()
     assert status(desk) == "CompleteAbort"
     assert client.end() == ErrorCode.PRODUCER_FENCED
+    assert both(desk) == []
+    assert client.begin() == NONE
+    assert client.write(b"b") == client.end() == NONE
+    assert both(desk) == [b"b"]
+
+
+@PROTOCOLS
+def test_a_timeout_between_the_two_halves_of_a_commit(
+    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """The worker is killed while it commits, and the transaction's time is over before its client asks again.
+
+    The client is fenced, after which Streams begins anew. INVALID_TXN_STATE would end it.
+    """
+    clock = FakeClock()
+    desk = make_desk(clock=clock)
+    client = Client(desk, is_new=is_new)
+    client.begin(10_000)
+    client.write(b"a")
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteTransactions, "_sync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            client.end()
+    clock.advance(10_001)
+    desk.broker.store.finish_transactions()
+    assert status(desk) == "CompleteAbort"
+    for _ in range(2):
+        assert client.end() == ErrorCode.PRODUCER_FENCED
+        assert client.end(committed=False) == ErrorCode.PRODUCER_FENCED
     assert both(desk) == []
     assert client.begin() == NONE
     assert client.write(b"b") == client.end() == NONE
