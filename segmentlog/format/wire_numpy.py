@@ -278,9 +278,11 @@ def _varints_from(
 
 def _behind(starts: Int64Array, sizes: Int64Array, ends: Int64Array) -> Int64Array:
     """Where each of the byte strings ends, which is within its record."""
-    if (sizes >= ends - starts).any() or (sizes < -1).any():
+    # Not the sum, which a size may take beyond 64 bits.
+    least = int(sizes.min()) if len(sizes) else 0
+    if least < -1 or (sizes >= ends - starts).any():
         raise MalformedColumn("a key or a value beyond its record")
-    return starts + np.maximum(sizes, 0)
+    return starts + sizes if least >= 0 else starts + np.maximum(sizes, 0)
 
 
 def _read_headers(data: bytes, position: int, end: int, count: int) -> Headers:

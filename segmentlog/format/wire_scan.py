@@ -15,6 +15,8 @@ from segmentlog.speedups import records as core
 
 DELTA_MAX: Final = 2**31 - 1
 """The largest offset delta of a Kafka batch."""
+_TABLE_MAX: Final = 1 << 16
+"""Records for which the table is made at once. More are checked without it: it takes up to 14 times their bytes."""
 
 _REASONS: Final = {
     core.BAD_LENGTH: "its length is malformed, or extends beyond the records of the batch",
@@ -52,18 +54,23 @@ def _malformed(refusal: int) -> MalformedRecord:
 
 
 class ScannedRecords:
-    """The records of one batch, all of them checked. Thread-safe: nothing changes after it was made."""
+    """The records of one batch, all of them checked. Not thread-safe."""
 
-    __slots__ = ("_data", "_table", "any_headers", "any_key", "any_null_value", "count", "size_bytes",
-                 "timestamp_delta_range")  # fmt: skip
+    __slots__ = (
+        "_data", "_last_offset_delta", "_table", "any_headers", "any_key", "any_null_value", "count", "size_bytes",
+        "timestamp_delta_range",
+    )  # fmt: skip
 
     def __init__(self, data: bytes, size: int, count: int, last_offset_delta: int) -> None:
         """The records are the first ``size`` bytes of ``data``. Raise `MalformedRecord`."""
         self._data = data
         self.count = count
         self.size_bytes = size
-        self._table = table = np.empty((core.ROW_COUNT, count), np.int64)
-        scanned = core.scan_records(data, size, count, last_offset_delta, table)
+        self._last_offset_delta = last_offset_delta
+        self._table: Int64Array | None = None
+        if count <= _TABLE_MAX:
+            self._table = np.empty((core.ROW_COUNT, count), np.int64)
+        scanned = core.scan_records(data, size, count, last_offset_delta, self._table)
         refusal, least, largest, null_keys, null_values, with_headers = scanned
         if refusal:
             raise _malformed(refusal)
@@ -73,16 +80,24 @@ class ScannedRecords:
         self.any_null_value: bool = null_values > 0
         self.any_headers: bool = with_headers > 0
 
+    def _fields(self) -> Int64Array:
+        """The table that `core.scan_records` fills."""
+        if self._table is None:
+            table = np.empty((core.ROW_COUNT, self.count), np.int64)
+            core.scan_records(self._data, self.size_bytes, self.count, self._last_offset_delta, table)
+            self._table = table
+        return self._table
+
     @property
     def timestamp_deltas(self) -> Int64Array:
         """Milliseconds, int64[count], relative to the base timestamp of the batch."""
-        deltas: Int64Array = self._table[core.TIMESTAMP_DELTA]
+        deltas: Int64Array = self._fields()[core.TIMESTAMP_DELTA]
         return deltas
 
     @property
     def offset_deltas(self) -> Int64Array:
         """int64[count], relative to the base offset of the batch."""
-        deltas: Int64Array = self._table[core.OFFSET_DELTA]
+        deltas: Int64Array = self._fields()[core.OFFSET_DELTA]
         return deltas
 
     def check(self) -> None:
@@ -90,19 +105,19 @@ class ScannedRecords:
 
     def keys(self) -> list[bytes | None]:
         """Return the keys, None for null."""
-        return core.cut_field(self._data, self._table, core.KEY, 0, self.count)
+        return core.cut_field(self._data, self._fields(), core.KEY, 0, self.count)
 
     def values(self) -> list[bytes | None]:
         """Return the values, None for null."""
-        return core.cut_field(self._data, self._table, core.VALUE, 0, self.count)
+        return core.cut_field(self._data, self._fields(), core.VALUE, 0, self.count)
 
     def headers(self) -> list[Headers]:
         """Return for each record its (name, value) pairs. Invalid UTF-8 in a name becomes U+FFFD, as Java reads it."""
-        return core.cut_headers(self._data, self._table, 0, self.count) if self.any_headers else [()] * self.count
+        return core.cut_headers(self._data, self._fields(), 0, self.count) if self.any_headers else [()] * self.count
 
     def null_keys(self) -> npt.NDArray[np.bool_]:
         """Return which records have a null key, bool[count]."""
-        null: npt.NDArray[np.bool_] = self._table[core.KEY_SIZE] < 0
+        null: npt.NDArray[np.bool_] = self._fields()[core.KEY_SIZE] < 0
         return null
 
     def body_sizes(self) -> Int64Array:
@@ -115,7 +130,7 @@ class ScannedRecords:
 
         Except their timestamp deltas, to which ``rebased_by`` milliseconds are added.
         """
-        table = self._table
+        table = self._fields()
         if rebased_by:
             rebased = self.timestamp_deltas + np.int64(rebased_by)
             rows = table[core.BODY], table[core.AFTER_TIMESTAMP], table[core.END], rebased

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from cores import WAYS, use_way
 
+from segmentlog.format import wire_scan
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.columns import MalformedColumn
 from segmentlog.format.wire_records import MalformedRecord, WireRecords, decode_records, varint
@@ -139,3 +142,22 @@ def test_no_records(way: str) -> None:
     assert (found.keys(), found.values(), found.headers(), found.kept(None)) == ([], [], [], b"")
     assert (found.count, found.size_bytes, found.timestamp_delta_range) == (0, 0, (0, 0))
     assert (found.any_key, found.any_null_value, found.any_headers) == (False, False, False)
+
+
+def test_many_records_are_checked_without_a_table(way: str) -> None:
+    """A check of very many records takes no memory for each; their fields are found when they are asked for."""
+    count = 2_000
+    raw = b"".join(record(at) for at in range(count))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire_scan, "_TABLE_MAX", count - 1)
+        data = memoryview(bytes(WIRE_HEADER_SIZE) + raw)
+        tracemalloc.start()
+        found = decode_records(data, 0, count)
+        found.check()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    if way != "numpy":
+        assert peak < 100_000  # the table would take 192,000
+    assert found.offset_deltas.tolist() == list(range(count))
+    assert found.values() == [None] * count
+    assert found.kept(None) == raw
