@@ -20,7 +20,7 @@ import msgspec
 from bench.systems.base import Unavailable
 from bench.systems.servers import cache_folder
 
-KAFKA_VERSION = "4.1.1"
+KAFKA_VERSION = "4.4.0"
 _LEAST_JAVA = 17
 
 
@@ -35,10 +35,10 @@ class Release(msgspec.Struct, frozen=True):
 
 ENGINE = Release(KAFKA_VERSION)
 """What the log is compared with; the driver over its log classes is compiled against these."""
-SERVER = Release("4.3.1", ("kafka_2.13", "kafka-tools"))
+SERVER = Release(KAFKA_VERSION, ("kafka_2.13", "kafka-tools"), "-server")
 """What the server is compared with, and Kafka's own tools for measuring."""
 
-STREAMS = Release("4.3.1", ("kafka-streams",), "-streams")
+STREAMS = Release(KAFKA_VERSION, ("kafka-streams",), "-streams")
 """What Kafka Streams applications run with."""
 
 # slf4j-simple: without a backend Kafka does not say why it does not start.

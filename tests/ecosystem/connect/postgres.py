@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from server.clients.driver import WAIT_S
 from server.clients.fetching import Missing
@@ -21,6 +22,7 @@ from segmentlog.testing.ports import free_ports
 
 DEBEZIUM = Path(__file__).with_name("debezium")
 _NOBODY = 65534
+_SAFELY: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # from Python 3.11.4 on
 
 
 def plugins() -> Path:
@@ -68,7 +70,7 @@ def running() -> Iterator[Postgres]:
         with zipfile.ZipFile(next((plugins() / "libraries").glob("embedded-postgres-binaries-*.jar"))) as jar:
             name = next(name for name in jar.namelist() if name.endswith(".txz"))
             with jar.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as archive:
-                archive.extractall(folder, filter="tar")
+                archive.extractall(folder, **_SAFELY)
         as_whom: Sequence[str] = ()
         if os.geteuid() == 0:
             as_whom = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")

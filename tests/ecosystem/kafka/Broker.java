@@ -1,6 +1,6 @@
 // Kafka, one broker that is its own controller: Broker PROPERTIES. Its folder is formatted where that is to be done.
 
-import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.common.utils.internals.Exit;
 
 public class Broker {
     static class Ended extends RuntimeException {

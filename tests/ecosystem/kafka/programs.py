@@ -98,7 +98,7 @@ class Ran(NamedTuple):
 
 SCRIPTS = {
     "connect-mirror-maker.sh": "org.apache.kafka.connect.mirror.MirrorMaker",
-    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-configs.sh": "org.apache.kafka.tools.ConfigCommand",
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
     "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
@@ -117,7 +117,7 @@ class Tools:
 
     def run(self, main: str, *words: object, stdin: str = "") -> Ran:
         """A command by its main class: of `org.apache.kafka.tools`, unless it has a package of its own."""
-        name = main if main.startswith(("org.", "kafka.")) else f"org.apache.kafka.tools.{main}"
+        name = main if main.startswith("org.") else f"org.apache.kafka.tools.{main}"
         try:
             status, out, err = self._program.ask(*(text_of(str(word).encode()) for word in (stdin, name, *words)))
         except AssertionError:  # it is killed, where it takes too long: the next test is to have one

@@ -95,6 +95,6 @@ def environment(tests: Path, **more: str) -> dict[str, str]:
     settings = {
         "LD_LIBRARY_PATH": libraries,
         "KAFKA_PATH": str(tests.parent / "kafka"),
-        "TEST_KAFKA_VERSION": "4.3.1",
+        "TEST_KAFKA_VERSION": "4.4.0",
     }
     return {key: value for key, value in os.environ.items() if key != "CI"} | settings | more

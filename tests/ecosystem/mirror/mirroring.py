@@ -9,7 +9,7 @@ from typing import Any
 
 from ecosystem.kafka.programs import HERE, SCRIPTS
 from server.clients.driver import Got, Sent
-from server.clients.java_driver import java_command
+from server.clients.java_driver import MOVED, java_command
 from server.clients.teller import Start, Teller
 
 PARTITIONS = 3
@@ -35,7 +35,7 @@ def mirror(start: Start, settings: str, folder: Path) -> Teller:
     """MirrorMaker, by itself."""
     path = folder / "mirror.properties"
     path.write_text(settings)
-    return start(java_command(SCRIPTS["connect-mirror-maker.sh"], path, memory="512m", project=HERE))
+    return start(java_command(SCRIPTS["connect-mirror-maker.sh"], path, memory="512m", project=HERE, more=[MOVED]))
 
 
 def by_partition(found: Iterable[Got | Sent]) -> dict[int, list[tuple[Any, ...]]]:

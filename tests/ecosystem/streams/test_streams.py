@@ -85,10 +85,9 @@ class Work:
         }  # fmt: skip
         main, words = ("FlightDelays", []) if dies_at is None else ("DyingFlightDelays", [dies_at])
         properties = self._folder / f"{name}.properties"
-        command = java_command(main, properties, *words, memory="256m", project=_HERE)
-        if self._on_disk:
-            command[command.index("-cp") + 1] += os.pathsep + class_path(_HERE / "rocksdb")
-        else:
+        more = [_HERE / "rocksdb"] if self._on_disk else []
+        command = java_command(main, properties, *words, memory="256m", project=_HERE, more=more)
+        if not self._on_disk:
             settings["dsl.store.suppliers.class"] = _IN_MEMORY
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         properties.write_text(text)

@@ -8,7 +8,7 @@ from ecosystem.tools.conftest import Command
 from segmentlog.store import LogStore
 
 pytestmark = pytest.mark.xdist_group("tools")
-TOPICS, CONFIGS = "TopicCommand", "kafka.admin.ConfigCommand"
+TOPICS, CONFIGS = "TopicCommand", "ConfigCommand"
 
 
 def test_topics(do: Command, refuse: Command, store: LogStore) -> None:

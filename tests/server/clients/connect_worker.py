@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server.clients.java_driver import java_command
+from server.clients.java_driver import MOVED, java_command
 from server.clients.teller import Start, Teller
 
 from segmentlog.testing.ports import free_ports
@@ -44,7 +44,7 @@ class ConnectWorker:
     def start(self) -> None:
         """It answers some seconds later."""
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
-        self.process = self._start(java_command(main, self._properties, memory=self._memory))
+        self.process = self._start(java_command(main, self._properties, memory=self._memory, more=[MOVED]))
 
     def kill(self) -> None:
         """As `kill -9`."""

@@ -13,7 +13,9 @@ from server.clients.fetching import Missing, fetched
 from server.clients.program import ProgramDriver
 
 _HERE = Path(__file__).with_name("java")
-_VERSION = "4.3.1"
+_VERSION = "4.4.0"
+MOVED = _HERE / "moved"
+"""What programs of Kafka 4.3 need beside their folder, to run with 4.4."""
 
 
 class JavaDriver(ProgramDriver):
@@ -27,15 +29,16 @@ class JavaDriver(ProgramDriver):
 
 
 def java_command(
-    main: str, *words: object, memory: str = "128m", project: Path = _HERE, options: Sequence[str] = ()
-) -> list[str]:
+    main: str, *words: object, memory: str = "128m", project: Path = _HERE, more: Sequence[Path] = (),
+    options: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
     """To run ``main``: one of the programs of a folder with a ``pom.xml``, or of the packages that this names.
 
-    Raises `Missing` where that cannot be.
+    ``more``: further folders of that kind. Raises `Missing` where that cannot be.
     """
     # It starts in half the time where the compiler for what runs long is left out.
     settings = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", f"-Xmx{memory}", *options]
-    return ["java", *settings, "-cp", class_path(project), main, *map(str, words)]
+    return ["java", *settings, "-cp", os.pathsep.join(map(class_path, (project, *more))), main, *map(str, words)]
 
 
 @cache

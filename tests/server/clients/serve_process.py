@@ -1,4 +1,6 @@
-"""`segmentlog serve`, whose groups miss a dead member sooner than its options allow: serve_process.py STORE WORKERS.
+"""`segmentlog serve`, whose groups miss a dead member sooner than its options allow.
+
+serve_process.py STORE WORKERS [PORT]
 
 SERVED_LOG  the level from which on its workers log; WARNING
 """
@@ -38,7 +40,8 @@ def _tell(supervisor: Supervisor) -> None:
 def main() -> None:
     """Serve until SIGTERM."""
     settings = ServerSettings(groups=GroupSettings(min_session_timeout_ms=100))
-    plan = Plan(path=sys.argv[1], host="127.0.0.1", port=0, workers=int(sys.argv[2]), settings=settings)
+    path, workers, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3] if len(sys.argv) > 3 else 0)
+    plan = Plan(path=path, host="127.0.0.1", port=port, workers=workers, settings=settings)
     Supervisor(plan, _child, on_change=_tell).run()
 
 

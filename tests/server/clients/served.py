@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,12 +23,15 @@ _SERVER = Path(__file__).with_name("serve_process.py")
 class Served:
     """The command, in a process of its own."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, port: int = 0) -> None:
         self._log = log
-        with open(log, "w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, str(_SERVER), str(folder), "3"], stdout=subprocess.PIPE, stderr=file, text=True
-            )
+        self._command = [sys.executable, str(_SERVER), str(folder), "3", str(port)]
+        self._has_port = bool(port)
+        self._start()
+
+    def _start(self) -> None:
+        with open(self._log, "a") as file:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=file, text=True)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         assert self.address, "it did not start"
@@ -35,6 +40,20 @@ class Served:
         """Their process ids."""
         pid = self._process.pid
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def kill_and_restart(self) -> None:
+        """Kill all of its processes as `kill -9`, and start it again at the port that it was given."""
+        assert self._has_port
+        children = [os.pidfd_open(pid) for pid in self.workers()]
+        self._process.kill()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+        for child in children:
+            assert select.select([child], [], [], WAIT_S)[0], "it does not end"
+            os.close(child)
+        self._process.communicate()
+        self._start()
 
     def stop(self) -> None:
         """As Ctrl-C; what it said, and what it was at, is shown of a test that failed."""
