@@ -61,6 +61,30 @@ def test_what_is_no_time_is_refused(tmp_path: Path, wrong: object) -> None:
         assert log.log_end_offset == 0
 
 
+@pytest.mark.parametrize(
+    "limits", [{}, {"message_timestamp_after_max_ms": 1000}, {"message_timestamp_before_max_ms": 1000}], ids=str
+)
+@pytest.mark.parametrize("args", [["import", "FILE", "t"], ["produce", "--format", "json", "t", "FILE"]])
+def test_what_a_topic_does_not_accept_is_refused_by_the_command_line(
+    tmp_path: Path, args: list[str], limits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says which record and what is accepted; nothing of the list is appended."""
+    path, file = str(tmp_path / "store"), tmp_path / "records.ndjson"
+    with segmentlog.open(path, background=False) as store:
+        store.create_topic("t", **limits)
+    wrong = {"message_timestamp_after_max_ms": 2 * AT_MS, "message_timestamp_before_max_ms": AT_MS // 2}.get(
+        next(iter(limits), ""), LATEST_MS + 1
+    )
+    file.write_text(f'{{"value": "1"}}\n{{"value": "2", "timestamp": {wrong}}}\n')
+    assert run(cli, ["--dir", path, *(str(file) if arg == "FILE" else arg for arg in args)]) == 1
+    said = capsys.readouterr().err
+    assert str(wrong) in said
+    accepted = next(iter(limits), "year 294247").replace("_", ".")
+    assert accepted in said.replace("\n", " "), said
+    with segmentlog.open(path, background=False) as store:
+        assert store.topic("t").partition(0).log_end_offset == 0
+
+
 _HOUR_MS = 3_600_000
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.quantities import EARLIEST_MS, LATEST_MS
+from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
@@ -164,11 +164,11 @@ def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> i
         return None
     try:
         milliseconds = _as_milliseconds(value)
-        if not EARLIEST_MS <= milliseconds <= LATEST_MS:
-            raise ValueError
-        return milliseconds
     except (ValueError, TypeError, OverflowError):
         raise TransferError(f"record {number}: {value!r} is no timestamp (milliseconds, or ISO 8601)") from None
+    if not EARLIEST_MS <= milliseconds <= LATEST_MS:
+        raise TransferError(f"record {number}: the timestamp is {value!r}; expected {TIMESTAMPS_ACCEPTED}")
+    return milliseconds
 
 
 def _as_milliseconds(value: Any) -> int:

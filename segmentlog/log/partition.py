@@ -138,7 +138,8 @@ class Partition:
 
         values      a list of bytes or None
         keys        a list as long, or None when no record has one
-        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now
+        timestamps  milliseconds since 1970, a list or integer array as long, or datetimes; None: now. From the year 1
+                    to 9223372036854775, and as near to the clock as the topic accepts; -1 is none
         headers     for each record a sequence of (name, value) pairs, or None
         ack         "durable" returns once the records are on disk, whatever the topic's fsync
                     policy; "shipped" once the object store has them, too, so that they survive this machine;
