@@ -47,8 +47,8 @@ do_test_ListConsumerGroups do_test_ListOffsets do_test_unclean_destroy
 REASONS: Final = {
     "0028_long_topicnames": "librdkafka marks it as a known issue of its own",
     "0047_partial_buf_tmout": "librdkafka marks it as a known issue of its own",
-    "0081_admin": "in parts (ADMIN); the others alter a broker's configuration, describe that of a group, or make users "
-    "by the protocol: there is none of these",
+    "0081_admin": "in parts (ADMIN); the others alter a broker's configuration, describe that of a group, or make "
+    "users by the protocol: there is none of these",
     "0082_fetch_max_bytes": "left out in quick mode: it writes gigabytes",
     "0092_mixed_msgver": "for formats before version 2, which Kafka 4 does not know either",
     "0097_ssl_verify": "the part with a broker wants TLS with its own certificates; tests/security has TLS",
