@@ -122,7 +122,8 @@ class ScannedRecords:
 
     def body_sizes(self) -> Int64Array:
         """Return the bytes of each record after its length."""
-        sizes: Int64Array = self._table[core.END] - self._table[core.BODY]
+        table = self._fields()
+        sizes: Int64Array = table[core.END] - table[core.BODY]
         return sizes
 
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
