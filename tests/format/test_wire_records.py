@@ -6,12 +6,20 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from batches import Columns, batch_bytes, columns, forge, read_batch
 from cores import WAYS, use_way
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from segmentlog.errors import CorruptBatch
 from segmentlog.format import wire_scan
-from segmentlog.format.batch import WIRE_HEADER_SIZE
+from segmentlog.format.as_wire import as_wire
+from segmentlog.format.batch import HEADER_SIZE, WIRE_HEADER_SIZE, decode_header
+from segmentlog.format.batches import record_batch
 from segmentlog.format.columns import MalformedColumn
+from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire_records import MalformedRecord, WireRecords, decode_records, varint
+from segmentlog.speedups import COMPILED
 
 ONE = varint(1)
 NULL = varint(-1)
@@ -161,3 +169,44 @@ def test_many_records_are_checked_without_a_table(way: str) -> None:
     assert found.offset_deltas.tolist() == list(range(count))
     assert found.values() == [None] * count
     assert found.kept(None) == raw
+
+
+# ---------------------------------------------------------------- encoding
+
+
+@settings(max_examples=25)
+@given(columns(max_size=40), st.integers(0, 2**40))
+def test_every_way_makes_the_same_of_what_the_library_wrote(made: Columns, base_offset: int) -> None:
+    """A batch of the library, or a part of it, becomes the same records for Kafka's clients in every way."""
+    ways = WAYS if COMPILED else WAYS[1:]
+    whole = read_batch(batch_bytes(made, base_offset))
+    for batch in (whole, whole.slice(len(whole) // 3), whole.slice(0, len(whole) // 2)):
+        found = []
+        for name in ways:
+            with pytest.MonkeyPatch.context() as patch:
+                use_way(name, patch)
+                found.append([bytes(one) for one in as_wire(batch.slice(0))])
+        assert found[1:] == found[:1] * (len(ways) - 1)
+
+
+@pytest.mark.parametrize("damage", ["values", "keys", "headers"])
+def test_columns_that_do_not_decode_are_told_with_their_place(way: str, damage: str) -> None:
+    """A forged column is a `CorruptBatch` that names the file, in every way."""
+    values, keys, headers = b"\x92\xc4\x01a\xc0", b"\x92\xc4\x01k\xc0", b"\x92\x90\x91\x92\xa1n\xc0"
+    forged = {"values": values, "keys": keys, "headers": headers}
+    assert forged_batch(**forged).values == [b"a", None]
+    assert len(as_wire(forged_batch(**forged))) == 1
+    forged[damage] = forged[damage][:-1] + b"\x93"
+    with pytest.raises(CorruptBatch, match=r"somewhere\.log"):
+        as_wire(forged_batch(**forged))
+
+
+def forged_batch(values: bytes, keys: bytes, headers: bytes) -> RecordBatch:
+    """Return a batch of two records with these columns, under right checksums."""
+    data = batch_bytes(Columns([b"a", b"b"], None, None, None))
+    payload = keys + values + headers
+    sizes = {"payload_size": len(payload), "raw_size": len(payload), "keys_size": len(keys)}
+    sizes |= {"values_size": len(values), "headers_size": len(headers), "timestamps_size": 0}
+    view = memoryview(forge(data, payload=payload, **sizes))
+    header = decode_header(view, 0, "somewhere.log")
+    return record_batch(header, view[HEADER_SIZE:], path="somewhere.log")
