@@ -53,7 +53,7 @@ _NONE, _AWAY, _INVALID = ErrorCode.NONE, ErrorCode.REBOOTSTRAP_REQUIRED, ErrorCo
     ],
 )
 def test_who_is_meant(make_broker: MakeBroker, cluster_id: str | None, node_id: int, code: ErrorCode) -> None:
-    """Worker 1 of cluster "c" answers who means it, or nobody in particular, and lists its APIs to nobody else."""
+    """Worker 1 of cluster "c" lists its APIs to clients that mean it, and to clients that mean no node."""
     desk = Desk(make_broker(2))
     request = ApiVersionsRequest("test", "1", cluster_id, node_id)
     answer = desk.ask(_API_VERSIONS, 5, request)
@@ -66,11 +66,11 @@ def test_who_is_meant(make_broker: MakeBroker, cluster_id: str | None, node_id: 
 
 
 def asked(address: str, cluster_id: str | None = None, node_id: int = -1) -> int:
-    """The code that a client is answered which connects to the address and means this node."""
+    """Return the code that a client gets that connects to the address and means this node."""
     with WireClient(address) as client:
         request = ApiVersionsRequest("test", "1", cluster_id, node_id)
         code: int = client.ask(_API_VERSIONS, 5, request).error_code
-        # Whoever asks on gets an answer all the same: it is a hint to who may be wrong, and no lock.
+        # A client that stays gets answers all the same: the code is a hint, not a lock.
         assert client.ask(_METADATA, 12, MetadataRequest(topics=[])).brokers
         return code
 
@@ -82,7 +82,7 @@ def cluster_of(address: str) -> Any:
 
 
 def test_each_worker_is_a_node_of_its_own(served: Served) -> None:
-    """Each answers who means it, at its own port alone; the port to begin with answers who means nobody."""
+    """Each worker accepts clients that mean it, at its own port. The first port accepts clients that mean no node."""
     found = cluster_of(served.address)
     assert asked(served.address) == _NONE
     codes = {
@@ -95,7 +95,7 @@ def test_each_worker_is_a_node_of_its_own(served: Served) -> None:
 
 
 def test_another_store_at_the_address(tmp_path: Path) -> None:
-    """Who knows the store that was served here before is sent away; who knows nothing is answered."""
+    """A client that knows the store that was served here before is sent away; a client that knows none is accepted."""
     with segmentlog.serve(tmp_path / "one", port=0) as server:
         address = server.bootstrap_servers
         before = cluster_of(address)
@@ -138,7 +138,7 @@ def test_a_machine_that_was_taken_over(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_client_of_java_at_another_store(tmp_path: Path) -> None:
-    """Its consumer is sent away, asks its bootstrap server again, and reads the store that is served there now."""
+    """The consumer is sent away, asks its bootstrap server again, and reads the store that is served there now."""
     try:
         java_command("Follow")
     except Missing as error:

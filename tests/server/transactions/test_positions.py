@@ -100,9 +100,9 @@ def test_a_topic_by_its_id(desk: Desk) -> None:
 
 @pytest.mark.parametrize("version", [3, 4, 5, 6])
 def test_words_that_a_version_has(desk: Desk, version: int) -> None:
-    """A stale epoch, and a group that is not there: clients that know no word for it are told what they know.
+    """A stale epoch, and a missing group: clients of older versions get a code that they know.
 
-    After each of these codes a client aborts its transaction; after a code that it does not know it gives up.
+    After each of these codes a client aborts its transaction. An unknown code ends its producer.
     """
     client = Client(desk, is_new=version >= 5)
     client.begin()

@@ -373,7 +373,7 @@ def test_a_timeout_between_the_two_halves_of_a_commit(
 ) -> None:
     """The worker is killed while it commits, and the transaction's time is over before its client asks again.
 
-    The client is fenced, after which Streams begins anew. INVALID_TXN_STATE would end it.
+    The client is fenced, after which Kafka Streams continues with a new producer. INVALID_TXN_STATE would end it.
     """
     clock = FakeClock()
     desk = make_desk(clock=clock)
