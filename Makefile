@@ -114,10 +114,12 @@ clean:  ## remove what was built and cached (not .venv and .venv-bench)
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # A stamp is older than setup.cfg when the dependencies may have changed, and older than the core when that must be compiled.
-# It says nothing about an environment whose Python is gone, nor about a compiled core that was deleted.
+# It says nothing about an environment whose Python is gone, nor about a compiled core that is gone or older than its source.
+CORE_SOURCES := setup.py segmentlog/speedups/records.py segmentlog/speedups/records.pxd
 $(shell [ -x $(PY) ] || rm -f $(VENV)/.installed-*)
-$(shell [ ! -s $(VENV)/.core ] || [ -e "$$(cat $(VENV)/.core)" ] || rm -f $(VENV)/.installed-*)
-INSTALL_SOURCES := setup.cfg setup.py pyproject.toml segmentlog/speedups/records.py segmentlog/speedups/records.pxd
+$(shell for source in $(CORE_SOURCES); do \
+    [ ! -s $(VENV)/.core ] || [ "$$(cat $(VENV)/.core)" -nt "$$source" ] || rm -f $(VENV)/.installed-*; done)
+INSTALL_SOURCES := setup.cfg pyproject.toml $(CORE_SOURCES)
 
 $(VENV)/.installed-demo: $(INSTALL_SOURCES) | $(PY)
 	$(call install,demo)

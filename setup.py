@@ -16,10 +16,10 @@ CORE = Path("segmentlog", "speedups")
 
 
 class BuildExtension(build_ext):
-    """Builds what setup.cfg has no words for, and leaves no old machine code beside a newer source."""
+    """Compiles the core, and never leaves an older library beside a newer source."""
 
     def run(self) -> None:
-        """Build; where that fails, there is no library of this Python beside the source, which is then interpreted."""
+        """Delete the library of this Python, then compile. Python interprets the source where that fails."""
         if self.inplace:
             for old in CORE.glob("*" + sysconfig.get_config_var("EXT_SUFFIX")):
                 old.unlink()
@@ -27,7 +27,7 @@ class BuildExtension(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """Return what is to be compiled: nothing where a build without isolation has no Cython."""
+    """Return the core; an empty list where a build without isolation has no Cython."""
     try:
         from Cython.Build import cythonize
     except ImportError:

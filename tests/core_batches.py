@@ -45,7 +45,7 @@ def random_payload(rng: Random) -> Payload:
             count = max(count + rng.choice((-1, 1)), 0)
         if rng.randrange(6) == 0:
             last = rng.choice((last - 1, last + 1, 2**31 - 1))
-    # What a decompressor leaves after the records must not matter.
+    # The scan must not read the bytes that a decompressor leaves after the records.
     padding = rng.choice((b"", b"", bytes(16), b"\xff" * 16))
     return Payload(data + padding, len(data), count, last)
 

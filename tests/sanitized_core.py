@@ -28,7 +28,7 @@ def load(path: str) -> ModuleType:
 
 
 def table_of(core: ModuleType, count: int) -> Any:
-    """Return an int64 table for so many records, as exactly as it fits."""
+    """Return an int64 table for ``count`` records, without a number to spare."""
     numbers = memoryview(array("q", bytes(8 * core.ROW_COUNT * count)))
     return numbers.cast("B").cast("q", (core.ROW_COUNT, count)) if count else None
 

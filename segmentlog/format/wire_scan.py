@@ -36,10 +36,14 @@ class MalformedRecord(MalformedColumn):
     """A record of a Kafka batch whose bytes contradict themselves or the header of the batch."""
 
     def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"record {index}: {reason}")
+        super().__init__(index, reason)
         self.index = index
         """The first record that is wrong, counted from 0; the number of records where bytes follow the last."""
         self.reason = reason
+        """What is wrong, in plain words."""
+
+    def __str__(self) -> str:
+        return f"record {self.index}: {self.reason}"
 
 
 def named_error(data: bytes, size: int, count: int, last_offset_delta: int, error: MalformedColumn) -> MalformedColumn:

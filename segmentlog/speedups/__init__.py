@@ -1,6 +1,6 @@
 """Loops over bytes, for which Python is slow: compiled where the install found a C compiler, interpreted elsewhere.
 
-`records` holds pure functions over bytes: no policy, no files, no classes. ``setup.py`` says how it is compiled.
+`records` contains pure functions over bytes, and neither policy nor files nor classes. ``setup.py`` compiles it.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ COMPILED: Final = not str(records.__file__).endswith(".py")
 """Whether the functions of `records` are machine code. If not, they give the same answers more slowly."""
 
 CORE_NAME: Final = "compiled core" if COMPILED else "interpreted core"
-"""What ``segmentlog --version`` and servers call it."""
+"""The name that ``segmentlog --version`` and the first log line of a server print."""

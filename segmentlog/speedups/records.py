@@ -47,7 +47,7 @@ HEADERS = 10
 END = 11
 ROW_COUNT = 12
 
-# The same numbers for the compiled code, where they are C integers that Python does not see.
+# Copies for the compiled code. Its copies are C integers, which Python code cannot import.
 _START, _BODY, _TIMESTAMP_DELTA, _AFTER_TIMESTAMP = START, BODY, TIMESTAMP_DELTA, AFTER_TIMESTAMP
 _OFFSET_DELTA, _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE = OFFSET_DELTA, KEY, KEY_SIZE, VALUE, VALUE_SIZE
 _HEADER_COUNT, _HEADERS, _END = HEADER_COUNT, HEADERS, END
@@ -190,7 +190,7 @@ def _refuse(index: int, reason: int) -> tuple[int, int, int, int, int, int]:
 def cut_field(data: bytes, table: Numbers, start_row: int, first: int, stop: int) -> list[bytes | None]:
     """Return a key or a value of each of the records ``[first, stop)``: ``start_row`` is KEY or VALUE.
 
-    Raise IndexError for records that the table does not have, or fields that the data does not have.
+    Raise IndexError for a record beyond the table or a field beyond the data.
     """
     size = len(data)
     if table is None or not 0 <= start_row < table.shape[0] - 1 or first < 0 or stop > table.shape[1]:
@@ -342,7 +342,7 @@ def _write_varint(raw: bytearray, position: int, number: int) -> int:
 
 
 def _write_item(raw: bytearray, position: int, source: bytes, at: list[int], size: int) -> int:
-    """Write the size (-1: null) and so many bytes at ``at[0]``, and move ``at[0]`` after them. There is room."""
+    """Write ``size`` (-1: null) and as many bytes from ``at[0]`` on, and move ``at[0]`` after them. Must have room."""
     position = _write_varint(raw, position, size)
     start = at[0]
     for index in range(size):
@@ -441,7 +441,7 @@ def _read_int(raw: bytes, at: list[int], end: int) -> int:
 
 
 def _read_long(raw: bytes, at: list[int], end: int) -> int:
-    """Return the varlong of 64 bits at ``at[0]``, likewise."""
+    """Return the varlong of 64 bits at ``at[0]`` and move ``at[0]`` after it; set ``at[0]`` to -1 if there is none."""
     position = at[0]
     number = 0
     shift = 0

@@ -30,7 +30,7 @@ from segmentlog.speedups import COMPILED, records
 BATCHES = int(os.environ.get("SEGMENTLOG_SANITIZED_BATCHES", "5000"))
 """Mutated batches that go through the core with sanitizers; CI takes 100,000, and `make test-crash` ten million."""
 ROUNDS = 1500
-"""Of each seed; a second's worth."""
+"""Payloads of each seed. They take a second."""
 OTHER_WAYS = [way for way in WAYS if way != "interpreted"]
 
 
@@ -214,7 +214,7 @@ SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno
 
 @pytest.mark.long(minutes=0.7)
 def test_mutated_batches_under_sanitizers(tmp_path: Path) -> None:
-    """No batch lets the core read or write beyond the end of anything, or do what C does not define."""
+    """The core reads and writes within its buffers, and does nothing undefined, whatever the batch."""
     need_compiler()
     library = build_core(tmp_path, CFLAGS=SANITIZERS, LDFLAGS=SANITIZERS)
     for seed in every_seed("cores"):
@@ -241,7 +241,7 @@ def test_sanitizers_find_a_missing_check(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_without_a_compiler_the_core_is_interpreted(tmp_path: Path) -> None:
-    """A compiler that fails or is missing does not end an install, and leaves no older library beside the source."""
+    """An install succeeds with a compiler that fails or is missing, and deletes an older library beside the source."""
     for compiler in ("/bin/false", "/nowhere/gcc"):
         folder = tmp_path / Path(compiler).name
         old = folder / "segmentlog" / "speedups" / f"records{_suffix()}"
@@ -257,7 +257,7 @@ def _suffix() -> str:
 
 
 def test_array_is_what_the_core_takes() -> None:
-    """Deltas may be any array of int64: memory that is not numpy's, too, and memory that nobody may write to."""
+    """Deltas may be any buffer of int64: an array of the standard library, and a numpy array that is read-only."""
     frozen = np.arange(2)
     frozen.flags.writeable = False
     made = records.encode_columns(b"", b"\x92\xc0\xc0", b"", 2, array("q", [0, 1]), frozen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -106,6 +107,7 @@ def test_a_malformed_record_is_refused_by_its_number(way: str, reason: str, malf
     assert (refused.value.index, refused.value.reason[: len(reason)]) == (2, reason)
     assert str(refused.value) == f"record 2: {refused.value.reason}"
     assert isinstance(refused.value, MalformedColumn)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
 def test_records_and_their_header_agree(way: str) -> None:
