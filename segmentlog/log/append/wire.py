@@ -21,7 +21,7 @@ from segmentlog.errors import InvalidWireBatch
 from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.format.codecs import CODEC_NONE
 from segmentlog.format.wire import Buffer, WireHeader, check_wire_batch
-from segmentlog.format.wire_batch import encode_wire
+from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire
 from segmentlog.format.wire_codecs import TooManyBytes
 from segmentlog.format.wire_records import WireRecords, decode_records
 from segmentlog.log.append.appender import Appender
@@ -64,7 +64,7 @@ def append_wire(
         handle.refresh_config()
     config = handle.config
     wire = check_wire_batch(data, config.max_message_bytes)
-    batch = encode_wire(data, wire, _judge(memoryview(data), wire, config, handle.clock.now_ms(), unpacking))
+    batch = _judge(memoryview(data), wire, config, handle.clock.now_ms(), unpacking)
     stamp = None
     if wire.producer_id >= 0:
         if wire.is_transactional:
@@ -87,30 +87,39 @@ def append_wire(
 def _judge(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int,
     unpacking: Callable[[], AbstractContextManager[object]],
-) -> int:  # fmt: skip
-    """Return the largest timestamp of the records.
+) -> EncodedWireBatch:  # fmt: skip
+    """Return the batch, checked and ready to be placed.
 
     Raise `InvalidWireBatch` for records that a reader would refuse, or with timestamps that the topic does not accept.
     Raise `InvalidRecord` for records that lack a key which the topic needs.
     """
     try:
         if wire.codec == CODEC_NONE:
-            return _check_records(data, wire, config, now_ms)
+            return _encode(data, wire, config, now_ms)
         if len(data) <= SMALL_STORED_BYTES:
             try:
-                return _check_records(data, wire, config, now_ms, SMALL_RAW_BYTES)
+                return _encode(data, wire, config, now_ms, SMALL_RAW_BYTES)
             except TooManyBytes:
                 pass
         with unpacking():
-            return _check_records(data, wire, config, now_ms)
+            return _encode(data, wire, config, now_ms)
     except TooManyBytes as error:
         raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
 
 
-def _check_records(
+def _encode(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int, limit_bytes: int | None = None
-) -> int:
-    """`_judge` one batch. Raise `TooManyBytes` where it decompresses to more than ``limit_bytes``."""
+) -> EncodedWireBatch:
+    """`_judge`. Raise `TooManyBytes` where the batch decompresses to more than ``limit_bytes``."""
+    records = _decode(data, wire, limit_bytes)
+    largest_ms = _check_timestamps(records, wire.base_timestamp, config, now_ms)
+    if config.compacts:
+        _check_keys(records)
+    return encode_wire(data, wire, largest_ms)
+
+
+def _decode(data: memoryview, wire: WireHeader, limit_bytes: int | None) -> WireRecords:
+    """Return the records, all of them checked: what is returned no reader refuses."""
     count = wire.record_count
     try:
         records = decode_records(data, wire.codec, count, limit_bytes=limit_bytes)
@@ -120,22 +129,19 @@ def _check_records(
     except ValueError as error:
         index = getattr(error, "index", count)
         raise InvalidWireBatch("records", str(error), (index,) if index < count else ()) from None
-    _check_offsets(records)
-    largest_ms = _check_timestamps(records, wire.base_timestamp, config, now_ms)
-    if config.compacts:
-        keyless = np.flatnonzero(records.null_keys())
-        if keyless.size:
-            raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
-    return largest_ms
-
-
-def _check_offsets(records: WireRecords) -> None:
-    """Raise `InvalidWireBatch` unless the offset deltas are 0, 1, 2 and so on."""
-    wrong = records.offset_deltas != np.arange(records.count)
+    wrong = records.offset_deltas != np.arange(count)
     if wrong.any():
         index = int(wrong.argmax())
         why = f"record {index}: its offset delta is {records.offset_deltas[index]}, where {index} is right"
         raise InvalidWireBatch("records", why, (index,))
+    return records
+
+
+def _check_keys(records: WireRecords) -> None:
+    """Raise `InvalidRecord` for records without a key."""
+    keyless = np.flatnonzero(records.null_keys())
+    if keyless.size:
+        raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
 
 
 def _check_timestamps(records: WireRecords, base_ms: int, config: TopicConfig, now_ms: int) -> int:
