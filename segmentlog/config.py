@@ -254,7 +254,7 @@ _NO_POLICY = "none"
 _CLEANUP_POLICY = _Kind(
     _parse_cleanup_policy,
     lambda policy: policy or _NO_POLICY,
-    f"delete, compact, delete,compact or {_NO_POLICY} (or nothing): records are kept for ever",
+    f"delete, compact, delete,compact or {_NO_POLICY}, which retains records for ever",
 )
 PRODUCER = "producer"
 """The `compression.type` of a topic that keeps the codec of each Kafka client's batch, as Kafka calls it."""
@@ -339,7 +339,7 @@ class TopicConfig:
     cleanup_policy: CleanupPolicy = _key(
         "delete",
         _CLEANUP_POLICY,
-        "old segments are deleted, or compacted to the last record of each key, or both, or neither",
+        "old segments are deleted, or compacted to the last record of each key, or both, or neither (none)",
     )
     min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is uncompacted")
     delete_retention_ms: int = _key(

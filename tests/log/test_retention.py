@@ -73,9 +73,12 @@ def test_without_limits_nothing_goes(logs: Logs, clock: FakeClock) -> None:
     clock.advance(10**12)
     assert log.retain().removed == ()
     assert starts(log)[0] == 0
-    log.close()
-    log = logs.open(cleanup_policy="compact", retention_segments=1, retention_ms=1)
-    assert log.retain().removed == (), "retention is for topics that delete"
+    for policy in ("compact", "none"):
+        log.close()
+        log = logs.open(cleanup_policy=policy, retention_segments=1, retention_ms=1)
+        assert log.retain().removed == (), "retention is for topics that delete"
+    log.trim(4)
+    assert log.log_start_offset == 4
 
 
 def test_age(logs: Logs, clock: FakeClock) -> None:

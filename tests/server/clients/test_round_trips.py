@@ -11,6 +11,7 @@ from server.clients.driver import Driver, Got, Sent, sorted_records, until
 from wire import Sent as Record
 from wire import foreign
 
+from segmentlog.format.wire_codecs import WIRE_CODEC_NAMES
 from segmentlog.store import LogStore
 
 _START_MS = 1_700_000_000_000
@@ -77,6 +78,23 @@ def test_what_a_client_writes(client: Driver, store: LogStore) -> None:
     assert sorted_records(client.read("t", len(sent))) == found
 
 
+@pytest.mark.parametrize("wanted", ["gzip", "snappy", "zstd", "none"])
+def test_what_a_topic_recompresses(client: Driver, store: LogStore, wanted: str) -> None:
+    """Whatever a client compresses with, its records are stored under the topic's codec, and read back by both."""
+    sent: list[Sent] = []
+    store.create_topic("t", compression_type=wanted)
+    for round_, codec in enumerate(client.codecs):
+        records = [one._replace(partition=0) for one in records_for(client, start=100 * round_)]
+        client.write("t", records, codec=codec)
+        sent += records
+    batches = list(store.topic("t").partition(0).read(0))
+    assert {WIRE_CODEC_NAMES[batch.header.codec] for batch in batches} == {wanted}
+    found = by_library(store, "t")
+    assert fields(found, with_time=client.sets_timestamps) == fields(sent, with_time=client.sets_timestamps)
+    if wanted in client.codecs:
+        assert sorted_records(client.read("t", len(sent))) == found
+
+
 def test_null_headers(client: Driver, store: LogStore) -> None:
     """A header may be there without a value."""
     store.create_topic("t")
@@ -90,7 +108,7 @@ def test_null_headers(client: Driver, store: LogStore) -> None:
     assert by_library(store, "t")[1].headers == (("empty", b""), ("null", None))
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("codec", ["none", "lz4", "gzip", "snappy"])
 def test_what_the_library_writes(client: Driver, store: LogStore, codec: str) -> None:
     """Records of every kind, in several batches, and transactions of which one was aborted: each sees what it may."""
     store.create_topic("t", partitions=2, compression_type=codec)
