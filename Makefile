@@ -138,7 +138,7 @@ space := $(subst ,, )
 define install
 	@echo "installing segmentlog with [$(subst $(space),$(comma),$(1))] into $(VENV); the first time takes a minute"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(subst $(space),$(comma),$(1))]'
-	@$(PY) -c 'from segmentlog.speedups import COMPILED, records; print(records.__file__ if COMPILED else "")' > $(VENV)/.core
+	@$(PY) -c 'from segmentlog.speedups import COMPILED, records; print(records.__file__ if COMPILED else "", end="")' > $(VENV)/.core
 	@[ -s $(VENV)/.core ] || echo "the core is not compiled: gcc and Python's headers (Debian: gcc, python3-dev) make records of Kafka's clients faster"
 	@touch $(foreach extra,$(1),$(VENV)/.installed-$(extra))
 endef
