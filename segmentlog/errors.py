@@ -42,7 +42,7 @@ class InvalidTopicName(SegmentlogError, ValueError):
 
 
 class InvalidRecord(SegmentlogError, TypeError):
-    """A value, key, header or timestamp of a type that a record cannot hold."""
+    """A value, key, header or timestamp that a record cannot hold, or that its topic does not accept."""
 
     def __init__(
         self, column: str, index: int, found: str, expected: str, indices: tuple[int, ...] | None = None

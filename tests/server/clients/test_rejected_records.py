@@ -39,7 +39,7 @@ def test_not_more_are_named_than_an_answer_takes(
     server: ServerOfTests, store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of them: a batch may hold millions."""
-    monkeypatch.setattr(wire, "_NAMED_MAX", 2)
+    monkeypatch.setattr(wire, "NAMED_MAX", 2)
     store.create_topic("t", cleanup_policy="compact")
     bad, other = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
     assert codes_of(server) == [other, bad, other, bad, other, other]

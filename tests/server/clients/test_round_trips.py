@@ -197,7 +197,7 @@ def test_administration(client: Driver, store: LogStore) -> None:
     else:
         store.create_topic("t", partitions=2)
     partition = store.topic("t").partition(1)
-    start_ms = 2_000_000_000_000  # not yet for retention to remove
+    start_ms = round(time.time() * 1000) - 1000  # not yet for retention to remove
     for number in range(10):
         partition.append([b"%d" % number], [b"%d" % number], [start_ms + 10 * number])
     client.write("t", [Sent(1, b"k", b"v", start_ms + 200)])

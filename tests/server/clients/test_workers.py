@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 from server.clients.driver import Driver, Sent, sorted_records, until
@@ -13,7 +14,7 @@ from server.clients.served import store as store
 
 from segmentlog.store import LogStore
 
-_START_MS = 2_000_000_000_000
+_START_MS = round(time.time() * 1000) - 60_000  # not yet for retention to remove
 _PARTITIONS = 6
 
 
