@@ -87,7 +87,7 @@ def children_of(pid: int) -> list[int]:
 def test_the_status_is_the_last_line_and_makes_room(tmp_path: Path) -> None:
     """A worker that is killed is told of in a line of its own; the status comes again below, and goes at the end."""
     with on_terminal(tmp_path / "store", "--workers", "2") as terminal:
-        terminal.until(r"store: listening on 127\.0\.0\.1:\d+, 2 workers\r\n")
+        terminal.until(r"store: listening on 127\.0\.0\.1:\d+, 2 workers \((compiled|interpreted) core\)\r\n")
         terminal.until(re.escape(_ERASE) + r"0 connections, 0 requests/s\r")
         os.kill(children_of(terminal.process.pid)[0], signal.SIGKILL)
         terminal.until(re.escape(_ERASE) + r"[-\d:, ]+ ERROR worker \d \(process \d+\) was killed by signal 9\r\n")

@@ -132,7 +132,7 @@ class CompactionPass:
         passes = 0
         while dirty_offset < end or not passes:
             before, self._totals = self._totals, _Totals()
-            weighed_before = dict(self._weighed_before)
+            weighed_before = self._weighed_before.copy()
             self._survivors = Survivors(
                 self._config, self._now_ms, self._buffer_bytes, self._log_start, dirty_offset, end, self._decided,
                 self._unreadable,
