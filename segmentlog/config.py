@@ -468,16 +468,6 @@ class TopicConfig:
         return self.compression_type != PRODUCER and self.compression.codec.number != codec
 
     @property
-    def unpacks(self) -> bool:
-        """Whether batches of Kafka clients may have to be decompressed before they are stored."""
-        return self.compacts or self.compression_type != PRODUCER or self.limits_decompressed
-
-    @property
-    def limits_decompressed(self) -> bool:
-        """Whether records of Kafka clients have a limit of their own once they are decompressed."""
-        return self.max_decompressed_message_bytes < _DECOMPRESSED_BYTES_MAX
-
-    @property
     def compacts(self) -> bool:
         """Whether only the last records of each key are kept."""
         return "compact" in self.cleanup_policy

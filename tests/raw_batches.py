@@ -144,6 +144,12 @@ def _zeros_in_lz4() -> bytes:
     return lz4.frame.compress(bytes(_MANY))
 
 
+@cache
+def _many_headers() -> bytes:
+    """One record with a million headers and one, each without a name and without a value."""
+    return record(headers=varint(1_000_001) + b"\0\1" * 1_000_001)
+
+
 _BAD, _SIZE, _TIME = ErrorCode.INVALID_RECORD, ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_TIMESTAMP
 _HEADER: Final = varint(1)
 
@@ -164,6 +170,7 @@ REFUSED: Final[dict[str, Case]] = {
     "offset deltas 0, 2 of three": _case(record() + record(2) + record(2), 3, _BAD, words="offset delta"),
     "offset deltas that leave one out": _case(record() + record(2), 2, _BAD, last_offset_delta=2),
     "an offset delta below zero": _case(record(-1), 1, _BAD, 0, "offset delta"),
+    "more headers than a batch may have": _case(_many_headers, 1, _BAD, 0, "headers"),
     "a key beyond its record": _case(varint(6) + b"\0\0\0" + varint(90) + b"v", 1, _BAD),
     "a value beyond its record": _case(varint(6) + b"\0\0\0" + varint(-1) + varint(90), 1, _BAD),
     "a header without a name": _case(record(headers=_HEADER + blob(None) + blob(b"x")), 1, _BAD),

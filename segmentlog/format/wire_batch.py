@@ -32,8 +32,9 @@ from segmentlog.format.batch import (
     WIRE_HEADER_SIZE,
     BatchHeader,
     hash_of,
+    wire_raw_max,
 )
-from segmentlog.format.codecs import Compression
+from segmentlog.format.codecs import CODEC_NONE, Compression
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.wire import (
     CRC,
@@ -163,15 +164,27 @@ def recompress_wire(
     """The batch of a client, its decompressed ``records`` compressed again under another codec.
 
     ``wire`` is its header as it is to be stored, except for codec, length and CRC. Raises `RecordTooLarge` for a batch
-    that now takes more than ``limit_bytes``.
+    that now takes more than ``limit_bytes``. Records that no reader would decompress from so few bytes stay
+    uncompressed.
     """
-    payload = compress_records(compression.codec.number, records, compression.level)
-    attributes = wire.attributes & ~CODEC_MASK | compression.codec.number
+    codec, payload = _compressed_for_readers(compression.codec.number, records, compression.level)
+    attributes = wire.attributes & ~CODEC_MASK | codec
     size = WIRE_HEADER_SIZE + len(payload)
     if limit_bytes is not None and size > limit_bytes:
         raise RecordTooLarge(size, limit_bytes)
     data, wire = _joined(wire._replace(attributes=attributes, batch_length=size - LENGTH_BEHIND), payload)
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
+
+
+def _compressed_for_readers(codec: int, records: Buffer, level: int | None = None) -> tuple[int, Buffer]:
+    """Return the codec and the records compressed with it, or uncompressed where readers would refuse so large a ratio.
+
+    Readers bound what they decompress by the stored size (`wire_raw_max`), and compression changes that size.
+    """
+    payload = compress_records(codec, records, level)
+    if WIRE_HEADER_SIZE + len(records) > wire_raw_max(WIRE_HEADER_SIZE + len(payload)):
+        return CODEC_NONE, records
+    return codec, payload
 
 
 def _changed(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
@@ -227,8 +240,10 @@ def cut_wire(
         attributes |= DELETE_HORIZON
     elif header.attributes & DELETE_HORIZON:
         base_timestamp = int(left[0])
+    codec, payload = _compressed_for_readers(header.codec, records.kept(kept, header.base_timestamp - base_timestamp))
+    attributes = attributes & ~CODEC_MASK | codec
     data = pack_wire_batch(
-        compress_records(header.codec, records.kept(kept, header.base_timestamp - base_timestamp)),
+        payload,
         base_offset=header.base_offset,
         leader_epoch=header.partition_epoch & LEADER_EPOCH_MASK,
         attributes=attributes,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from segmentlog.format.columns import Int64Array, MalformedColumn
 from segmentlog.format.wire_scan import keep_records, named_error, rebase_records
 from segmentlog.records import Headers
+from segmentlog.speedups.records import HEADERS_MAX
 
 _INT_LAST: Final = 28, 15
 """The shift of the fifth and last byte of a varint of 32 bits, and the largest value of that byte."""
@@ -99,6 +100,11 @@ class NumpyRecords:
         """Whether a record has one."""
         return bool((self._fields()[1] >= 0).any())
 
+    @property
+    def null_key_count(self) -> int:
+        """How many records have a null key."""
+        return int(np.count_nonzero(self._fields()[1] < 0))
+
     def null_keys(self) -> npt.NDArray[np.bool_]:
         """Return which records have a null key, bool[count]."""
         null: npt.NDArray[np.bool_] = self._fields()[1] < 0
@@ -166,6 +172,8 @@ def _find_fields(
         raise MalformedColumn("a record that ends elsewhere than it says")
     if ((header_counts == 0) & (header_starts != ends)).any():
         raise MalformedColumn("a record with bytes behind its fields")
+    if int(header_counts.sum()) > HEADERS_MAX:
+        raise MalformedColumn("more headers than a batch may have")
     return key_starts, key_sizes, value_starts, value_sizes, header_counts, header_starts
 
 

@@ -24,6 +24,7 @@ _REASONS: Final = {
     core.BAD_OFFSET: "its offset delta is malformed, does not ascend, or lies outside the batch",
     core.BAD_KEY: "its key extends beyond the record, or has a malformed length",
     core.BAD_VALUE: "its value extends beyond the record, or has a malformed length",
+    core.TOO_MANY_HEADERS: f"with it the batch has more than {core.HEADERS_MAX:,} headers",
     core.BAD_HEADER_COUNT: "its number of headers is malformed or negative",
     core.BAD_HEADER_NAME: "the name of a header is null, or extends beyond the record",
     core.BAD_HEADER_VALUE: "the value of a header extends beyond the record, or has a malformed length",
@@ -61,7 +62,8 @@ class ScannedRecords:
     """The records of one batch, all of them checked. Not thread-safe."""
 
     __slots__ = (
-        "_data", "_last_offset_delta", "_table", "any_headers", "any_key", "any_null_value", "count", "size_bytes",
+        "_data", "_last_offset_delta", "_table", "any_headers", "any_key", "any_null_value", "count", "null_key_count",
+        "size_bytes",
         "timestamp_delta_range",
     )  # fmt: skip
 
@@ -80,6 +82,7 @@ class ScannedRecords:
             raise _malformed(refusal)
         self.timestamp_delta_range: tuple[int, int] = least, largest
         """The least and the largest timestamp delta, in milliseconds; zeros without records."""
+        self.null_key_count: int = null_keys
         self.any_key: bool = null_keys < count
         self.any_null_value: bool = null_values > 0
         self.any_headers: bool = with_headers > 0
@@ -135,6 +138,8 @@ class ScannedRecords:
 
         Except their timestamp deltas, to which ``rebased_by`` milliseconds are added.
         """
+        if kept is None and not rebased_by:
+            return self._data[: self.size_bytes]
         table = self._fields()
         if rebased_by:
             rebased = self.timestamp_deltas + np.int64(rebased_by)

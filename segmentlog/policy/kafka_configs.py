@@ -290,6 +290,8 @@ _WITHOUT_EFFECT: Final = [
 def _text(name: str, value: Any) -> str:
     if name == _TIMESTAMP_AFTER and value is None:
         return str(CLIENT_TIMESTAMP_AFTER_MAX_MS)
+    if name == _LEVEL and value is None:
+        return "default"  # -1 is a level of zstd
     if value is None:
         return str(UNLIMITED)
     if isinstance(value, FsyncPolicy):

@@ -3,13 +3,13 @@ cimport cython
 
 cdef Py_ssize_t _START, _BODY, _TIMESTAMP_DELTA, _AFTER_TIMESTAMP, _OFFSET_DELTA, _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE
 cdef Py_ssize_t _HEADER_COUNT, _HEADERS, _END
-cdef Py_ssize_t _INT_MAX_SIZE, _BODY_MAX, _NUMBERS_MAX
+cdef Py_ssize_t _HEADERS_MAX, _INT_MAX_SIZE, _BODY_MAX, _NUMBERS_MAX
 cdef int _BIN, _STR, _ARRAY
 
 @cython.locals(
     raw=cython.p_uchar, at=cython.Py_ssize_t[1], position=cython.Py_ssize_t, previous=cython.longlong,
     least=cython.longlong, largest=cython.longlong, null_keys=cython.longlong, null_values=cython.longlong,
-    with_headers=cython.longlong, index=cython.Py_ssize_t, length=cython.longlong, body=cython.Py_ssize_t,
+    with_headers=cython.longlong, all_headers=cython.longlong, index=cython.Py_ssize_t, length=cython.longlong, body=cython.Py_ssize_t,
     end=cython.Py_ssize_t, timestamp=cython.longlong, after_timestamp=cython.Py_ssize_t, offset=cython.longlong,
     key_size=cython.longlong, key=cython.Py_ssize_t, value_size=cython.longlong, value=cython.Py_ssize_t,
     header_count=cython.longlong, headers=cython.Py_ssize_t, part_size=cython.longlong, part=cython.Py_ssize_t,

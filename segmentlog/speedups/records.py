@@ -64,7 +64,13 @@ BAD_HEADER_NAME = 7
 BAD_HEADER_VALUE = 8
 BYTES_LEFT_IN_RECORD = 9
 BYTES_LEFT = 10
+TOO_MANY_HEADERS = 11
 
+HEADERS_MAX = 1_000_000
+"""Headers of all records of a batch, as many as the protocol allows elements in an array. An empty one takes two bytes,
+and a hundred as an object."""
+
+_HEADERS_MAX = HEADERS_MAX
 _INT_MAX_SIZE = 5
 """Bytes of the longest varint."""
 _BODY_MAX = 2**31 - 1
@@ -108,6 +114,7 @@ def scan_records(
     null_keys = 0
     null_values = 0
     with_headers = 0
+    all_headers = 0
     for index in range(count):
         at[0] = position
         length = _read_int(raw, at, size)
@@ -146,6 +153,9 @@ def scan_records(
             return _refuse(index, BAD_HEADER_COUNT)
         if header_count:
             with_headers += 1
+            all_headers += header_count
+            if all_headers > _HEADERS_MAX:
+                return _refuse(index, TOO_MANY_HEADERS)
             for _ in range(header_count):
                 part_size = _read_int(raw, at, end)
                 part = at[0]

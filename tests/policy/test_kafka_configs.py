@@ -141,6 +141,14 @@ def test_every_setting_has_a_meaning_or_a_reason() -> None:
         assert entry.documentation.startswith("Has no effect here: ") == (entry.name in WITHOUT)
 
 
+@pytest.mark.parametrize("codec", ["producer", "lz4", "zstd", "gzip", "snappy", "none"])
+def test_a_level_that_is_described_can_be_written_back(codec: str) -> None:
+    """Tools read all settings and write them back: an unset level stays unset."""
+    config = TopicConfig(compression_type=codec)
+    (level,) = [entry.value for entry in describe(config) if entry.name == "compression.level"]
+    assert config.replace(to_engine({"compression.level": level}, config)).compression_level is None
+
+
 def test_levels_are_those_of_the_topics_codec() -> None:
     """The level of another codec changes nothing; a topic that changes its codec has that one's level."""
     zstd = TopicConfig.from_mapping(

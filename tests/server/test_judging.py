@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from leftovers import opened
 from logs import NoSyncFileSystem
-from raw_batches import ACCEPTED, HOUR_MS, REFUSED, batch, record, records
+from raw_batches import ACCEPTED, HOUR_MS, PACKERS, REFUSED, batch, record, records
 from server.transactions.clients import Client
 from server.wire_client import Desk
 from wire import read_foreign
@@ -159,6 +159,18 @@ def test_every_version_refuses_it(store: LogStore, desk: Desk, version: int) -> 
     for name in ("one record announced, two there", "offset deltas 0, 0", "a wrong CRC", "timestamp 2^62"):
         check_refused(store, produce(desk, REFUSED[name].make(now_ms()), version=version)[0], name, version)
     assert produce(desk, batch(now_ms(), records(3), 3), version=version)[0].error_code == 0
+
+
+def test_the_records_of_many_refusals_fit_into_one_answer(desk: Desk) -> None:
+    """A request may name a partition again and again, and lose 10,000 records each time."""
+    data = memoryview(batch(now_ms(), PACKERS["zstd"][1](records(10_000)), 10_000, codec=4, base_timestamp=1 << 62))
+    parts = [PartitionProduceData(0, data) for _ in range(40)]
+    request = ProduceRequest(None, -1, 1000, [TopicProduceData("t", partition_data=parts)])
+    told = desk.ask(0, 8, request).responses[0].partition_responses
+    named = [len(one.record_errors) for one in told]
+    assert len(named) == 40
+    assert (max(named), min(named)) == (10_000, 1)
+    assert sum(named) <= desk.broker.settings.limits.answer_elements + 40
 
 
 def test_nothing_refused_is_read(store: LogStore, desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

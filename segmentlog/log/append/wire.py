@@ -19,7 +19,7 @@ import numpy as np
 from segmentlog.config import CLIENT_TIMESTAMP_AFTER_MAX_MS, TopicConfig
 from segmentlog.errors import InvalidRecord, InvalidWireBatch
 from segmentlog.format.batch import LOG_APPEND_TIME
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.codecs import CODEC_NONE, Compression
 from segmentlog.format.wire import Buffer, WireHeader, check_wire_batch
 from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire, recompress_wire
 from segmentlog.format.wire_codecs import TooManyBytes
@@ -35,8 +35,8 @@ from segmentlog.storage.state import CONFIG_WORD
 
 SMALL_STORED_BYTES: Final = 64 * KIB
 SMALL_RAW_BYTES: Final = 256 * KIB
-"""A compressed batch of at most so many bytes, stored and decompressed, is judged without ``unpacking``: it takes no
-more memory and time than one that is not compressed."""
+"""A compressed batch of at most so many bytes, stored and decompressed, is checked without ``unpacking``: it takes no
+more memory and time than one that is not compressed. Unless a slow codec has to compress it again."""
 
 
 class WireAppended(msgspec.Struct, frozen=True, gc=False):
@@ -94,9 +94,10 @@ def _encode(
     Raise `InvalidRecord` for records that lack a key which the topic needs, or are larger than it allows.
     """
     try:
-        if wire.codec == CODEC_NONE and not config.recompresses(CODEC_NONE):
+        recompresses = config.recompresses(wire.codec)
+        if wire.codec == CODEC_NONE and not recompresses:
             return _encode_checked(data, wire, config, now_ms)
-        if len(data) <= SMALL_STORED_BYTES:
+        if len(data) <= SMALL_STORED_BYTES and (not recompresses or _is_fast(config.compression)):
             try:
                 return _encode_checked(data, wire, config, now_ms, SMALL_RAW_BYTES)
             except TooManyBytes:
@@ -105,6 +106,12 @@ def _encode(
             return _encode_checked(data, wire, config, now_ms)
     except TooManyBytes as error:
         raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
+
+
+def _is_fast(compression: Compression) -> bool:
+    """Return whether `SMALL_RAW_BYTES` are compressed in a few milliseconds. zstd takes 600 at its highest level."""
+    name = compression.codec.name
+    return name in ("none", "lz4", "snappy") or (name == "zstd" and compression.level <= 3)
 
 
 def _encode_checked(
@@ -121,11 +128,10 @@ def _encode_checked(
         index = getattr(error, "index", count)
         raise InvalidWireBatch("records", str(error), (index,) if index < count else ()) from None
     largest_ms = _check_timestamps(records, wire.base_timestamp, config, now_ms)
-    if config.compacts:
+    if config.compacts and records.null_key_count:
         keyless = np.flatnonzero(records.null_keys())
-        if keyless.size:
-            raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
-    if wire.codec and config.limits_decompressed:
+        raise require_a_key(int(keyless[0]), tuple(keyless[:NAMED_MAX].tolist()))
+    if wire.codec and records.size_bytes > config.max_decompressed_message_bytes:
         _check_sizes(records, config.max_decompressed_message_bytes)
     if not config.recompresses(wire.codec):
         return encode_wire(data, wire, largest_ms)

@@ -140,8 +140,9 @@ def _append(
     except (SegmentlogError, OSError) as error:
         answer = _error(data.index, _code_of(call, error), call.explain(error))
         if isinstance(error, InvalidRecord | InvalidWireBatch):
-            # So that the client knows which to send again, without these (KIP-467).
-            answer.record_errors = [BatchIndexAndErrorMessage(index) for index in error.indices]
+            # So that the client knows which to send again, without these (KIP-467). Without room it knows the first.
+            indices = error.indices if call.takes_room(len(error.indices)) else error.indices[:1]
+            answer.record_errors = [BatchIndexAndErrorMessage(index) for index in indices]
         return answer
     broker.arrivals.note_grown(partition)
     answer = PartitionProduceResponse(

@@ -228,6 +228,44 @@ def test_only_what_is_large_waits_for_a_place(tmp_path: Path, codec: int, size_b
     assert entered[0] == (1 if codec and size_bytes > SMALL_RAW_BYTES else 0) + (1 if codec else 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ({}, 0),
+        ({"compression.type": "lz4"}, 0),
+        ({"compression.type": "zstd", "compression.level": 3}, 0),
+        ({"compression.type": "zstd", "compression.level": 19}, 1),
+        ({"compression.type": "gzip"}, 1),
+    ],
+    ids=str,
+)
+def test_a_small_batch_waits_for_a_place_where_a_slow_codec_compresses_it(
+    tmp_path: Path, options: dict[str, Any], places: int
+) -> None:
+    """The highest levels take half a second for 256 KiB, in the thread that serves all connections."""
+    log, entered = open_log(tmp_path, **options), [0]
+
+    @contextmanager
+    def unpacking() -> Iterator[None]:
+        entered[0] += 1
+        yield
+
+    log.append_wire(foreign(RECORDS, CODECS["snappy"]), unpacking=unpacking)
+    assert entered[0] == places
+    assert len(seen(log)) == len(RECORDS)
+
+
+def test_what_is_recompressed_stays_within_what_readers_decompress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers bound a batch by its stored size, which compression makes smaller: then it stays uncompressed."""
+    monkeypatch.setattr("segmentlog.format.batch._WIRE_RAW_MAX", 2048)
+    log = open_log(tmp_path, **{"compression.type": "zstd"})
+    zeros = [Sent(b"k", bytes(300), NOW_MS) for _ in range(40)]
+    log.append_wire(foreign(zeros))
+    assert [one for _, one in seen(log)] == zeros
+
+
 def test_what_is_refused_is_not_appended(tmp_path: Path) -> None:
     """Nor does it take an offset: a batch above max.message.bytes, a damaged one, any in a log that is only read."""
     data = foreign(RECORDS)

@@ -294,3 +294,17 @@ def test_a_truncation_goes_through_a_batch_that_cannot_be_read(tmp_path: Path) -
     assert [one.value for one in contents(log)] == [b"before"]
     log.append([b"after"])
     assert [one.value for one in contents(log)] == [b"before", b"after"]
+
+
+def test_what_a_compaction_leaves_stays_within_what_readers_decompress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers bound a batch by its stored size, which is smaller after a compaction: then it stays uncompressed."""
+    monkeypatch.setattr("segmentlog.format.batch._WIRE_RAW_MAX", 2048)
+    sent = [Sent(b"%d" % n, bytes(300), NOW_MS) for n in range(40)]
+    frame = b"\x50\x2a\x4d\x18" + (20_000).to_bytes(4, "little") + bytes(20_000)  # which zstd skips
+    made = foreign(sent, CODECS["zstd"]) + frame
+    log = sealed(tmp_path, forged(made, batch_length=len(made) - 12), foreign([Sent(b"7", b"n", NOW_MS)]))
+    log.compact()
+    assert [one for _, one in seen(log)] == [one for one in sent if one.key != b"7"] + [Sent(b"7", b"n", NOW_MS)]
+    assert findings(log) == []
