@@ -137,6 +137,7 @@ def test_a_bucket_that_is_not_there_is_told(real: S3Server, call: Call) -> None:
         del bucket
 
 
+@pytest.mark.long  # the set-up builds the server
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_who_may_not_is_told(tmp_path_factory: pytest.TempPathFactory, call: Call) -> None:
     """Of a server that verifies signatures; another try does not help, and the secret is in no word of it."""
