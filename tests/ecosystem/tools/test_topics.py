@@ -20,8 +20,8 @@ def test_topics(do: Command, refuse: Command, store: LogStore) -> None:
     said = refuse(TOPICS, "--create", "--topic", "more", "--replication-factor", 2)
     assert "replication factor 2: there is one copy, of which every worker is a door" in said
     assert "Unknown topic config name: no" in refuse(TOPICS, "--create", "--topic", "more", "--config", "no=1")
-    said = refuse(TOPICS, "--create", "--topic", "more", "--config", "remote.log.copy.disable=true")
-    assert "remote.log.copy.disable = 'true' is not valid: a key of a topic: cleanup.policy, " in said
+    said = refuse(TOPICS, "--create", "--topic", "more", "--config", "max.message.bytes=2147483647")
+    assert "max.message.bytes = '2147483647' is not valid: a size from 1B to 512MiB" in said
     assert do(TOPICS, "--list") == "flights\n"
     head, *rows = do(TOPICS, "--describe").splitlines()
     assert head.endswith("PartitionCount: 3\tReplicationFactor: 1\tConfigs: retention.ms=3600000")
@@ -56,12 +56,12 @@ def test_configurations_of_topics(do: Command, refuse: Command, store: LogStore)
     assert do(CONFIGS, "--describe", "--topic", "t") == "Dynamic configs for topic t are:\n"
     every = do(CONFIGS, "--describe", "--topic", "t", "--all").splitlines()
     assert "  retention.ms=604800000 sensitive=false synonyms={DEFAULT_CONFIG:retention.ms=604800000}" in every
-    said = refuse(CONFIGS, "--alter", "--topic", "t", "--add-config", "remote.log.copy.disable=true")
-    assert "remote.log.copy.disable = 'true' is not valid: a key of a topic: " in said
+    said = refuse(CONFIGS, "--alter", "--topic", "t", "--add-config", "max.message.bytes=2147483647")
+    assert "max.message.bytes = '2147483647' is not valid: a size from 1B to 512MiB" in said
     # As Kafka: nothing is set under that name, nor will there be.
     do(CONFIGS, "--alter", "--topic", "t", "--delete-config", "remote.log.copy.disable")
-    do(CONFIGS, "--alter", "--topic", "t", "--add-config", "remote.storage.enable=true,local.retention.ms=60000")
-    assert store.topic("t").config.kept_here_ms == 60_000
+    do(CONFIGS, "--alter", "--topic", "t", "--add-config", "local.retention.ms=60000")
+    assert store.topic("t").config.local_retention_ms == 60_000
 
 
 def test_configurations_of_brokers(do: Command, refuse: Command) -> None:
