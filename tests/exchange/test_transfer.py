@@ -27,6 +27,7 @@ import segmentlog
 from segmentlog.cli import cli as command_line
 from segmentlog.cli.common import run
 from segmentlog.exchange.transfer import Fields, TransferError, records_of
+from segmentlog.quantities import LATEST_MS
 from segmentlog.testing.ports import free_ports
 
 
@@ -129,8 +130,8 @@ _text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', m
 _blob = st.one_of(st.none(), st.just(b""), _text, st.binary(max_size=6))
 _texts = st.one_of(st.none(), st.just(b""), _text)
 _stamp = st.one_of(
-    st.integers(-1, 2**63 - 1),
-    st.sampled_from([-1, 0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1]),
+    st.integers(-1, LATEST_MS),
+    st.sampled_from([-1, 0, 1, 2**53 + 1, 253_402_300_799_999, 253_402_300_800_000, LATEST_MS]),
 )
 _headers = st.lists(st.tuples(st.sampled_from(["", "a", "b", 'ü,"\n']), _blob), max_size=3)
 
@@ -191,7 +192,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> There:
 @pytest.mark.long
 @pytest.mark.parametrize("ending", ["ndjson", "parquet", "ndjson.gz"])
 @given(records=_records(_blob))
-@example(records=[(2, None, None, 2**63 - 1, [("a", None), ("a", b""), ("a", b"\xff")]), (0, b"", b"", 0, [])])
+@example(records=[(2, None, None, LATEST_MS, [("a", None), ("a", b""), ("a", b"\xff")]), (0, b"", b"", 0, [])])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_record_survives_the_trip(there: There, ending: str, records: list[Any]) -> None:
     """Nulls, empty and binary keys and values, any header, any timestamp, each in its partition and in order."""
@@ -203,7 +204,7 @@ def test_every_record_survives_the_trip(there: There, ending: str, records: list
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
 @given(records=_records(_texts))
 @example(
-    records=[(1, None, None, 2**63 - 1, [("a", None), ("a", b"\xff")]), (1, b"", b"", 0, []), (1, b'"', b"\r", 5, [])]
+    records=[(1, None, None, LATEST_MS, [("a", None), ("a", b"\xff")]), (1, b"", b"", 0, []), (1, b'"', b"\r", 5, [])]
 )
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_text_survives_csv(there: There, ending: str, records: list[Any]) -> None:
