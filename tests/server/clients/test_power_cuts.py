@@ -99,8 +99,8 @@ def test_members_of_a_group_go_on(kind: type[Driver], server: MortalServer, star
     write(server, "t", numbers(5, 10))
     until(lambda: has_told(numbers(5, 10)), "it does not read on")
     until(lambda: server.committed("g") == {"t/0": 10}, "it does not commit")
-    is_kcat = client.name == "kcat"  # it ends when nobody is there
-    _, end = lose(server, "t", 5, (lambda: until(lambda: member.has_ended)) if is_kcat else lambda: None)
+    is_kcat = client.name == "kcat"  # it ends by itself when no server is there, and may take long on a busy machine
+    _, end = lose(server, "t", 5, member.kill if is_kcat else lambda: None)
     assert end > 10
     if is_kcat:
         member = start(client.member("g", "t"))
