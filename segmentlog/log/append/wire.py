@@ -1,9 +1,9 @@
-"""Append a batch that a Kafka client sent: judged as its readers will, hashed, and stored as it came.
+"""Append a batch that a Kafka client sent: check its records as readers do, then hash and store it.
 
-No reader may refuse what is acknowledged here. So the records are decoded by the function that readers use
-(`decode_records`), and checked whole, before anything is stored. What is wrong with a batch is in the error, with the
-records that are. The largest timestamp in the header is corrected, as Kafka does: searches by time and retention rely
-on it.
+Readers must not refuse a batch that the server acknowledged. So the records are decoded by the function that readers
+use (`decode_records`), and all of them are checked, before anything is stored. The error names the reason and the wrong
+records. The largest timestamp in the header is corrected, as Kafka does: searches by time and retention rely on it. A
+topic with a codec of its own gets the records recompressed; otherwise the client's bytes are stored unchanged.
 """
 
 from __future__ import annotations
