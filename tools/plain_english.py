@@ -299,11 +299,15 @@ def _comments(source: str) -> Iterator[Text]:
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """Yield what a person reads in a file: a Python module or a Markdown page."""
+    """Yield what a person reads in a file: a Python module or a Markdown page. Raise `ValueError` for another file."""
     source = path.read_text()
-    if path.suffix == ".py":
-        return texts_of_python(source)
-    return texts_of_markdown(top_section(source) if path.name == "CHANGELOG.md" else source)
+    if path.suffix == ".md":
+        yield from texts_of_markdown(top_section(source) if path.name == "CHANGELOG.md" else source)
+        return
+    try:
+        yield from texts_of_python(source)
+    except SyntaxError as error:
+        raise ValueError(f"{path} must be Markdown (.md) or valid Python: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ def files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
-            if file.suffix in (".py", ".md") and not name.startswith((*_GENERATED, "bench/results/")):
+            if (file.suffix in (".py", ".md") or file == path) and not name.startswith((*_GENERATED, "bench/results/")):
                 yield file
 
 
@@ -348,7 +352,7 @@ def package_of(path: Path) -> str:
 def project_files() -> list[Path]:
     """Return the files of the project that the check reads."""
     folders = [ROOT / name for name in ("segmentlog", "pyspark_segmentlog", "tests", "tools", "bench", "docs")]
-    return list(files([*folders, *sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("*.md"))]))
+    return list(files([*filter(Path.is_dir, folders), *sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("*.md"))]))
 
 
 def english_figures(paths: Iterable[Path]) -> dict[str, float]:
@@ -486,8 +490,15 @@ def _options(arguments: list[str] | None) -> Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the check; return 1 if there are findings, or if a package does not keep its limit."""
-    options = _options(arguments)
+    """Run the check. Return 1 for findings or a broken limit, and 2 for a file that cannot be read."""
+    try:
+        return _run(_options(arguments))
+    except (OSError, ValueError) as error:
+        print(f"plain English: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: Namespace) -> int:
     if options.limits or options.tighten:
         path = options.limits or LIMITS
         limits, figures = read_limits(path), project_figures()

@@ -165,6 +165,24 @@ def test_a_file_without_limits_is_refused(tmp_path: Path) -> None:
         read_limits(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("module.py", "def\n", "module.py must be Markdown (.md) or valid Python: invalid syntax"),
+        ("page.rst", "A page of text.\n", "page.rst must be Markdown (.md) or valid Python: invalid syntax"),
+        ("page.md", None, "No such file or directory"),
+    ],
+)
+def test_the_command_names_a_file_that_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, source: str | None, message: str
+) -> None:
+    """The exit code is 2, so that a broken file is not taken for findings."""
+    if source is not None:
+        (tmp_path / name).write_text(source)
+    assert plain_english.main([str(tmp_path / name)]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_command_lists_counts_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
