@@ -30,7 +30,10 @@ MODULE_STOP_WORDS: Final = _words(
     " site spans standing steps strand survey tails taken tidy tiered together told vectors whole_file witness words"
 )
 """Adverbs, participles and words that do not say what a module is for."""
-ING_NOUNS: Final = _words("binding coding decoding encoding framing hashing logging staging testing tracing")
+ING_NOUNS: Final = _words(
+    "accounting binding coding decoding encoding finding formatting framing hashing logging parsing staging testing"
+    " tiering tracing"
+)
 """The last words of module names that end in -ing and are nouns; each other word in -ing is a verb."""
 NAME_STOP_WORDS: Final = _words("begin forget keep look note one said settle some tell there told where")
 
