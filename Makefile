@@ -69,10 +69,12 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 test-ecosystem: $(VENV)/.installed-test  ## an hour of what people build around Kafka, killed while it works
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --durations=25 tests/ecosystem $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: which way imports go
+lint: $(VENV)/.installed-test  ## mistakes, layout, the order of imports between packages, spelling, plain English
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(VENV)/bin/lint-imports --config setup.cfg --no-logo
+	$(VENV)/bin/codespell segmentlog pyspark_segmentlog tests tools bench docs *.md setup.* Makefile
+	$(PY) tools/plain_english.py --limits tools/english_limits.cfg
 
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog

@@ -11,7 +11,7 @@ from segmentlog.aio.loop_bridge import Strand, note
 from segmentlog.aio.loop_callbacks import Callbacks
 from segmentlog.arguments import as_bool, as_int, as_seconds, as_text
 from segmentlog.consuming.consumer_options import Start, check_start
-from segmentlog.consuming.nonblocking import Fetched, SteppedConsumer
+from segmentlog.consuming.nonblocking_consumer import Fetched, SteppedConsumer
 from segmentlog.consuming.wakeup import Pause
 from segmentlog.errors import CorruptBatch, DeserializationError, StoreClosed
 from segmentlog.format.record_batch import RecordBatch

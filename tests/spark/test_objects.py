@@ -33,7 +33,7 @@ from segmentlog.spark.pipelines.topic_verify import verify
 from segmentlog.spark.query_lag import behind
 from segmentlog.spark.source_options import read_options
 from segmentlog.spark.spark_errors import SparkFailed, explained
-from segmentlog.spark.store_opening import Place, opened_for_task, place_of
+from segmentlog.spark.store_opener import Place, opened_for_task, place_of
 
 PARTITIONS = 3
 RECORDS = 300

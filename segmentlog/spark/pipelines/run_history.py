@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 import segmentlog
 from segmentlog.errors import LogTruncated, SegmentlogError
 from segmentlog.objects.bucket.url import is_url
-from segmentlog.spark.store_opening import Place, open_store, place_of
+from segmentlog.spark.store_opener import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -32,7 +32,7 @@ from segmentlog.inspection.store_inspection import inspect_store, list_topics
 from segmentlog.objects.bucket.url import is_url
 from segmentlog.objects.replica.remote_store import reach_files
 from segmentlog.objects.tier.remote_reader import reaching
-from segmentlog.spark.store_opening import Place, opened_for_task, place_of
+from segmentlog.spark.store_opener import Place, opened_for_task, place_of
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
