@@ -315,7 +315,7 @@ def test_what_is_not_shipped_is_appended_once(
         assert handler.dropped == 0
     error = capsys.readouterr().err
     assert error.count("Logging error") == 1
-    assert "nobody ships this store" in error
+    assert "no process ships this store" in error
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])

@@ -146,7 +146,7 @@ class StateReader:
 
     def _judge(self, page: StatePage, fd: int) -> StateFindings:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
-        if page.describes(boot_id, folder):
+        if page.is_valid_for(boot_id, folder):
             doubt = distrust_reason(self._fs, self._folder, page, fd)
             if doubt is not None:
                 return StateFindings(why=f"not believed: {doubt}; the next open recovers the log without it")

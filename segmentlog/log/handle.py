@@ -152,7 +152,7 @@ class Handle:
         if self._on_open is not None:
             self._on_open(self)
 
-    def rolled(self) -> None:
+    def notify_rolled(self) -> None:
         """A segment was sealed; for whoever retains and compacts."""
         if self._on_roll is not None:
             self._on_roll(self)
@@ -462,7 +462,7 @@ class Handle:
         """A segment of this log, mapped, and all here. Raises FileNotFoundError, `UnknownTopic`, `ObjectStoreError`."""
         with self.folder_locked():
             mapped = MappedSegment(self.fs, self.folder, base, ranged=True)
-        mapped.bring()  # that may take long: who renames the topic does not wait for it
+        mapped.download()  # that may take long: who renames the topic does not wait for it
         return mapped
 
     def index_of(self, base: int, *, writable: bool = True) -> SegmentIndex:

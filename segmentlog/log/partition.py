@@ -93,7 +93,7 @@ class Partition:
         self._closed = False
         self._appender = Appender(self._handle)
         self._syncer = Syncer(self._handle)
-        self._appends = AppendPipeline(self._handle, self._appender, self._syncer, background=background)
+        self._pipeline = AppendPipeline(self._handle, self._appender, self._syncer, background=background)
         self._open_segments = OpenSegments(self._handle)
         self._reader = Reader(self._handle, self._open_segments)
         lease, catalogs = CleanerLease(self._handle), SegmentCatalogs(self._handle, self._open_segments)
@@ -164,7 +164,7 @@ class Partition:
         columns = check_columns(values, keys, timestamps, headers)
         if self._closed or self._handle.read_only:
             self._check_appendable()
-        return self._appends.columns(columns, ack, None, producer)
+        return self._pipeline.append_columns(columns, ack, None, producer)
 
     def append_columns(
         self,
@@ -176,7 +176,7 @@ class Partition:
         """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
         if self._closed or self._handle.read_only:
             self._check_appendable()
-        return self._appends.columns(columns, ack, create_ms, stamp)
+        return self._pipeline.append_columns(columns, ack, create_ms, stamp)
 
     def append_batches(
         self, batches: Sequence[EncodedBatch], ack: Ack | None = None, producer: ProducerStamp | None = None
@@ -189,7 +189,7 @@ class Partition:
         self._check_appendable()
         if not batches:
             return self.log_end_offset
-        return self._appends.batches(batches, ack, producer)
+        return self._pipeline.append_batches(batches, ack, producer)
 
     def append_wire(
         self, data: Buffer, *, ack: Ack | None = None, sync: bool = True,
@@ -219,7 +219,7 @@ class Partition:
         """
         self._check_appendable()
         return append_wire(
-            self._handle, self._appender, self._appends, data, ack, sync=sync, transaction=transaction, owns=owns,
+            self._handle, self._appender, self._pipeline, data, ack, sync=sync, transaction=transaction, owns=owns,
             unpacking=unpacking,
         )  # fmt: skip
 
@@ -318,7 +318,7 @@ class Partition:
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
         """Whether the fsync policy wants a background fsync now (monotonic milliseconds), or within ``slack_ms``."""
-        return self._appends.sync_due(slack_ms, now_ms)
+        return self._pipeline.sync_due(slack_ms, now_ms)
 
     # ------------------------------------------------------------ reading
 
@@ -632,7 +632,7 @@ class Partition:
             needs_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
             if needs_sync and handle.failed is None and not handle.page.failed:
                 try:
-                    self._appends.close_cleanly()
+                    self._pipeline.close_cleanly()
                 except (UnknownTopic, FileNotFoundError):
                     if handle.is_in_place() and not handle.is_moved:  # else it was deleted or renamed since that look
                         raise

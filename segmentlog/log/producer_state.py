@@ -97,7 +97,7 @@ class ProducerStates:
             if mapped is None or len(mapped.view) < log.end_position:
                 with self._handle.folder_locked():
                     mapped = mapped or MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
-                    mapped.upto(log.end_position)
+                    mapped.view_to(log.end_position)
                 self._mapped = mapped
             self._walk(mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
         self.seen = log
@@ -151,7 +151,7 @@ class ProducerStates:
         self._mapped, self.seen = mapped, log
         return True
 
-    def leave(self, log: LogState, now_ms: int) -> None:
+    def write_end_snapshot(self, log: LogState, now_ms: int) -> None:
         """Leave what is known at the end of the log, if the next one would have much to read. Under the append lock.
 
         Not synced: after a crash it is of an older end, or does not check.
@@ -180,7 +180,7 @@ class ProducerStates:
         """Take in the headers of ``[position, end)``; what lies behind a damaged one counts all the same."""
         base = mapped.base_offset
         walk = walk_over_damage(
-            mapped.upto(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
+            mapped.view_to(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
         )
         for _, header in walk:
             self._behind += 1
@@ -235,17 +235,17 @@ class ProducerStates:
                     return run.offset + ahead
         raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, entry.next_sequence, stamp.sequence)
 
-    def applied(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
+    def record_append(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
         """Take note of records that were just published."""
         self._behind += 1
         self._note(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
 
-    def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+    def record_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
         """Take note of a marker that was just published at ``offset``."""
         self._behind += 1
         self._note_end(producer_id, epoch, offset, now_ms)
 
-    def reached(self, log: LogState) -> None:
+    def mark_seen(self, log: LogState) -> None:
         """Everything up to the end that ``log`` shows is taken note of."""
         if self.seen is None or self.seen.active_base_offset != log.active_base_offset:
             self._mapped = None
@@ -318,7 +318,7 @@ class ProducerStates:
             self._held_until_ms[producer_id] = now_ms + self._handle.config.producer_id_expiration_ms
         return is_held
 
-    def forget_expired(self, now_ms: int) -> None:
+    def drop_expired(self, now_ms: int) -> None:
         """Drop from memory what `find` does not return any more: clients come and go, each with an id of its own."""
         self._entries = {entry.producer_id: entry for entry in self.all(now_ms)}
         self._held_until_ms = {known: ms for known, ms in self._held_until_ms.items() if known in self._entries}

@@ -108,7 +108,7 @@ class OpenSegments:
                 index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
-                view, end = mapped.upto(log.end_position), log.end_position
+                view, end = mapped.view_to(log.end_position), log.end_position
                 if mapped.ranges is not None:
                     mapped.ranges.need(index.scanned_position, end)
                 index.catch_up(view, end, lambda: self.around(segment, log.log_end_offset, _no_batches))

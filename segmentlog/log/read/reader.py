@@ -147,7 +147,7 @@ class Reader:
         active = mapped.base_offset == log.active_base_offset
         end = log.end_position if active else len(mapped.view)
         try:
-            view = mapped.upto(end)
+            view = mapped.view_to(end)
         except CorruptBatch as error:
             view, end = mapped.view, len(mapped.view)
             short: CorruptBatch | None = error
@@ -233,7 +233,7 @@ class Reader:
             segment = self._opened.get(bases, at, log)
             mapped = segment.mapped
             end = log.end_position if mapped.base_offset == log.active_base_offset else len(mapped.view)
-            view = mapped.upto(end)
+            view = mapped.view_to(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset, False
         run, next_base = self._opened.find_verified(segment, log.epoch, offset)

@@ -98,7 +98,7 @@ def rebuild_index(handle: Handle, base: int) -> None:
         index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
         active = base == log.active_base_offset
         end = log.end_position if active else len(mapped.view)
-        index.catch_up(mapped.upto(end), end)
+        index.catch_up(mapped.view_to(end), end)
         if not active:
             following = [found for found in handle.segments(log) if found > base]
             index.close(min(following, default=log.log_end_offset), end)
