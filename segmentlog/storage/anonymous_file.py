@@ -65,6 +65,6 @@ class AnonymousFile:
 
 
 def free_bytes(folder: str) -> int:
-    """Return the bytes that an unprivileged process can still write in the file system of ``folder``. Raises OSError."""
+    """Return the bytes that an unprivileged process can still write on the disk of ``folder``. Raises OSError."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize

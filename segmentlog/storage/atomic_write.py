@@ -16,7 +16,7 @@ _ASIDE: Final = ".whole"
 
 
 def is_leftover(path: str) -> bool:
-    """Return whether the name of a file is that of a temporary file of `opened_atomically`, left by a killed process."""
+    """Return whether a file has the name of a temporary file of `opened_atomically`, left by a killed process."""
     name = os.path.basename(path)
     return name.startswith(".") and name.endswith(".tmp") and _ASIDE in name
 

@@ -37,7 +37,7 @@ def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
 
 
 def is_current(fs: FileSystem, fd: int, path: str) -> bool:
-    """Return whether ``path`` still names the open file. If not, other processes lock the file that has the name now."""
+    """Return whether ``path`` still names the open file. If not, other processes now lock the file with that name."""
     try:
         return os.path.samestat(fs.fstat(fd), fs.stat(path))
     except FileNotFoundError:

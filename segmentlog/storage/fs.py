@@ -200,7 +200,7 @@ class FileSystem:
         os.rmdir(path)
 
     def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
-        """Reserve and zero ``[position, position + size_bytes)``, growing the file. Raises OSError if there is no room."""
+        """Reserve and zero ``[position, position + size_bytes)``, growing the file. Raises OSError without room."""
         os.posix_fallocate(fd, position, size_bytes)
 
     def set_modified(self, fd: int, modified_ns: int) -> None:
@@ -224,7 +224,10 @@ class FileSystem:
                 raise DiskFailed.of(error, path) from error
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
-        """Map the first ``size_bytes`` of a file, shared with every process that maps it. The map keeps no descriptor."""
+        """Map the first ``size_bytes`` of a file, shared with every process that maps it.
+
+        The map keeps no descriptor.
+        """
         return map_shared(fd, size_bytes, writable=writable)
 
     def ranged(self, path: str) -> Ranges | None:

@@ -235,7 +235,7 @@ class SegmentIndex:
         return self._positions[index], self.base_offset + self._relative[index]
 
     def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield (position, base offset) of each indexed batch that begins after ``position``, and of the closing entry."""
+        """Yield (position, base offset) of each indexed batch after ``position``, and of the closing entry."""
         with self._lock:
             count, positions, relative = self.count, self._positions, self._relative
         for at in range(bisect_right(positions, position, 0, count), count):

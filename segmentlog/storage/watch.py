@@ -74,7 +74,7 @@ class Watch:
             self._poll.register(self._fd, select.POLLIN)
 
     def _forget_parent(self) -> None:
-        """Close the parent's descriptors in a forked child: reading or writing them would take events from the parent."""
+        """Close the parent's descriptors in a forked child: reading them would take events from the parent."""
         watched = self._watched if self._wake_read >= 0 else self._is_parents
         self.close()
         self._watched, self._paths, self._is_parents = {}, {}, watched

@@ -242,7 +242,7 @@ class ActiveSegmentWriter:
         return [left.next_offset for left in sealed]
 
     def handle_failed_write(self) -> None:
-        """Clear the mark of the running append if the failed `write` left no bytes; else the next append removes them."""
+        """Clear the append mark if the failed `write` left no bytes; else the next append removes them."""
         if self._segment is None or self._segment.is_cut:
             self._handle.ledger.end_append()
         else:

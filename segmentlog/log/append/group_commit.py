@@ -161,7 +161,7 @@ class GroupCommit:
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
-        """Discard the queue in a forked child: no other thread exists there, nor the buffer that a leader was filling."""
+        """Discard the queue in a forked child: the waiting threads and the leader do not exist there."""
         self._queue = deque()
         self._main_is_here = False
         self._heir = None
@@ -379,7 +379,10 @@ class GroupCommit:
 
     @staticmethod
     def _wake(taken: Sequence[_QueuedAppend], mine: _QueuedAppend) -> None:
-        """Wake one thread, which wakes the next: each wakes the other core once. One thread waking all would block it."""
+        """Wake one thread, which wakes the next.
+
+        Each wakes the other core once, where one thread waking all would block it.
+        """
         others = [one for one in taken if one is not mine and not one.left]
         if len(others) > 1 and any(one.is_main for one in others):
             others.sort(key=lambda one: one.is_main)  # last: no other thread's wake-up depends on it
@@ -413,7 +416,10 @@ def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedApp
 
 
 def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
-    """Return whether the append is to be merged with others. Raises `InvalidRecord`, before other appends depend on it."""
+    """Return whether the append is to be merged with others.
+
+    Raises `InvalidRecord`, before other appends depend on the check.
+    """
     values, keys = columns.values, columns.keys
     if len(values) > _MERGE_RECORDS or (config.segment_records or _MERGE_RECORDS) < _MERGE_RECORDS:
         return False

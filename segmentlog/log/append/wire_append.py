@@ -143,7 +143,7 @@ def _encode_checked(
 
 
 def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
-    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, counted as Kafka does: without its length field."""
+    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, counted without its length, as in Kafka."""
     sizes = records.body_sizes()
     larger = np.flatnonzero(sizes > limit_bytes)
     if larger.size:

@@ -69,7 +69,7 @@ class Reader:
         ``committed`` none of an aborted transaction.
         """
         handed_out, opened = 0, self._opened
-        aborted = self.aborted.look() if committed else {}
+        aborted = self.aborted.read_ranges() if committed else {}
         while offset < bound:
             log = self._handle.page.log.read()
             if offset < log.log_start_offset:
