@@ -74,7 +74,7 @@ class RetentionRunner:
         if not is_bounded(handle.config):
             return []
         log = handle.page.log.read()
-        catalog = self._catalogs.of(log)
+        catalog = self._catalogs.get(log)
         return list(
             expired_segments(
                 handle.config,

@@ -61,10 +61,10 @@ class SegmentIndex:
         self.base_offset = base_offset
         self._interval = interval_bytes
         self._spoiled = False
-        self._begin_empty()
-        self._lock = fork_safety.lock(self, "_lock", "_begin_empty")
+        self._reset()
+        self._lock = fork_safety.lock(self, "_lock", "_reset")
 
-    def _begin_empty(self) -> None:
+    def _reset(self) -> None:
         """Discard all entries.
 
         Also called in a forked child: another thread of the parent may have been adding entries.

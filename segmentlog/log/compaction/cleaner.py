@@ -115,7 +115,7 @@ class Cleaner:
         """Return what can be compacted now, and which part of it is dirty: segments below ``durable_base``."""
         handle = self._handle
         config, log = handle.config, handle.page.log.read()
-        catalog = self._catalogs.of(log)
+        catalog = self._catalogs.get(log)
         compacted = self.compacted()
         dirty_offset = min(max(compacted.cleaned_offset, log.log_start_offset), log.log_end_offset)
         if compacted.keep_last != config.compaction_keep_last:
