@@ -164,6 +164,8 @@ class Partition:
         columns = check_columns(values, keys, timestamps, headers)
         if self._closed or self._handle.read_only:
             self._check_appendable()
+        if columns.timestamps is not None:
+            self._appends.check_timestamps(columns.timestamps)
         return self._appends.columns(columns, ack, None, producer)
 
     def append_columns(
@@ -173,7 +175,10 @@ class Partition:
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,
     ) -> int:
-        """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
+        """`append` of lists that were checked, also their timestamps by the topic's limits.
+
+        Records without a timestamp get ``create_ms``, or the time.
+        """
         if self._closed or self._handle.read_only:
             self._check_appendable()
         return self._appends.columns(columns, ack, create_ms, stamp)

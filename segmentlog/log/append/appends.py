@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from segmentlog.config import TopicConfig
+from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.encoding import Columns, check_timestamps, encode_columns_as_batches
@@ -38,16 +40,14 @@ class Appends:
         """Somebody asks `sync_due` now and then; if nobody does, every append asks for itself."""
 
     def columns(self, columns: Columns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None) -> int:
-        """Append lists that were checked; records without a timestamp get ``create_ms``, or the time."""
+        """Append lists that were checked; records without a timestamp get ``create_ms``, or the time.
+
+        Does not check the timestamps. The caller has accepted the records, and they may have waited since.
+        """
         handle = self._handle
         if not columns.values:
             return handle.page.log.read().log_end_offset
-        if handle.page.words[CONFIG_WORD] != handle.config_version:
-            handle.refresh_config()
-        config = handle.config
-        now_ms = handle.clock.now_ms()
-        if columns.timestamps is not None:
-            check_timestamps(columns.timestamps, config, now_ms)
+        config, now_ms = self._current_config(), handle.clock.now_ms()
         # In a transaction nobody waits for the disk: its commit does, for all of it.
         if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
             base_offset = self.group.append(
@@ -60,6 +60,16 @@ class Appends:
         base_offset, next_offset = self._appender.place(batches, now_ms, stamp)
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
         return base_offset
+
+    def check_timestamps(self, timestamps: Int64Array) -> None:
+        """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts now."""
+        check_timestamps(timestamps, self._current_config(), self._handle.clock.now_ms())
+
+    def _current_config(self) -> TopicConfig:
+        handle = self._handle
+        if handle.page.words[CONFIG_WORD] != handle.config_version:
+            handle.refresh_config()
+        return handle.config
 
     def batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
         """Append finished batches; with a ``stamp`` under that producer's numbers, counted on from batch to batch.
