@@ -16,8 +16,8 @@ from doors import Client
 from leftovers import opened
 from logs import NoSyncFileSystem, contents, open_log, values
 from server.wire_client import WireClient
-from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, REMEDY, append_around, append_unreadable, encode_unchecked
-from wire import Sent, append_sent, foreign, forged
+from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, REMEDY, append_around, append_unreadable
+from wire import Sent, append_sent, encoded, foreign, forged
 
 import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
@@ -149,7 +149,7 @@ def test_what_was_aborted_need_not_be_readable(tmp_path: Path, kind: str) -> Non
     batch = KINDS[kind]()
     if kind != "columns":
         made = foreign([Sent(b"k", b"v")], producer=(7, 0, 0), transactional=True)
-        batch = encode_unchecked(forged(made, record_count=COUNT, last_offset_delta=COUNT - 1))
+        batch = encoded(forged(made, record_count=COUNT, last_offset_delta=COUNT - 1))
     log.append_batches([batch], producer=ProducerStamp(7, 0, 0, transactional=True))
     log.end_transaction(7, 0, committed=False)
     log.append([b"after"])
