@@ -67,7 +67,7 @@ class _Kind(NamedTuple):
 @click.option("--whole", is_flag=True, help="The whole row, as JSON, becomes the value.")
 @click.option("--timestamp", metavar="FIELD", help="Field with the timestamp: milliseconds or ISO 8601 ('timestamp').")
 @click.option("--batch-size", type=click.IntRange(1), default=4096, show_default=True, metavar="RECORDS",
-              help="Append so many records at a time.")  # fmt: skip
+              help="Append so many records at a time; fewer where they take 16 MiB.")  # fmt: skip
 @click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N records.")
 @click.option("--by-key", is_flag=True, help="Send records where their keys say, not to the 'partition' they name.")
 @click.pass_context
