@@ -11,7 +11,7 @@ from wire import CODECS, Sent, encoded, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.encoded import read_encoded
+from segmentlog.format.stored_batch import read_encoded
 from segmentlog.log.partition import Partition
 
 COUNT = 3

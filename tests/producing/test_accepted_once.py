@@ -19,7 +19,7 @@ from segmentlog.errors import DiskFull, InvalidRecord
 from segmentlog.logs.handler import LogHandler
 from segmentlog.policy.partitioner import HashPartitioner
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 _LIMIT_MS = 60_000
 _LIMITS = {"message_timestamp_before_max_ms": _LIMIT_MS, "message_timestamp_after_max_ms": _LIMIT_MS}
