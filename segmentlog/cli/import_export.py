@@ -360,9 +360,9 @@ def _batches(ranges: list[tuple[Partition, int, int]]) -> Iterator[RecordBatch]:
 @contextlib.contextmanager
 def _whole(file: str, kind: _Kind, check: _Check | None) -> Iterator[IO[bytes]]:
     """A file that appears when all is written, and was checked."""
-    from segmentlog.storage.atomic_write import whole_file
+    from segmentlog.storage.atomic_write import opened_atomically
 
-    with whole_file(file, verify=check) as out:
+    with opened_atomically(file, verify=check) as out:
         if not kind.is_gzip:
             yield out
             return

@@ -27,7 +27,7 @@ from segmentlog.inspection.segment_inspection import around as around_file
 from segmentlog.quantities import format_time
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state_page import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, StateDamaged, StatePage
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 Document = dict[str, Any]
 Line = tuple[Document, str]
@@ -319,7 +319,7 @@ def _state_lines(path: str, data: bytes) -> Iterator[Line]:
     fs = FileSystem()
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        doubt = why_doubted(fs, os.path.dirname(os.path.abspath(path)), page, fd)
+        doubt = distrust_reason(fs, os.path.dirname(os.path.abspath(path)), page, fd)
     finally:
         fs.close(fd)
     flags = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from segmentlog.inspection.finding import Finding, Severity
-from segmentlog.inspection.segment_inspection import SegmentFound
-from segmentlog.inspection.small_files import CheckpointFound, StateFound
+from segmentlog.inspection.segment_inspection import SegmentFindings
+from segmentlog.inspection.small_files import CheckpointFindings, StateFindings
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class OpenTransaction(msgspec.Struct, frozen=True):
     first_offset: int
 
 
-class PartitionFound(msgspec.Struct):
+class PartitionFindings(msgspec.Struct):
     """A partition as it lies there: the findings, and what `repair` needs to know."""
 
     folder: str
@@ -59,9 +59,9 @@ class PartitionFound(msgspec.Struct):
     """Of the topic: a log forgets a producer that no name holds once it has appended nothing for so long."""
     live: bool = False
     """Whether the state page says where the log ends."""
-    checkpoint: CheckpointFound = CheckpointFound(None)
-    state: StateFound = StateFound()
-    segments: list[SegmentFound] = []
+    checkpoint: CheckpointFindings = CheckpointFindings(None)
+    state: StateFindings = StateFindings()
+    segments: list[SegmentFindings] = []
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
     """Batches that `repair` cuts out only if it is asked to: they are what was written."""

@@ -27,9 +27,9 @@ from segmentlog.format.file_names import (
     segment_name,
 )
 from segmentlog.inspection.finding import Finding, Tally
-from segmentlog.inspection.partition_findings import PartitionFound
+from segmentlog.inspection.partition_findings import PartitionFindings
 from segmentlog.inspection.segment_inspection import InspectSegment, inspect_segment
-from segmentlog.inspection.segments_inspection import LogLook
+from segmentlog.inspection.segments_inspection import LogInspector
 from segmentlog.inspection.small_files import (
     StateReader,
     check_grant,
@@ -51,7 +51,7 @@ _OVERDUE_MS = 600_000
 def inspect_partition(
     fs: FileSystem, folder: str, topic: str, partition: int, config: TopicConfig, tally: Tally,
     inspect: InspectSegment = inspect_segment,
-) -> PartitionFound:  # fmt: skip
+) -> PartitionFindings:  # fmt: skip
     """Check one partition, while others append to it or not. Raises OSError.
 
     ``inspect`` looks at a segment, or knows what somebody else found in it.
@@ -64,7 +64,7 @@ def inspect_partition(
     for attempt in range(_ATTEMPTS):
         tally.reset(counts)
         tally.partitions += 1
-        found = PartitionFound(folder, topic, partition)
+        found = PartitionFindings(folder, topic, partition)
         look = _Look(fs, found, config, tally, inspect)
         try:
             look.run()
@@ -85,7 +85,7 @@ def _place(finding: Finding) -> tuple[str, int, str]:
     return finding.path, finding.position, finding.what
 
 
-def _drop_all_but(found: PartitionFound, known: set[tuple[str, int, str]]) -> None:
+def _drop_all_but(found: PartitionFindings, known: set[tuple[str, int, str]]) -> None:
     """Of files that change faster than they are looked at, what was found once may have been on its way."""
     kept = [finding for finding in found.findings if finding.severity == "note" or _place(finding) in known]
     if len(kept) < len(found.findings):
@@ -98,7 +98,7 @@ class _Look:
     """One look at a partition."""
 
     def __init__(
-        self, fs: FileSystem, found: PartitionFound, config: TopicConfig, tally: Tally, inspect: InspectSegment
+        self, fs: FileSystem, found: PartitionFindings, config: TopicConfig, tally: Tally, inspect: InspectSegment
     ) -> None:
         self._fs = fs
         self._folder = found.folder
@@ -132,7 +132,7 @@ class _Look:
         paths = {
             base: f"{self._folder}/{copy_name(base, offsets.stop, SWAP_SUFFIX)}" for base, offsets in copies.items()
         }
-        LogLook(fs, found, self._tally, paths, self._inspect_segment).run(bases)
+        LogInspector(fs, found, self._tally, paths, self._inspect_segment).run(bases)
         for finding in check_grant(fs, self._folder):
             found.add(finding.severity, finding.path, finding.what)
         self._look_for_unknown_files(bases)

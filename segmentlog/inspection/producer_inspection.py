@@ -24,8 +24,8 @@ from segmentlog.format.producer_snapshot import (
     decode_snapshot,
 )
 from segmentlog.inspection.finding import Severity
-from segmentlog.inspection.partition_findings import BadCache, OpenTransaction, PartitionFound
-from segmentlog.inspection.segment_inspection import SegmentFound, Tracked
+from segmentlog.inspection.partition_findings import BadCache, OpenTransaction, PartitionFindings
+from segmentlog.inspection.segment_inspection import SegmentFindings, Tracked
 from segmentlog.policy.lost_ranges import containing
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
@@ -55,10 +55,10 @@ class _Open(msgspec.Struct):
     first_offset: int
 
 
-class ProducersLook:
+class ProducerInspector:
     """Goes through the segments of one partition, oldest first: `begin`, `take`, and `end` after the last one."""
 
-    def __init__(self, fs: FileSystem, found: PartitionFound, bases: list[int]) -> None:
+    def __init__(self, fs: FileSystem, found: PartitionFindings, bases: list[int]) -> None:
         self._fs = fs
         self._found = found
         self._bases = bases
@@ -115,7 +115,7 @@ class ProducersLook:
             if entry.transaction_offset >= 0
         }
 
-    def take(self, segment: SegmentFound, next_base: int | None, *, is_sealed: bool, has_caches: bool) -> None:
+    def take(self, segment: SegmentFindings, next_base: int | None, *, is_sealed: bool, has_caches: bool) -> None:
         """Look at the batches of a segment; ``next_base`` is where the next one begins.
 
         ``is_sealed``: nothing is appended to it any more, or cut off. ``has_caches``: the file has
@@ -202,7 +202,7 @@ class ProducersLook:
 
     # ------------------------------------------------------------ the files beside it
 
-    def _check_aborted(self, segment: SegmentFound, told: list[AbortedTransaction], *, is_sealed: bool) -> None:
+    def _check_aborted(self, segment: SegmentFindings, told: list[AbortedTransaction], *, is_sealed: bool) -> None:
         """Of a sealed segment the file says what its markers say."""
         path = segment.stem + ABORTED_SUFFIX
         try:
@@ -228,7 +228,7 @@ class ProducersLook:
             rest = "; readers believe it until 'segmentlog repair' removes it"
             self._add_cache(path, wrong + rest, wrong)
 
-    def _is_gone(self, segment: SegmentFound, offset: int) -> bool:
+    def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
         """Whether what was at this offset is damaged now, or was cut out."""
         checkpoint = self._found.checkpoint.checkpoint
         if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:

@@ -25,7 +25,7 @@ from segmentlog.inspection.finding import Tally
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem, Ranges, opened
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.segment_index import batches_known
+from segmentlog.storage.segment_index import load_known_batches
 from segmentlog.storage.segment_stub import is_remote
 
 _CHUNK = 1 << 20
@@ -77,7 +77,7 @@ class Tracked(msgspec.Struct, frozen=True, gc=False):
     """What a control batch says, if that can be told."""
 
 
-class SegmentFound(msgspec.Struct):
+class SegmentFindings(msgspec.Struct):
     """Everything in one segment."""
 
     base_offset: int
@@ -142,12 +142,12 @@ class InspectSegment(Protocol):
 
     def __call__(
         self, fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
-    ) -> SegmentFound: ...
+    ) -> SegmentFindings: ...
 
 
 def inspect_segment(
     fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
-) -> SegmentFound:
+) -> SegmentFindings:
     """Read a segment up to ``end_position`` (None: all of the file) and look at every byte. Raises OSError.
 
     ``base`` is its base offset, ``epoch`` the largest of the segments before it; the file may lie
@@ -158,7 +158,7 @@ def inspect_segment(
     """
     size, data, bad_sectors = read_segment(fs, path, end_position)
     end = len(data)
-    found = SegmentFound(base, path, size, end, base, bad_sectors=bad_sectors)
+    found = SegmentFindings(base, path, size, end, base, bad_sectors=bad_sectors)
     tally.segments += 1
     counted = 0
     view = memoryview(data)
@@ -184,10 +184,10 @@ def around(fs: FileSystem, path: str, base: int) -> Around:
         batch_limit = min(int(json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["largest_batch_bytes"]), batch_limit)
     if not path.endswith(LOG_SUFFIX):
         return Around(batch_limit=batch_limit)
-    return Around(batch_limit=batch_limit, known=batches_known(fs, path.removesuffix(LOG_SUFFIX), base))
+    return Around(batch_limit=batch_limit, known=load_known_batches(fs, path.removesuffix(LOG_SUFFIX), base))
 
 
-def _note_whole(found: SegmentFound, item: Whole) -> None:
+def _note_whole(found: SegmentFindings, item: Whole) -> None:
     header = item.header
     position, base_offset = item.position, header.base_offset
     behind_damage = found.broken and found.broken[-1].end_position == position
@@ -309,7 +309,7 @@ class IndexFlaw(msgspec.Struct, frozen=True):
 
 
 def index_flaws(
-    fs: FileSystem, found: SegmentFound, *, next_base: int, limit: int | None, live: bool
+    fs: FileSystem, found: SegmentFindings, *, next_base: int, limit: int | None, live: bool
 ) -> Iterator[IndexFlaw]:
     """What in the segment's two index files is not what a rebuild would put there. Raises OSError.
 
@@ -349,7 +349,7 @@ def _lies_behind(limit: int | None, offset_bytes: bytes, at: int) -> bool:
 
 
 def _first_untrue(
-    found: SegmentFound, offsets: Entries, times: Entries, *, next_base: int, limit: int | None
+    found: SegmentFindings, offsets: Entries, times: Entries, *, next_base: int, limit: int | None
 ) -> int | None:
     """Number of the first entry that does not say what the batches say."""
     positions = np.frombuffer(found.positions, np.int64)
@@ -378,12 +378,12 @@ def _first_untrue(
     return None
 
 
-def _fits(found: SegmentFound, stamp: int, known: int) -> bool:
+def _fits(found: SegmentFindings, stamp: int, known: int) -> bool:
     """Batches that are damaged now had timestamps too."""
     return stamp == known or (stamp > known and found.is_damaged)
 
 
-def _describe(found: SegmentFound, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int) -> IndexFlaw:
+def _describe(found: SegmentFindings, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int) -> IndexFlaw:
     """Which of the two files is wrong about entry ``at``."""
     offset_entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
     time_entry = np.frombuffer(time_bytes, TIME_ENTRY, 1, at * TIME_ENTRY.itemsize)[0]

@@ -15,9 +15,9 @@ from segmentlog.errors import CorruptBatch, ObjectStoreError, SegmentGone, Segme
 from segmentlog.format.examine import Broken
 from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.inspection.finding import Tally
-from segmentlog.inspection.partition_findings import Cut, Hole, PartitionFound
-from segmentlog.inspection.producer_inspection import ProducersLook
-from segmentlog.inspection.segment_inspection import InspectSegment, SegmentFound, Unreadable, index_flaws
+from segmentlog.inspection.partition_findings import Cut, Hole, PartitionFindings
+from segmentlog.inspection.producer_inspection import ProducerInspector
+from segmentlog.inspection.segment_inspection import InspectSegment, SegmentFindings, Unreadable, index_flaws
 from segmentlog.inspection.small_files import StateReader
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
@@ -27,11 +27,11 @@ from segmentlog.storage.segment import segment_stem
 _PAUSE_S = 0.01
 
 
-class LogLook:
+class LogInspector:
     """One look at the segments of a partition, whose checkpoint and state page were looked at before."""
 
     def __init__(
-        self, fs: FileSystem, found: PartitionFound, tally: Tally, paths: Mapping[int, str], inspect: InspectSegment
+        self, fs: FileSystem, found: PartitionFindings, tally: Tally, paths: Mapping[int, str], inspect: InspectSegment
     ) -> None:
         self._fs = fs
         self._folder = found.folder
@@ -53,7 +53,7 @@ class LogLook:
             path = segment_stem(self._folder, bases[0]) + LOG_SUFFIX
             self._check_gap(path, 0, start_offset, bases[0])
         epoch = 0
-        producers = ProducersLook(self._fs, found, bases)
+        producers = ProducerInspector(self._fs, found, bases)
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             try:
                 segment = self._look_at_segment(base, next_base, epoch)
@@ -105,7 +105,7 @@ class LogLook:
             return 0
         return checkpoint.recovery_position if base == checkpoint.recovery_segment else None
 
-    def _look_at_segment(self, base: int, next_base: int | None, epoch: int) -> SegmentFound:
+    def _look_at_segment(self, base: int, next_base: int | None, epoch: int) -> SegmentFindings:
         found, log = self._found, self._found.state.log
         end_position, end_offset, tail_from = None, next_base, self._tail_from(base)
         is_active = False
@@ -145,7 +145,7 @@ class LogLook:
             self._check_index(segment, next_base, end_position, tail_from)
         return segment
 
-    def _tell_unreadable(self, segment: SegmentFound, batch: Unreadable) -> None:
+    def _tell_unreadable(self, segment: SegmentFindings, batch: Unreadable) -> None:
         """Report a batch that is what was written, wherever the recovery point is: a recovery keeps it."""
         base_offset, end_offset, count = batch.base_offset, batch.end_offset, batch.record_count
         what = (
@@ -161,7 +161,7 @@ class LogLook:
         )  # fmt: skip
         self._found.unreadable.append(cut)
 
-    def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFound:
+    def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
         """Tell of a segment that lies in the object store alone, and that nobody can read.
 
         Only where it is known to be gone it is cut out.
@@ -175,9 +175,9 @@ class LogLook:
             self._found.add("damage", error.path, what)
         else:
             self._found.add("warning", path, f"it lies in the object store alone, and was not looked at: {error}")
-        return SegmentFound(base, path, size_bytes, size_bytes, end_offset)
+        return SegmentFindings(base, path, size_bytes, size_bytes, end_offset)
 
-    def _judge(self, segment: SegmentFound, broken: Broken, end_offset: int | None, tail_from: int | None,
+    def _judge(self, segment: SegmentFindings, broken: Broken, end_offset: int | None, tail_from: int | None,
                is_active: bool) -> None:  # fmt: skip
         found = self._found
         size = broken.end_position - broken.position
@@ -203,7 +203,7 @@ class LogLook:
         found.cuts.append(cut)
         found.add("damage", segment.path, why, cut.position, size, cut.base_offset, cut.end_offset)
 
-    def _count_whole_behind(self, segment: SegmentFound, breaks_before: int, tail_from: int) -> None:
+    def _count_whole_behind(self, segment: SegmentFindings, breaks_before: int, tail_from: int) -> None:
         """Whole batches that come behind what is torn, and which of the breaks they come behind."""
         self._whole_behind += len(segment.positions) if breaks_before else segment.whole_behind(tail_from)
         if segment.positions:
@@ -213,7 +213,7 @@ class LogLook:
             )
             self._breaks_before_whole = breaks_before + behind
 
-    def _check_end(self, segment: SegmentFound, end_position: int | None, end_offset: int | None,
+    def _check_end(self, segment: SegmentFindings, end_position: int | None, end_offset: int | None,
                    tail_from: int | None) -> None:  # fmt: skip
         """The segment reaches to where the next one begins, the state page ends, or the recovery point lies."""
         found, checkpoint = self._found, self._found.checkpoint.checkpoint
@@ -257,7 +257,7 @@ class LogLook:
         self._found.holes.append(Hole(base_offset, end_offset, what))
         self._found.add("damage", path, what, position, 0, base_offset, end_offset)
 
-    def _check_given_up(self, segment: SegmentFound, tail_from: int | None) -> None:
+    def _check_given_up(self, segment: SegmentFindings, tail_from: int | None) -> None:
         """Nothing has offsets that were given up."""
         for lost in self._lost_ranges():
             at = segment.first_inside(lost.base_offset, lost.end_offset)
@@ -271,7 +271,7 @@ class LogLook:
                 what = f"a batch in the lost range [{lost.base_offset}, {lost.end_offset}) ({lost.reason})"
                 self._found.add("damage", segment.path, what, position, 0, first, end)
 
-    def _check_index(self, segment: SegmentFound, next_base: int | None, end_position: int | None,
+    def _check_index(self, segment: SegmentFindings, next_base: int | None, end_position: int | None,
                      tail_from: int | None) -> None:  # fmt: skip
         limit = end_position
         if tail_from is not None or (limit is None and next_base is None):

@@ -29,7 +29,7 @@ from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.state_page import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, LogState, StatePage, SyncState
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 _READ_ATTEMPTS = 4
 _READ_PAUSE_S = 0.002
@@ -37,7 +37,7 @@ _READ_PAUSE_S = 0.002
 # ---------------------------------------------------------------- checkpoint
 
 
-class CheckpointFound(msgspec.Struct, frozen=True):
+class CheckpointFindings(msgspec.Struct, frozen=True):
     """The newest valid slot, and why each slot that is not valid is not: (position, size, why)."""
 
     checkpoint: Checkpoint | None
@@ -51,12 +51,12 @@ class CheckpointFound(msgspec.Struct, frozen=True):
         return bool(self.bad_slots)
 
 
-def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFound:
+def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFindings:
     """Both slots of a checkpoint file, whatever state it is in. Raises OSError."""
     try:
         data = read_file(fs, path)
     except FileNotFoundError:
-        return CheckpointFound(None, missing=True)
+        return CheckpointFindings(None, missing=True)
     half = len(data) // 2
     newest: tuple[int, Checkpoint | None] = (-1, None)
     bad, stray = [], []
@@ -72,7 +72,7 @@ def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFound:
         used = slot_size(slot)
         if padding := slot[used:].rstrip(b"\0"):
             stray.append((position + used, len(padding)))
-    return CheckpointFound(newest[1], tuple(bad), tuple(stray))
+    return CheckpointFindings(newest[1], tuple(bad), tuple(stray))
 
 
 def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
@@ -94,7 +94,7 @@ def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
 # ---------------------------------------------------------------- state page
 
 
-class StateFound(msgspec.Struct, frozen=True):
+class StateFindings(msgspec.Struct, frozen=True):
     """The state page, as far as it may be believed: ``log`` and ``sync`` are None where it may not."""
 
     log: LogState | None = None
@@ -117,7 +117,7 @@ class StateReader:
         self._folder = folder
         self.path = f"{folder}/{STATE_FILE}"
 
-    def read(self) -> StateFound:
+    def read(self) -> StateFindings:
         """What the page says now. Raises OSError."""
         found = self._read()
         for _ in range(_READ_ATTEMPTS):
@@ -127,16 +127,16 @@ class StateReader:
             found = self._read()
         return found
 
-    def _read(self) -> StateFound:
+    def _read(self) -> StateFindings:
         try:
             fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return StateFound()
+            return StateFindings()
         try:
             page = StatePage.map(self._fs, fd, writable=False)
             if page is None:
                 size = self._fs.fstat(fd).st_size
-                return StateFound(why=f"{size} bytes long, not {PAGE_SIZE}; the next open makes it anew")
+                return StateFindings(why=f"{size} bytes long, not {PAGE_SIZE}; the next open makes it anew")
             try:
                 return self._judge(page, fd)
             finally:
@@ -144,14 +144,14 @@ class StateReader:
         finally:
             self._fs.close(fd)
 
-    def _judge(self, page: StatePage, fd: int) -> StateFound:
+    def _judge(self, page: StatePage, fd: int) -> StateFindings:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
         if page.describes(boot_id, folder):
-            doubt = why_doubted(self._fs, self._folder, page, fd)
+            doubt = distrust_reason(self._fs, self._folder, page, fd)
             if doubt is not None:
-                return StateFound(why=f"not believed: {doubt}; the next open recovers the log without it")
+                return StateFindings(why=f"not believed: {doubt}; the next open recovers the log without it")
             words = page.words
-            return StateFound(
+            return StateFindings(
                 page.log.read(),
                 page.sync.read(),
                 page.writing,
@@ -160,10 +160,10 @@ class StateReader:
                 bool(words[ABORTS_WORD]),
             )
         if not any(page.words[:6]):
-            return StateFound(why="never used")
+            return StateFindings(why="never used")
         if page.header_is_sound and not page.is_about(boot_id, folder):
-            return StateFound(why="of another boot, or of the folder that this one is a copy of: not believed")
-        return StateFound(why="damaged; the next open recovers the log without it", severity="warning")
+            return StateFindings(why="of another boot, or of the folder that this one is a copy of: not believed")
+        return StateFindings(why="damaged; the next open recovers the log without it", severity="warning")
 
 
 # ---------------------------------------------------------------- shipping

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.file_names import LOG_SUFFIX
 from segmentlog.inspection.finding import Tally
-from segmentlog.inspection.segment_inspection import SegmentFound, Tracked, inspect_segment
+from segmentlog.inspection.segment_inspection import SegmentFindings, Tracked, inspect_segment
 from segmentlog.inspection.small_files import StateReader
 from segmentlog.inspection.store_inspection import list_partitions
 from segmentlog.storage.fs import FileSystem, Stamp
@@ -42,7 +42,7 @@ class SegmentJob(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class SegmentLooked(msgspec.Struct, frozen=True):
+class SegmentResult(msgspec.Struct, frozen=True):
     """What was found in a segment."""
 
     path: str
@@ -93,7 +93,7 @@ def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
     return sorted(shares, key=lambda share: -sum(job.size_bytes for job in share))
 
 
-def look(fs: FileSystem, job: SegmentJob) -> SegmentLooked | None:
+def inspect_job(fs: FileSystem, job: SegmentJob) -> SegmentResult | None:
     """Look at one segment; None if the file system refuses: then whoever asked shall see for himself."""
     tally = Tally()
     try:
@@ -104,20 +104,20 @@ def look(fs: FileSystem, job: SegmentJob) -> SegmentLooked | None:
         if is_interrupt(error):
             raise
         return None
-    return SegmentLooked(job.path, job.end_position, stamp, tally.records, pack(found))
+    return SegmentResult(job.path, job.end_position, stamp, tally.records, pack(found))
 
 
 class KnownSegments:
     """An `InspectSegment` that knows what was found elsewhere."""
 
-    def __init__(self, looked: Iterable[SegmentLooked]) -> None:
+    def __init__(self, looked: Iterable[SegmentResult]) -> None:
         self._looked = {segment.path: segment for segment in looked}
         self.inspected_here = 0
         """Segments of which nothing was known that still holds."""
 
     def __call__(
         self, fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
-    ) -> SegmentFound:
+    ) -> SegmentFindings:
         """As `inspect_segment` would find it. Raises OSError."""
         looked = self._looked.get(path)
         if looked is not None and looked.end_position == end_position and looked.stamp == fs.stamp(path):
@@ -139,7 +139,7 @@ _COLUMNS = ("positions", "base_offsets", "next_offsets", "timestamps_before")
 _TRACKED_FIELDS = len(Tracked.__struct_fields__) - 1
 
 
-def pack(found: SegmentFound) -> bytes:
+def pack(found: SegmentFindings) -> bytes:
     """What was found, in less than a byte a batch and ten for one of a producer; a pickle has 32 and some 40 more."""
     batches = _pack_table([np.frombuffer(getattr(found, name), np.int64) for name in _COLUMNS])
     rows = [msgspec.structs.astuple(batch)[:-1] for batch in found.tracked]
@@ -149,7 +149,7 @@ def pack(found: SegmentFound) -> bytes:
     return pickle.dumps((rest, batches, tracked, markers))
 
 
-def unpack(data: bytes) -> SegmentFound:
+def unpack(data: bytes) -> SegmentFindings:
     """What was packed, as an object that nobody else has."""
     found, batches, tracked, markers = pickle.loads(data)
     for name, column in zip(_COLUMNS, _unpack_table(batches, len(_COLUMNS)), strict=True):
@@ -161,7 +161,7 @@ def unpack(data: bytes) -> SegmentFound:
             markers.get(number),
         )  # fmt: skip
         found.tracked.append(batch)
-    assert isinstance(found, SegmentFound)
+    assert isinstance(found, SegmentFindings)
     return found
 
 

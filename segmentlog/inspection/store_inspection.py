@@ -37,7 +37,7 @@ from segmentlog.format.file_names import (
     USERS_FILE,
 )
 from segmentlog.inspection.finding import Finding, Tally
-from segmentlog.inspection.partition_findings import PartitionFound
+from segmentlog.inspection.partition_findings import PartitionFindings
 from segmentlog.inspection.partition_inspection import inspect_partition, log_sizes
 from segmentlog.inspection.segment_inspection import InspectSegment, inspect_segment
 from segmentlog.inspection.small_files import check_ship_file, check_store_file, read_topic_file, read_topic_id
@@ -143,7 +143,7 @@ def inspect_topic(
 
 def inspect_partitions(
     fs: FileSystem, path: str, topic: str, tally: Tally, inspect: InspectSegment = inspect_segment
-) -> Iterator[PartitionFound]:
+) -> Iterator[PartitionFindings]:
     """Each partition of a topic as it lies there."""
     numbers, config, _ = list_partitions(fs, f"{path}/{topic}")
     for number in numbers:
@@ -151,7 +151,7 @@ def inspect_partitions(
         if fs.is_folder(folder):
             yield inspect_partition(fs, folder, topic, number, config, tally, inspect)
         else:
-            found = PartitionFound(folder, topic, number)
+            found = PartitionFindings(folder, topic, number)
             found.add("damage", folder, "the partition's folder is missing")
             yield found
 

@@ -89,13 +89,13 @@ class ProducerStates:
                 self._begin_with([])
                 self._mapped, self._behind, self.seen = None, 0, log
                 return
-            with self._handle.staying():
+            with self._handle.folder_locked():
                 self.load(log, list_segments(self._handle.fs, self._handle.folder))
             return
         if seen.end_position < log.end_position:
             mapped = self._mapped
             if mapped is None or len(mapped.view) < log.end_position:
-                with self._handle.staying():
+                with self._handle.folder_locked():
                     mapped = mapped or MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
                     mapped.upto(log.end_position)
                 self._mapped = mapped

@@ -6,18 +6,23 @@ from collections.abc import Callable
 
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.handle import Handle
-from segmentlog.log.lease import Lease
-from segmentlog.log.read.segment_catalog import Catalogs
+from segmentlog.log.lease import CleanerLease
+from segmentlog.log.read.segment_catalog import SegmentCatalogs
 from segmentlog.log.segment_removal import sweep_deleted
 from segmentlog.policy.retention import Expired, active_is_due, expired_segments, is_bounded
 from segmentlog.records import RetentionReport
 
 
-class Retainer:
+class RetentionRunner:
     """Removes what the topic's configuration does not keep. Thread-safe by the lease."""
 
     def __init__(
-        self, handle: Handle, appender: Appender, catalogs: Catalogs, lease: Lease, trim: Callable[[int], int]
+        self,
+        handle: Handle,
+        appender: Appender,
+        catalogs: SegmentCatalogs,
+        lease: CleanerLease,
+        trim: Callable[[int], int],
     ) -> None:
         self._handle = handle
         self._appender = appender
@@ -50,7 +55,7 @@ class Retainer:
                     rolled = self._appender.roll() or rolled
                 self._trim(expired[-1][0].end_offset)
             if sweeps:
-                with handle.staying():
+                with handle.folder_locked():
                     self._sweep_ms = sweep_deleted(handle, now_ms)
                 self._swept_generation = log.generation  # as it was: what was put aside since is looked for next time
             return self._report(expired, rolled=rolled)

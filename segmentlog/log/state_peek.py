@@ -23,7 +23,7 @@ from segmentlog.storage.state_page import PAGE_SIZE, SHIPPED_WORD, LogState, Sta
 _ATTEMPTS: Final = 5
 
 
-class Glance(msgspec.Struct, frozen=True, gc=False):
+class StateSummary(msgspec.Struct, frozen=True, gc=False):
     """What a state page says."""
 
     log: LogState
@@ -37,7 +37,7 @@ class Glance(msgspec.Struct, frozen=True, gc=False):
         return max(self.log.log_end_offset - self.sync.durable_offset, 0)
 
     @classmethod
-    def of(cls, page: StatePage) -> Glance:
+    def of(cls, page: StatePage) -> StateSummary:
         """Raises `StateDamaged`."""
         # In this order: what is durable was written before, and is not to show as more than there is.
         sync = page.sync.read()
@@ -45,7 +45,7 @@ class Glance(msgspec.Struct, frozen=True, gc=False):
         return cls(page.log.read(), sync, bool(page.failed), shipped_offset)
 
 
-def glance(fs: FileSystem, folder: str, boot_id: str) -> Glance | None:
+def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None:
     """The partition's state; None where nobody has opened it since the machine started, or it is gone.
 
     What a page says of a disk that went away and came back is found out by who opens the partition, and not here.
@@ -59,7 +59,7 @@ def glance(fs: FileSystem, folder: str, boot_id: str) -> Glance | None:
                     return None
                 page = StatePage(bytearray(data))
                 try:
-                    return Glance.of(page) if page.is_about(boot_id, found) else None
+                    return StateSummary.of(page) if page.is_about(boot_id, found) else None
                 except StateDamaged:  # or somebody wrote to it in that moment
                     continue
     except OSError as error:
@@ -91,13 +91,13 @@ def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, 
     return () if checkpoint is None else checkpoint.lost_ranges
 
 
-def resumes_at(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
+def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
     """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
 
     Where no process has opened the partition since the machine started, a range that the next recovery will find is not
     known yet. Raises OSError.
     """
-    seen = glance(fs, folder, fs.boot_id())
+    seen = read_state(fs, folder, fs.boot_id())
     if seen is not None and (not seen.log.epoch or offset >= seen.log.log_end_offset):
         return None
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
@@ -117,6 +117,6 @@ def epoch_at(epochs: Iterable[EpochStart], offset: int) -> int:
     return max(one.epoch for one in epochs if one.start_offset <= offset)
 
 
-def lost_count(fs: FileSystem, folder: str, log: LogState) -> int:
+def count_lost_offsets(fs: FileSystem, folder: str, log: LogState) -> int:
     """Count the offsets in lost ranges. Raises OSError."""
     return sum(lost.end_offset - lost.base_offset for lost in lost_ranges(fs, folder, log))

@@ -40,7 +40,7 @@ def swap_in(
     truncated or recovered meanwhile. The caller holds no lock.
     """
     cleaned = f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-    with handle.staying():
+    with handle.folder_locked():
         return _swap_in(handle, cleaned, base, end, replaced, epoch, index, size_bytes)
 
 

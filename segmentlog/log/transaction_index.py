@@ -37,7 +37,7 @@ def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
     return any(first <= header.base_offset <= last for first, last in ranges.get(header.producer_id, ()))
 
 
-class Known(msgspec.Struct):
+class SegmentAborts(msgspec.Struct):
     """What was read so far of one segment: the bytes before ``position``."""
 
     position: int = 0
@@ -63,7 +63,7 @@ class AbortedTransactions:
     def _begin_empty(self) -> None:
         """Know of none. In a forked child: another thread of the parent may have been looking."""
         self._seen: tuple[int, int, int, int] | None = None
-        self._segments: dict[int, Known] = {}
+        self._segments: dict[int, SegmentAborts] = {}
         self._ranges: Ranges = {}
 
     def look(self) -> Ranges:
@@ -104,7 +104,7 @@ class AbortedTransactions:
 
     def _look_at(self, base: int, log: LogState) -> None:
         handle = self._handle
-        known = self._segments.setdefault(base, Known())
+        known = self._segments.setdefault(base, SegmentAborts())
         if known.sealed:
             return
 
@@ -115,40 +115,42 @@ class AbortedTransactions:
             mapped = handle.map_segment(base)
             end = min(log.end_position, len(mapped.view))
             aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
-            self._segments[base] = Known(end, aborted)
+            self._segments[base] = SegmentAborts(end, aborted)
             return
-        found = self._segments[base] = find_sealed(handle, base, around, known)
+        found = self._segments[base] = read_sealed_aborts(handle, base, around, known)
         if not found.is_kept and not handle.read_only:
             with failures_ignored():  # a cache: the next one reads the segment again
-                keep(handle, base, found)
+                write_txn_index(handle, base, found)
 
 
-def find_sealed(handle: Handle, base: int, around: Callable[[], Around], known: Known | None = None) -> Known:
+def read_sealed_aborts(
+    handle: Handle, base: int, around: Callable[[], Around], known: SegmentAborts | None = None
+) -> SegmentAborts:
     """What a sealed segment tells, of which something may be ``known``.
 
     By its ``.txnindex`` nothing of the segment is read, for it may lie in an object store alone. Raises
     FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.
     """
     stem = segment_stem(handle.folder, base)
-    with handle.staying():
+    with handle.folder_locked():
         end = handle.fs.stat(stem + LOG_SUFFIX).st_size
         with contextlib.suppress(FileNotFoundError, Malformed):
             size_bytes, aborted = decode_aborted(read_file(handle.fs, stem + ABORTED_SUFFIX))
             if size_bytes == end:
-                return Known(end, aborted, sealed=True, is_kept=True)
-    known = known or Known()
+                return SegmentAborts(end, aborted, sealed=True, is_kept=True)
+    known = known or SegmentAborts()
     mapped = handle.map_segment(base)
     end = len(mapped.view)
-    return Known(end, [*known.aborted, *read_aborted(mapped, known.position, end, around)], sealed=True)
+    return SegmentAborts(end, [*known.aborted, *read_aborted(mapped, known.position, end, around)], sealed=True)
 
 
-def keep(handle: Handle, base: int, found: Known) -> None:
+def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
     """Leave the ``.txnindex`` of a sealed segment. Raises `DiskFull`, `UnknownTopic`, OSError."""
     fs, path = handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX
     # Beside, then in place: others may make the same file at the same time. A crash may spoil it: then
     # it does not check, and is made again.
     temporary = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
-    with handle.staying():
+    with handle.folder_locked():
         fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             write_all(fs, fd, [encode_aborted(found.position, found.aborted)], 0)

@@ -8,28 +8,28 @@ from itertools import pairwise
 from segmentlog.errors import OffsetOutOfRange
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.log_recovery import recover
-from segmentlog.log.recovery.open_partition import settle
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.segment_removal import retire_segment
 from segmentlog.log.segment_tiering import insist, is_remote
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
-@held
+@interrupt_safe_context
 def _changing(handle: Handle) -> Iterator[None]:
     """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
     with handle.append_locked():
         handle.check_appendable()
-        settle(handle)
+        finish_interrupted_append(handle)
         finish_swaps(handle)
         yield
 
 
 def trim(handle: Handle, before_offset: int) -> int:
     """As `Partition.trim`."""
-    with handle.telling(), _changing(handle):
+    with handle.translating_errors(), _changing(handle):
         log = handle.page.log.read()
         if not 0 <= before_offset <= log.log_end_offset:
             raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
@@ -49,7 +49,7 @@ def trim(handle: Handle, before_offset: int) -> int:
 def truncate(handle: Handle, offset: int) -> LostRange | None:
     """As `Partition.truncate`."""
     while True:
-        with handle.telling(), _changing(handle), handle.sync_locked():
+        with handle.translating_errors(), _changing(handle), handle.sync_locked():
             log = handle.page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
@@ -60,7 +60,7 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
             if not is_remote(handle, base):
                 now_ms = handle.clock.now_ms()
                 lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, "truncated on request", now_ms)
-                handle.ledger.begin_truncation(log, lost, base)
+                handle.ledger.start_truncation(log, lost, base)
                 recover(handle, handle.page)
                 handle.close_segments()
                 return lost

@@ -10,7 +10,7 @@ import msgspec
 
 from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import News
+from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 
 _LOOK_S = 0.001
 
@@ -42,7 +42,7 @@ class Buffer:
 
     def _forget_parent(self) -> None:
         self._lines: SimpleQueue[Line] = SimpleQueue()
-        self._news = News()
+        self._news = InterruptSafeCondition()
         self._bytes = self._put = self._done = self.dropped = 0
         self._is_stuck = False
 

@@ -30,7 +30,7 @@ from segmentlog.logs.buffer import Buffer, Line
 from segmentlog.logs.log_record_json import render
 from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import if_free
+from segmentlog.storage.interrupt_safe import try_lock
 from segmentlog.store import LogStore
 from segmentlog.topics.background_threads import Worker
 from segmentlog.weak_sets import members_of
@@ -243,7 +243,7 @@ class LogHandler(logging.Handler):
     # ------------------------------------------------------------ appending, in the thread
 
     def _tick(self) -> float:
-        with if_free(self._turn) as is_free:
+        with try_lock(self._turn) as is_free:
             if not is_free:  # who flushes found no thread at it, and then there is one: two would append the same
                 return _LOOK_S
             self._appending = threading.get_ident()

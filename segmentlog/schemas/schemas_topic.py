@@ -24,7 +24,7 @@ from segmentlog.schemas.registry_state import RegistryState
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.file_operations import read_file, replace_file
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.internal_compaction import Tidy
 from segmentlog.topics.topic_registry import Topics
 
@@ -55,14 +55,14 @@ class SchemaJournal:
         self._position = 0
         self._log: Partition | None = None
 
-    @held
+    @interrupt_safe_context
     def reading(self) -> Iterator[RegistryState]:
         """Within: what the topic says now, and no other thread changes it."""
         with self._mutex:
             self._catch_up()
             yield self._state
 
-    @held
+    @interrupt_safe_context
     def writing(self) -> Iterator[RegistryState]:
         """The same, and no other process appends to it. Raises `ReadOnlyStore`, `NotPermitted`."""
         self._topics.check_writable("change schemas")

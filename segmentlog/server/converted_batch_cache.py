@@ -28,7 +28,7 @@ import numpy as np
 
 from segmentlog.format.wire_conversion import as_wire
 from segmentlog.server.transport import Buffer
-from segmentlog.storage.anonymous_file import ScratchFile, free_bytes
+from segmentlog.storage.anonymous_file import AnonymousFile, free_bytes
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ LogVersion = tuple[str, int, int, int]
 class _File:
     """One of the files on disk, and what it holds."""
 
-    def __init__(self, scratch: ScratchFile, now_s: float) -> None:
+    def __init__(self, scratch: AnonymousFile, now_s: float) -> None:
         self.scratch = scratch
         self.used_s = now_s
         self.views: dict[_Key, list[memoryview]] = {}
@@ -143,7 +143,7 @@ class DiskRenderings:
                 self._give_up(oldest)
             if self._files:
                 self._files[-1].scratch.close()  # it is full
-        file = _File(ScratchFile(FileSystem(), self._folder, self._file_bytes), now_s)
+        file = _File(AnonymousFile(FileSystem(), self._folder, self._file_bytes), now_s)
         with self._mutex:
             self._files.append(file)
         return file

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import write_all
-from segmentlog.storage.fork_safety import Held, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable
 from segmentlog.storage.fs import Buffer, FileSystem
 
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
-class ScratchFile:
+class AnonymousFile:
     """So many bytes that are written once and read through a map. Thread-safe; of no use in a forked child."""
 
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
@@ -28,7 +28,7 @@ class ScratchFile:
         self._mutex = fork_safety.lock(self, "_mutex", "_forget")
         self._size_bytes = size_bytes
         self._end = 0
-        self._fd: Held | None = hold_open(fs, folder, os.O_RDWR | _O_TMPFILE)
+        self._fd: LockableFd | None = open_lockable(fs, folder, os.O_RDWR | _O_TMPFILE)
         try:
             fs.ftruncate(self._fd, size_bytes)
             self._view = fs.map_file(self._fd, size_bytes)
@@ -56,7 +56,7 @@ class ScratchFile:
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
 
     def _forget(self) -> None:
         """In a forked child: the descriptor is closed there, and its number another file's."""

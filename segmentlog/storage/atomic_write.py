@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import IO, Final
 
-from segmentlog.storage.file_operations import temporary_beside
+from segmentlog.storage.file_operations import opened_temporary
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import failures_ignored
 
@@ -26,7 +26,7 @@ _STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 @contextlib.contextmanager
-def whole_file(
+def opened_atomically(
     path: str, fs: FileSystem | None = None, verify: Callable[[str], None] | None = None
 ) -> Iterator[IO[bytes]]:
     """Within: write the file. Leaving well puts it under ``path``, durably; by an exception leaves ``path`` as it was.
@@ -50,7 +50,7 @@ def whole_file(
     folder, name = os.path.split(real)
     with contextlib.ExitStack() as stack:
         try:
-            temporary, fd = stack.enter_context(temporary_beside(fs, f"{folder}/.{name}{_ASIDE}"))
+            temporary, fd = stack.enter_context(opened_temporary(fs, f"{folder}/.{name}{_ASIDE}"))
         except OSError as error:
             error.filename = path
             raise

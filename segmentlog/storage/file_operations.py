@@ -15,10 +15,10 @@ from typing import Final
 
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.file_names import TEMPORARY_SUFFIX
-from segmentlog.storage.fork_safety import held_open
+from segmentlog.storage.fork_safety import opened_lockable
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, opened
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 _BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
 _NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
@@ -118,7 +118,7 @@ def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *,
     """`replace_file` with what is too large to be held in memory. What ``parts`` raises leaves the old file there."""
     size_bytes = 0
     try:
-        with temporary_beside(fs, path) as (temporary, fd):
+        with opened_temporary(fs, path) as (temporary, fd):
             try:
                 fs.ftruncate(fd, 0)
                 for part in parts:
@@ -173,8 +173,8 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         fs.unlink(temporary)
 
 
-@held
-def temporary_beside(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
+@interrupt_safe_context
+def opened_temporary(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
     """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
 
     Always the same name if it can be had, so that what a killed process left is used up and
@@ -182,7 +182,7 @@ def temporary_beside(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
-        with held_open(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
+        with opened_lockable(fs, name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
             try:
                 fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_mine = os.path.samestat(fs.fstat(fd), fs.stat(name))

@@ -36,7 +36,7 @@ from itertools import starmap
 from typing import Any, Protocol
 
 from segmentlog.storage.interrupt_check import is_interrupt
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 class LockableFiles(Protocol):
@@ -107,7 +107,7 @@ def event(owner: object, name: str) -> threading.Event:
     return _make_event()
 
 
-def lock_of_a_moment() -> threading.Lock:
+def short_lived_lock() -> threading.Lock:
     """One that is kept nowhere for long: a forked child has nobody who waits for it, or drops what it is kept in."""
     return _make_lock()
 
@@ -157,7 +157,7 @@ class Descriptor(int):
     __slots__ = ()
 
 
-class Held(Descriptor):
+class LockableFd(Descriptor):
     """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
 
     It is closed when nobody has it any more: who was to keep it, or to let go of it, was interrupted. The cyclic
@@ -177,7 +177,7 @@ class Held(Descriptor):
                 _close_dropped(self)
 
 
-_finalized: list[Held] = []
+_finalized: list[LockableFd] = []
 """By the collector, which does so once in the life of an object."""
 _references_when_dropped = 0
 """`sys.getrefcount` in the finalizer of one that nobody has: it depends on the interpreter."""
@@ -195,7 +195,7 @@ def _count_references() -> None:
 _count_references()
 
 
-def _close_dropped(fd: Held) -> None:
+def _close_dropped(fd: LockableFd) -> None:
     # Without the lock, for it comes at any point of any thread. A child forked before the last line closes it as well.
     number, fs = _held[id(fd)]
     try:
@@ -236,21 +236,21 @@ def _after_collection(phase: str, info: object) -> None:
 
 
 def _references_of_a_local() -> int:
-    fd = [Held()].pop(0)
+    fd = [LockableFd()].pop(0)
     return sys.getrefcount(fd)
 
 
 _REFERENCES_OF_A_LOCAL = _references_of_a_local()
 
 
-def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:
+def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
     """Open a file to lock it; a forked child closes it."""
     with _opening:
         while True:
             before = _generation
-            fds: list[Held] = []
+            fds: list[LockableFd] = []
             try:
-                fds.extend(map(Held, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
+                fds.extend(map(LockableFd, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
                 (fd,) = fds
                 _held[id(fd)] = (int(fd), fs)
             except BaseException:  # not noted yet, so that nothing would close it
@@ -264,7 +264,7 @@ def hold_open(fs: LockableFiles, path: str, flags: int) -> Held:
                 fs.close(fd)
 
 
-def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
+def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
     """Unlock and close; ``owner[key]`` is -1 from then on, and who was interrupted may call it again with that.
 
     In a forked child nothing: it is closed, and what has the number now is something else.
@@ -292,12 +292,12 @@ def let_go(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key:
                         raise
 
 
-@held
-def held_open(
-    fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], Held] = hold_open
-) -> Iterator[Held]:
+@interrupt_safe_context
+def opened_lockable(
+    fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
+) -> Iterator[LockableFd]:
     """`hold_open`, or an ``opener`` that ends in it, for as long as a block lasts."""
-    fds: list[Held] = []
+    fds: list[LockableFd] = []
     try:
         fds.extend(starmap(opener, ((fs, path, flags),)))
         yield fds[0]
@@ -310,10 +310,10 @@ def held_open(
                 if is_interrupt(error):
                     raise
             finally:
-                let_go(fs, fd)
+                close_lockable(fs, fd)
 
 
-def opening() -> contextlib.AbstractContextManager[object]:
+def forks_blocked() -> contextlib.AbstractContextManager[object]:
     """Around opening what is no file, and noting it in an object that closes it `on_fork`: no fork comes in between."""
     return _opening
 

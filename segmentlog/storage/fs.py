@@ -21,7 +21,7 @@ from segmentlog.errors import DiskFull
 from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.storage import inode_mark
 from segmentlog.storage.interrupt_check import failures_ignored, is_from_a_call, is_interrupt
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.storage.memory_map import map_shared
 
 Buffer = bytes | bytearray | memoryview
@@ -241,15 +241,15 @@ class FileSystem:
         """See `storage.inode_mark`."""
         return inode_mark.mount_id(fd)
 
-    def mark(self, fd: int) -> None:
+    def set_inode_mark(self, fd: int) -> None:
         """See `storage.inode_mark`."""
-        inode_mark.mark(fd)
+        inode_mark.set_mark(fd)
 
-    def is_marked(self, fd: int) -> bool:
+    def has_inode_mark(self, fd: int) -> bool:
         """See `storage.inode_mark`."""
-        return inode_mark.is_marked(fd)
+        return inode_mark.has_mark(fd)
 
-    def keep_in_place(self, fd: int) -> None:
+    def disable_copy_on_write(self, fd: int) -> None:
         """Have an empty file written over where it lies, on a file system that would put each change elsewhere (btrfs).
 
         There a store to a mapped page takes room on the disk, and kills the process when there is none.
@@ -329,7 +329,7 @@ def _relieved(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 
-@held
+@interrupt_safe_context
 def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
     """A descriptor for as long as the context lasts, which nobody locks: for those there is `held_open`."""
     fds: list[int] = []

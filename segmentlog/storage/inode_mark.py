@@ -50,7 +50,7 @@ def mount_id(fd: int) -> int:
     return int(_MOUNT_ID.unpack_from(found, _MOUNT_ID_POSITION)[0])
 
 
-def mark(fd: int) -> None:
+def set_mark(fd: int) -> None:
     """Leave a mark in the kernel's memory of the file. Where that cannot be done, `is_marked` says no."""
     try:
         fcntl.fcntl(fd, _F_SET_RW_HINT, _WRITE_LIFE_NONE)
@@ -60,7 +60,7 @@ def mark(fd: int) -> None:
         return
 
 
-def is_marked(fd: int) -> bool:
+def has_mark(fd: int) -> bool:
     """Whether the mark is there: the kernel had the file in memory ever since."""
     try:
         return fcntl.fcntl(fd, _F_GET_RW_HINT, bytes(_HINT.size)) == _WRITE_LIFE_NONE

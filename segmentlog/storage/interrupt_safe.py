@@ -43,11 +43,11 @@ T = TypeVar("T")
 
 EXCLUSIVE: Final = fcntl.LOCK_EX
 SHARED: Final = fcntl.LOCK_SH
-AT_ONCE: Final = fcntl.LOCK_NB
+NON_BLOCKING: Final = fcntl.LOCK_NB
 """With one of the two: BlockingIOError instead of waiting."""
 UNLOCK: Final = fcntl.LOCK_UN
 
-LOOK_EVERY_S = 0.2
+POLL_INTERVAL_S = 0.2
 """Whoever waits to be told looks for himself so often: who should have told him may have been interrupted."""
 
 _run_through: Callable[[Any], None] = deque[Any](maxlen=0).extend
@@ -75,7 +75,7 @@ class _Held(io.IOBase, Generic[T]):
             raise
 
 
-def held(make: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+def interrupt_safe_context(make: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
     """Like `contextlib.contextmanager`, for what has to be let go of although an interrupt comes while that is done.
 
     The generator must not want to know how the body ended: it sees a `GeneratorExit` in any case. And it must
@@ -89,13 +89,13 @@ def held(make: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T
     return begin
 
 
-def keep(owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
+def store_result(owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
     """``owner.name = call(*args)`` in one step: no interrupt comes between the call and the store."""
     _run_through(map(setattr, (owner,), (name,), starmap(call, (args,))))
 
 
-@held
-def if_free(lock: Any) -> Iterator[bool]:
+@interrupt_safe_context
+def try_lock(lock: Any) -> Iterator[bool]:
     """Hold a lock for as long as the context lasts, if nobody has it; whether that is so."""
     got: list[bool] = []
     try:
@@ -111,7 +111,7 @@ def is_main_thread() -> bool:
     return _thread.get_ident() == threading.main_thread().ident
 
 
-def rouse(asleep: Any) -> None:
+def wake_sleeper(asleep: Any) -> None:
     """Wake whoever sleeps on a lock that he took himself; nothing when somebody has done so already."""
     try:
         asleep.release()
@@ -119,7 +119,7 @@ def rouse(asleep: Any) -> None:
         pass
 
 
-class News:
+class InterruptSafeCondition:
     """What threads wait for that another one tells. For `threading.Condition`, without a lock of its own."""
 
     __slots__ = ("_asleep",)
@@ -131,7 +131,7 @@ class News:
         """Wait until the caller's question is answered with yes; False when it was not in time."""
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_there():
-            left_s = LOOK_EVERY_S if ends is None else min(ends - time.monotonic(), LOOK_EVERY_S)
+            left_s = POLL_INTERVAL_S if ends is None else min(ends - time.monotonic(), POLL_INTERVAL_S)
             if left_s <= 0:
                 return False
             mine = _thread.allocate_lock()
@@ -159,6 +159,6 @@ class News:
         """Wake those who wait."""
         while self._asleep:
             try:
-                rouse(self._asleep.popleft())
+                wake_sleeper(self._asleep.popleft())
             except IndexError:
                 return

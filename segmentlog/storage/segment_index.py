@@ -50,10 +50,10 @@ class SegmentIndex:
         interval_bytes: int,
         *,
         writable: bool = True,
-        staying: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        folder_locked: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.writable = writable
-        self._staying = staying
+        self._staying = folder_locked
         """Around writing to the files, which go by their names; `UnknownTopic` when they are another log's now."""
         self.log_inode: int | None = None
         """Inode of the log that the entries are of; None for that of the name, whatever it is."""
@@ -226,7 +226,7 @@ class SegmentIndex:
             return 0, self.base_offset
         return self._positions[index], self.base_offset + self._relative[index]
 
-    def batches_behind(self, position: int) -> Iterator[tuple[int, int]]:
+    def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
         """(position, base offset) of each indexed batch that begins behind ``position``, and the closing entry's."""
         with self._lock:
             count, positions, relative = self.count, self._positions, self._relative
@@ -250,16 +250,16 @@ def _columns(offsets: Entries) -> tuple[memoryview, memoryview]:
     return words[::2], words[1::2]
 
 
-def batches_known(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
+def load_known_batches(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
     """What the index files of a segment say of its batches; they are read once somebody asks. None is no failure."""
     index: SegmentIndex | None = None
 
-    def batches_behind(position: int) -> Iterator[tuple[int, int]]:
+    def batches_after(position: int) -> Iterator[tuple[int, int]]:
         nonlocal index
         if index is None:
             index = SegmentIndex(fs, stem, base_offset, 1, writable=False)
             with failures_ignored():
                 index.load()
-        return index.batches_behind(position)
+        return index.batches_after(position)
 
-    return batches_behind
+    return batches_after

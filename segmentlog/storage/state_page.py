@@ -113,7 +113,7 @@ class StateDamaged(Exception):
     """Neither this block's checksum nor its sequence number make sense: the page cannot be trusted."""
 
 
-class Block(Generic[Fields]):
+class StateBlock(Generic[Fields]):
     """One block of the page: lock-free for readers; one writer at a time, who holds the block's lock."""
 
     __slots__ = ("_buffer", "_cached", "_kind", "_packer", "_positions", "_word", "_words")
@@ -179,8 +179,8 @@ class StatePage:
         self.file_id = file_id
         """Device and inode of the file that is mapped, which no other file gets meanwhile; None for a private page."""
         self.words = memoryview(buffer).cast("Q")
-        self.log: Block[LogState] = Block(buffer, self.words, 16, LogState)
-        self.sync: Block[SyncState] = Block(buffer, self.words, 64, SyncState)
+        self.log: StateBlock[LogState] = StateBlock(buffer, self.words, 16, LogState)
+        self.sync: StateBlock[SyncState] = StateBlock(buffer, self.words, 64, SyncState)
 
     @classmethod
     def private(cls) -> StatePage:
@@ -203,7 +203,7 @@ class StatePage:
                 fs.flock(fd, fcntl.LOCK_EX)
                 size = fs.fstat(fd).st_size
                 if size == 0:
-                    fs.keep_in_place(fd)
+                    fs.disable_copy_on_write(fd)
                 if size < PAGE_SIZE:
                     write_all(fs, fd, [bytes(PAGE_SIZE - size)], size)
             finally:
@@ -242,12 +242,12 @@ class StatePage:
         words = list(self.words[:_HEADER_WORDS])
         return words[0] == _MAGIC and _hash(_PACKED.pack(*words[:5], words[MOUNT_WORD])) == words[5]
 
-    def is_of_this_memory(self, fs: FileSystem, fd: int) -> bool:
+    def has_stayed_in_memory(self, fs: FileSystem, fd: int) -> bool:
         """Whether the kernel has had the file, open as ``fd``, in memory ever since the page was made.
 
         If not, what is mapped may be any version of the page that was ever written.
         """
-        return (self.mount_id != 0 and fs.mount_id(fd) == self.mount_id) or fs.is_marked(fd)
+        return (self.mount_id != 0 and fs.mount_id(fd) == self.mount_id) or fs.has_inode_mark(fd)
 
     def initialise(
         self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState, mount_id: int = 0

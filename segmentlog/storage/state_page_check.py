@@ -15,7 +15,7 @@ from segmentlog.storage.state_page import REWRITING, LogState, StateDamaged, Sta
 _ATTEMPTS = 10
 
 
-def why_doubted(fs: FileSystem, folder: str, page: StatePage, fd: int) -> str | None:
+def distrust_reason(fs: FileSystem, folder: str, page: StatePage, fd: int) -> str | None:
     """Why the page of the partition in ``folder``, its file open as ``fd``, is not believed; None when it is.
 
     Without a lock it may doubt a page while others are at work; under the append lock it does not.
@@ -39,7 +39,7 @@ _NOTHING = Evidence(False, False, False, False, 0, 0, None, 0, 0, 0, False)
 
 def _evidence(fs: FileSystem, folder: str, page: StatePage, fd: int, log: LogState) -> Evidence:
     is_about = page.is_about(fs.boot_id(), fs.stat(folder))
-    same_memory = is_about and page.is_of_this_memory(fs, fd)
+    same_memory = is_about and page.has_stayed_in_memory(fs, fd)
     if not same_memory:
         return Evidence(is_about, False, False, False, 0, 0, None, 0, 0, 0, False)
     in_rewrite = bool(page.failed) or page.writing == REWRITING

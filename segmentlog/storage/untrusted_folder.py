@@ -18,7 +18,7 @@ from segmentlog.storage.fs import FileSystem
 _PART_BYTES = 1 << 20
 
 
-class NotAllowed(SegmentlogError):
+class UntrustedPath(SegmentlogError):
     """Something that such a folder should not hold or name; it was neither read nor written."""
 
     def __init__(self, path: str, why: str) -> None:
@@ -35,14 +35,16 @@ def open_plain(fs: FileSystem, path: str) -> int:
         fd = fs.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise NotAllowed(path, "it is a symbolic link, which is not followed; put the file itself there") from None
+            raise UntrustedPath(
+                path, "it is a symbolic link, which is not followed; put the file itself there"
+            ) from None
         if error.errno == errno.ENXIO:  # a socket, or a device that is not there
-            raise NotAllowed(path, "it is no regular file") from None
+            raise UntrustedPath(path, "it is no regular file") from None
         raise
     try:
         kind = fs.fstat(fd).st_mode
         if not stat.S_ISREG(kind):
-            raise NotAllowed(path, f"it is {_what(kind)}, and should be a regular file")
+            raise UntrustedPath(path, f"it is {_what(kind)}, and should be a regular file")
     except BaseException:
         fs.close(fd)
         raise
@@ -55,14 +57,14 @@ def read_plain(fs: FileSystem, path: str, limit_bytes: int) -> bytes:
     try:
         size = fs.fstat(fd).st_size
         if size > limit_bytes:
-            raise NotAllowed(path, f"it has {size:,} bytes; no such file has more than {limit_bytes:,}")
+            raise UntrustedPath(path, f"it has {size:,} bytes; no such file has more than {limit_bytes:,}")
         parts: list[bytes] = []
         position = 0
         while part := fs.pread(fd, min(_PART_BYTES, limit_bytes + 1 - position), position):
             parts.append(part)
             position += len(part)
             if position > limit_bytes:
-                raise NotAllowed(path, f"it grows, and no such file has more than {limit_bytes:,} bytes")
+                raise UntrustedPath(path, f"it grows, and no such file has more than {limit_bytes:,} bytes")
         return b"".join(parts)
     finally:
         fs.close(fd)
@@ -75,7 +77,7 @@ def check_folder(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(kind):
-        raise NotAllowed(path, f"it is {_what(kind)}, and should be a folder; what it leads to is not touched")
+        raise UntrustedPath(path, f"it is {_what(kind)}, and should be a folder; what it leads to is not touched")
 
 
 def path_below(folder: str, name: str) -> str:
@@ -84,7 +86,7 @@ def path_below(folder: str, name: str) -> str:
     Raises `NotAllowed`.
     """
     if why := check_relative_path(name):
-        raise NotAllowed(folder, f"the name {name!r} is given for a file in it: {why}")
+        raise UntrustedPath(folder, f"the name {name!r} is given for a file in it: {why}")
     *parents, _ = name.split("/")
     path = folder
     for parent in parents:
@@ -100,7 +102,7 @@ def is_plain_file(path: str) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(kind):
-        raise NotAllowed(path, f"it is {_what(kind)}, and should be a regular file")
+        raise UntrustedPath(path, f"it is {_what(kind)}, and should be a regular file")
     return True
 
 

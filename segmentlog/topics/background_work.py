@@ -138,7 +138,7 @@ class Background:
         for partition in opened:
             name = PartitionName(partition.topic, partition.number)
             try:
-                partition.let_go_of_deleted()
+                partition.unmap_deleted_segments()
                 if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
                     partition.flush()
                 self._went_well("flushed", name)

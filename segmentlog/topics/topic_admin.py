@@ -54,7 +54,7 @@ from segmentlog.format.file_names import (
     STORE_FILE,
     new_topic_id,
 )
-from segmentlog.storage.file_locks import ProcessLock, free_to_move
+from segmentlog.storage.file_locks import ProcessLock, folder_exclusively_locked
 from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.fs import NO_ROOM, FileSystem
 from segmentlog.storage.grant_file import read_grant, write_grant
@@ -242,7 +242,7 @@ class Administration:
         What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
         is not waited for for ever: every other change of topics would wait, too.
         """
-        with free_to_move(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
+        with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
             if not is_free:
                 raise PartitionBusy(name, what)
             yield

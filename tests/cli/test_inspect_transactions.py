@@ -33,7 +33,7 @@ from segmentlog.format.producer_snapshot import (
     encode_snapshot,
 )
 from segmentlog.inspection.finding import Finding, Tally
-from segmentlog.inspection.partition_findings import PartitionFound
+from segmentlog.inspection.partition_findings import PartitionFindings
 from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.small_files import read_checkpoint
 from segmentlog.log.partition import Partition
@@ -55,7 +55,7 @@ def put(log: Partition, sequence: int, count: int = 1, *, who: int = ONE, epoch:
     return log.append(made, keys, producer=ProducerStamp(who, epoch, sequence, txn))
 
 
-def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFound:
+def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFindings:
     """What an inspection finds."""
     return inspect_partition(fs or NoSyncFileSystem(), str(folder), "t", 0, TopicConfig(), Tally())
 

@@ -30,7 +30,7 @@ from segmentlog.log import offset_grants
 from segmentlog.objects.bucket.local_bucket import Folder
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.storage.fork_safety import Held
+from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -89,7 +89,7 @@ def test_an_append_waits_for_a_shipper_that_is_starting(
     asked, become = threading.Event(), ShipSignals.become_shipper
     want = ShipSignals.want
 
-    def become_late(self: ShipSignals) -> Held | None:
+    def become_late(self: ShipSignals) -> LockableFd | None:
         assert asked.wait(60)
         return become(self)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from seeds import seeds, share
 
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.state_page import PAGE_SIZE, Block, LogState, StateDamaged, StatePage, SyncState
+from segmentlog.storage.state_page import PAGE_SIZE, LogState, StateBlock, StateDamaged, StatePage, SyncState
 from segmentlog.testing.fault_injection import FaultyFileSystem
 
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -219,7 +219,7 @@ def stores_of_a_write(page: bytearray, number: int) -> Iterator[bytearray]:
     stores: list[tuple[int, bytes]] = []
     scratch = bytearray(page)
     words: Any = Recorder(scratch, stores, 8)
-    Block(Recorder(scratch, stores, 1), words, 16, LogState).write(log_state(number))
+    StateBlock(Recorder(scratch, stores, 1), words, 16, LogState).write(log_state(number))
     seen = bytearray(page)
     for position, data in stores:
         step = 8 if len(data) == 8 else 1
@@ -266,7 +266,7 @@ def test_a_reader_overtaken_by_writers_reads_again():
                 return writer.words[at]
 
         words: Any = Slow(steps, writes)
-        number_of(Block(buffer, words, 16, LogState).read())
+        number_of(StateBlock(buffer, words, 16, LogState).read())
 
 
 # ---------------------------------------------------------------- other threads and processes

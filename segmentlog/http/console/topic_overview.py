@@ -59,7 +59,7 @@ class TopicLook(msgspec.Struct, frozen=True, gc=False):
     """Records that are written and not yet on disk."""
     unsynced_s: float
     """How long the oldest of them has been waiting, at most."""
-    lost_count: int
+    count_lost_offsets: int
     failed_count: int
     """Partitions that refuse appends."""
     damage_count: int
@@ -73,7 +73,7 @@ class TopicLook(msgspec.Struct, frozen=True, gc=False):
     @property
     def trouble(self) -> int:
         """For sorting: the worst first."""
-        return self.failed_count * 1_000_000 + self.damage_count * 1_000 + min(self.lost_count, 999)
+        return self.failed_count * 1_000_000 + self.damage_count * 1_000 + min(self.count_lost_offsets, 999)
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -206,11 +206,11 @@ def _look_at(
         assert before is not None
         for state in known:
             earlier = before.partitions.get((name, state.number))
-            log = state.glance.log
+            log = state.summary.log
             # A crash leaves offsets out, and a truncation: not what was appended.
-            if earlier is not None and earlier.glance.log.epoch == log.epoch:
-                records += max(log.log_end_offset - earlier.glance.log.log_end_offset, 0)
-                stored += max(log.appended_bytes - earlier.glance.log.appended_bytes, 0)
+            if earlier is not None and earlier.summary.log.epoch == log.epoch:
+                records += max(log.log_end_offset - earlier.summary.log.log_end_offset, 0)
+                stored += max(log.appended_bytes - earlier.summary.log.appended_bytes, 0)
     return TopicLook(
         name, found.topic.id, found.config, len(found.partitions), unknown_count,
         sum(state.offset_count for state in known),
@@ -218,9 +218,9 @@ def _look_at(
         sum(state.segment_count for state in known),
         records / over_s if is_counted else None,
         stored / over_s if is_counted else None,
-        sum(state.glance.unsynced_count for state in known),
+        sum(state.summary.unsynced_count for state in known),
         max((state.unsynced_s for state in known), default=0.0),
         sum(state.lost_offsets for state in known),
-        sum(state.glance.has_failed for state in known),
+        sum(state.summary.has_failed for state in known),
         damage_count,
     )  # fmt: skip

@@ -26,9 +26,9 @@ from segmentlog.storage.segment import (
     ActiveSegment,
     MappedSegment,
     SealedSegment,
-    cut_segment,
-    drop_behind,
     segment_stem,
+    truncate_durably,
+    truncate_segment,
 )
 from segmentlog.storage.segment_index import SegmentIndex
 from segmentlog.storage.state_page import LogState
@@ -50,7 +50,7 @@ class _Sealed(msgspec.Struct):
     size_bytes: int
 
 
-class ActiveEnd:
+class ActiveSegmentWriter:
     """Writes behind the end of the log. Belongs to whoever holds the append lock."""
 
     def __init__(self, handle: Handle) -> None:
@@ -70,11 +70,11 @@ class ActiveEnd:
         while self.sealed:  # by an append that was interrupted: it may be published, and is yet to be synced
             left = self.sealed.pop()
             if left.segment.fd >= 0:
-                handle.keep_sealed(left.segment)
+                handle.add_sealed(left.segment)
         if self._is_open_for(log):
             self._follow(log)
             return
-        with handle.staying():
+        with handle.folder_locked():
             self._follow(log)
 
     def _is_open_for(self, log: LogState) -> bool:
@@ -226,17 +226,17 @@ class ActiveEnd:
 
     # ------------------------------------------------------------ published, or not
 
-    def leave_sealed(self) -> list[int]:
+    def finish_rolls(self) -> list[int]:
         """Complete what the rolls left behind, once they are published; base offsets of the segments they began."""
         sealed, self.sealed = self.sealed, []
         for left in sealed:
             if left.segment.fd >= 0:
-                self._handle.keep_sealed(left.segment)
+                self._handle.add_sealed(left.segment)
         for left in sealed:
             left.index.close(left.next_offset, left.size_bytes)
         return [left.next_offset for left in sealed]
 
-    def note_failed_write(self) -> None:
+    def handle_failed_write(self) -> None:
         """A `write` failed. What it left is cut off; if it could not be, the next append does it, whosever it is."""
         if self._segment is None or self._segment.is_cut:
             self._handle.ledger.end_append()
@@ -268,7 +268,7 @@ class ActiveEnd:
                     handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
         if made:
             handle.fs.sync_folder(handle.folder)
-        drop_behind(handle.fs, handle.folder, before.active_base_offset, before.end_position)
+        truncate_durably(handle.fs, handle.folder, before.active_base_offset, before.end_position)
         handle.ledger.end_append()
 
     # ------------------------------------------------------------ closing
@@ -284,7 +284,7 @@ class ActiveEnd:
     def close_cleanly(self, log: LogState) -> None:
         """Close file and index, and give back the space ahead of the end."""
         self._close_segment()
-        cut_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
+        truncate_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
 
     def begin_anew(self) -> None:
         """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""

@@ -13,7 +13,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import Columns, check_timestamps, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import RecordColumns, check_timestamps, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wait_shipped import wait_shipped
@@ -28,7 +28,7 @@ Ack = Literal["written", "durable", "shipped"]
 _DURABLE: Final = ("durable", "shipped")
 
 
-class Appends:
+class AppendPipeline:
     """Appends to one partition. Thread-safe."""
 
     def __init__(self, handle: Handle, appender: Appender, syncer: Syncer, *, background: bool) -> None:
@@ -39,7 +39,9 @@ class Appends:
         self._background = background
         """Somebody asks `sync_due` now and then; if nobody does, every append asks for itself."""
 
-    def columns(self, columns: Columns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None) -> int:
+    def columns(
+        self, columns: RecordColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
+    ) -> int:
         """Append lists that were checked; records without a timestamp get ``create_ms``, or the time.
 
         Does not check the timestamps. The caller has accepted the records, and they may have waited since.
@@ -101,10 +103,10 @@ class Appends:
             self._syncer.sync_records(base_offset, next_offset)
             if ack == "shipped" and (stamp is None or not stamp.transactional):
                 wait_shipped(self._handle, base_offset, next_offset)
-        elif self.owes_sync():
+        elif self.needs_sync():
             self._syncer.sync()
 
-    def owes_sync(self) -> bool:
+    def needs_sync(self) -> bool:
         """Whether the policy, by count, size or age, wants what was just appended synced before that returns."""
         handle = self._handle
         policy = handle.config.fsync
@@ -141,14 +143,14 @@ class Appends:
         """
         handle = self._handle
         self._syncer.sync()
-        with handle.telling("it was not left clean"), handle.append_locked():
+        with handle.translating_errors("it was not left clean"), handle.append_locked():
             page = handle.page
             log = page.log.read()
-            self._appender.leave_cleanly(log)
+            self._appender.close_cleanly(log)
             with handle.sync_locked():
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
                     return  # another process appended meanwhile, and will close after us
                 # The page first: whoever appends after a death between the two must reserve offsets anew.
-                handle.ledger.give_back_offsets(log)
-                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+                handle.ledger.release_reserved_offsets(log)
+                self._syncer.advance_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)

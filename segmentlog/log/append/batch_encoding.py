@@ -35,7 +35,7 @@ MAX_BATCH_RECORDS = 1 << 16
 _NOBODY = ProducerStamp(-1, -1, -1)
 
 
-class Columns(msgspec.Struct, frozen=True, gc=False):
+class RecordColumns(msgspec.Struct, frozen=True, gc=False):
     """What a caller wants appended, checked: lists of one length, timestamps in milliseconds or None for now."""
 
     values: Sequence[bytes | None]
@@ -43,17 +43,17 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     timestamps: Int64Array | None
     headers: Sequence[Headers] | None
 
-    def stamped(self, timestamp_ms: int) -> Columns:
+    def stamped(self, timestamp_ms: int) -> RecordColumns:
         """The same with timestamps: their own, or this one for all."""
         if self.timestamps is not None:
             return self
-        return Columns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
+        return RecordColumns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
 
-    def part(self, start: int, stop: int) -> Columns:
+    def part(self, start: int, stop: int) -> RecordColumns:
         """Some of the records; a column that says nothing of them is left out, as if they had come alone."""
         keys = None if self.keys is None else self.keys[start:stop]
         headers = None if self.headers is None else self.headers[start:stop]
-        return Columns(
+        return RecordColumns(
             self.values[start:stop],
             None if keys is None or keys.count(None) == len(keys) else keys,
             None if self.timestamps is None else self.timestamps[start:stop],
@@ -69,7 +69,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Columns:
+def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> RecordColumns:
     """The caller's columns, with as many items each. Raises `InvalidRecord` that names the column and the index.
 
     What the items of values and keys are is checked when they are encoded, or by `check_items`.
@@ -89,10 +89,10 @@ def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Colu
             raise InvalidRecord("headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one a value")
         if not any(headers):
             headers = None
-    return Columns(values, keys, timestamps, headers)
+    return RecordColumns(values, keys, timestamps, headers)
 
 
-def check_items(columns: Columns) -> None:
+def check_items(columns: RecordColumns) -> None:
     """Raise `InvalidRecord` unless every value and key is bytes-like or None."""
     check_blobs("values", columns.values)
     if columns.keys is not None:
@@ -110,7 +110,7 @@ def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -
         raise InvalidRecord("timestamps", first, str(refused.found_ms), refused.accepted, refused.indices)
 
 
-def check_size(columns: Columns, config: TopicConfig) -> None:
+def check_size(columns: RecordColumns, config: TopicConfig) -> None:
     """Raise `RecordTooLarge` for one record that is too large for a batch of its own."""
     scratch = bytearray()
     encode_columns(scratch, columns.values, columns.keys, columns.timestamps, columns.headers, None, 0)
@@ -124,7 +124,7 @@ def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> Invalid
     return InvalidRecord("keys", index, "None", wanted, indices)
 
 
-def _require_keys(columns: Columns) -> None:
+def _require_keys(columns: RecordColumns) -> None:
     """Raise `InvalidRecord` for a record without a key."""
     if columns.keys is None:
         raise require_a_key(0)
@@ -140,7 +140,7 @@ def as_list(column: str, items: Any) -> list[Any]:
 
 
 def encode_columns_as_batches(
-    columns: Columns,
+    columns: RecordColumns,
     config: TopicConfig,
     now_ms: int,
     scratch: bytearray | None = None,
@@ -170,14 +170,14 @@ def encode_columns_as_batches(
 
 
 def _encode_part(
-    columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, start: int, stop: int
+    columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, start: int, stop: int
 ) -> EncodedBatch:
     part_stamp = None if stamp is None else stamp.after(start)
     return _encode(columns.part(start, stop), config, now_ms, bytearray(), part_stamp)
 
 
 def _encode(
-    columns: Columns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
+    columns: RecordColumns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
 ) -> EncodedBatch:
     stamp = stamp or _NOBODY
     return encode_batch(

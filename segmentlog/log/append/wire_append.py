@@ -24,7 +24,7 @@ from segmentlog.format.wire import Buffer, WireHeader, check_wire_batch
 from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire, recompress_wire
 from segmentlog.format.wire_codecs import TooManyBytes
 from segmentlog.format.wire_records import WireRecords, decode_records
-from segmentlog.log.append.append_pipeline import Ack, Appends
+from segmentlog.log.append.append_pipeline import Ack, AppendPipeline
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.batch_encoding import require_a_key
 from segmentlog.log.handle import Handle
@@ -50,12 +50,12 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
     log_start_offset: int
     epoch: int
     """Of the partition."""
-    owes_sync: bool = False
+    needs_sync: bool = False
     """Whether the topic's policy wants it synced before it is acknowledged, and its caller said to see to that."""
 
 
 def append_wire(
-    handle: Handle, appender: Appender, appends: Appends, data: Buffer, ack: Ack | None, *, sync: bool,
+    handle: Handle, appender: Appender, appends: AppendPipeline, data: Buffer, ack: Ack | None, *, sync: bool,
     transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
     unpacking: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> WireAppended:  # fmt: skip
@@ -75,13 +75,13 @@ def append_wire(
             check = partial(appender.require_known, wire.producer_id, wire.producer_epoch)
         stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional, check)
     if sync:
-        base_offset, owes_sync = appends.batches([batch], ack, stamp), False
+        base_offset, needs_sync = appends.batches([batch], ack, stamp), False
     else:
-        base_offset, owes_sync = appends.place([batch], stamp, wakes=False)[0], appends.owes_sync()
+        base_offset, needs_sync = appends.place([batch], stamp, wakes=False)[0], appends.needs_sync()
     log = handle.page.log.read()
     append_time_ms = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
     next_offset = base_offset + wire.record_count
-    return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, owes_sync)
+    return WireAppended(base_offset, next_offset, append_time_ms, log.log_start_offset, log.epoch, needs_sync)
 
 
 def _encode(

@@ -20,14 +20,14 @@ from segmentlog.log.transaction_index import AbortedTransactions, is_aborted
 from segmentlog.storage.state_page import PRODUCERS_WORD, LogState
 
 
-class Decided:
+class TransactionOutcomes:
     """The producers of a log as they are when a pass begins; everything below its end is decided."""
 
     def __init__(self, handle: Handle, log: LogState, now_ms: int) -> None:
         self._aborted = AbortedTransactions(handle).look()
         states = ProducerStates(handle)
         if handle.page.words[PRODUCERS_WORD]:
-            with handle.staying():
+            with handle.folder_locked():
                 states.load(log, list(handle.segments(log)))
         self._protected = states.protected_offsets(now_ms)
 

@@ -17,7 +17,7 @@ from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.format.wire_run import walk
 from segmentlog.log.handle import Handle
 from segmentlog.log.read.open_segments import OpenSegment, OpenSegments
-from segmentlog.log.recovery.open_partition import settle
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.swap import finish_swaps
 from segmentlog.log.transaction_index import AbortedTransactions, is_aborted
 from segmentlog.policy.lost_ranges import is_lost
@@ -210,7 +210,7 @@ class Reader:
                 time.sleep(_REWRITE_WAIT_S)
         else:
             with handle.append_locked():  # whoever replaces segments holds it
-                settle(handle)  # of a process that died in it
+                finish_interrupted_append(handle)  # of a process that died in it
                 finish_swaps(handle)
         if page.log.read().generation != log.generation:
             raise _Outdated
@@ -236,7 +236,7 @@ class Reader:
             view = mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset, False
-        run, next_base = self._opened.find_checked(segment, log.epoch, offset)
+        run, next_base = self._opened.find_verified(segment, log.epoch, offset)
         if run is not None and offset < run.end_offset and run.end_position <= end:
             first, stop, is_full = run.find(offset, bound, max_bytes)
         else:
@@ -252,7 +252,7 @@ class Reader:
             if run is None:
                 return [], offset, is_full
             first, stop = 0, run.batch_count
-            self._opened.keep_checked(segment, log.epoch, run)
+            self._opened.add_verified(segment, log.epoch, run)
         return run.take(view, first, stop), run.offset_of(stop) if stop > first else offset, is_full
 
     # ------------------------------------------------------------ positions

@@ -16,13 +16,13 @@ from segmentlog.storage.state_page import LogState
 _NEVER_MS = 2**62
 
 
-class Catalog:
+class SegmentCatalog:
     """The sealed segments of one state of the log, oldest first, and its active one. Get it from `Catalogs`.
 
     Thread-safe: threads that look a segment up at once merely do it twice.
     """
 
-    def __init__(self, handle: Handle, opened: OpenSegments, log: LogState, before: Catalog | None) -> None:
+    def __init__(self, handle: Handle, opened: OpenSegments, log: LogState, before: SegmentCatalog | None) -> None:
         self._handle = handle
         self._opened = opened
         self._log = log
@@ -50,7 +50,7 @@ class Catalog:
         known = self._files.get(base)
         if known is None:
             try:
-                with self._handle.staying():
+                with self._handle.folder_locked():
                     found = self._handle.fs.stat(segment_stem(self._handle.folder, base) + LOG_SUFFIX)
                 known = found.st_size, found.st_mtime_ns // 1_000_000
             except FileNotFoundError:  # damage, or deleted since: nothing that has a time of its own
@@ -83,17 +83,17 @@ class Catalog:
         return self._size_bytes
 
 
-class Catalogs:
+class SegmentCatalogs:
     """The catalog of the log as it is now. Thread-safe."""
 
     def __init__(self, handle: Handle, opened: OpenSegments) -> None:
         self._handle = handle
         self._opened = opened
-        self._last: Catalog | None = None
+        self._last: SegmentCatalog | None = None
 
-    def of(self, log: LogState) -> Catalog:
+    def of(self, log: LogState) -> SegmentCatalog:
         """That of ``log``; the last one, when it is of the same segments."""
         last = self._last
         if last is None or last.key != (log.generation, log.active_base_offset, log.log_start_offset):
-            last = self._last = Catalog(self._handle, self._opened, log, last)
+            last = self._last = SegmentCatalog(self._handle, self._opened, log, last)
         return last

@@ -23,7 +23,7 @@ _JOINED_SMALL_MAX: Final = 256
 """Batches of a run that such a small one is joined to: all of them are copied for it."""
 
 
-class CheckedRuns:
+class VerifiedBatches:
     """The runs of one mapped segment, those kept that were used last. Who calls holds the lock of `OpenSegments`."""
 
     __slots__ = ("_bases", "_epoch", "_runs", "count")

@@ -19,8 +19,8 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.file_names import SNAPSHOT_SUFFIX
 from segmentlog.log.handle import Handle
 from segmentlog.log.producer_state import stable_offset_of
-from segmentlog.log.recovery.tail_scan import Tail, scan_tail
-from segmentlog.log.recovery.truncate_tail import begin_active, cut_behind, make_durable
+from segmentlog.log.recovery.tail_scan import LogTail, scan_tail
+from segmentlog.log.recovery.truncate_tail import make_durable, open_active_segment, truncate_after
 from segmentlog.log.segment_removal import remove_segment
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import with_lost_range
@@ -29,7 +29,7 @@ from segmentlog.policy.retention import deleted_segments
 from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.segment import list_segments, segment_stem
 from segmentlog.storage.state_page import REWRITING, LogState, StateDamaged, StatePage
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 _GENERATION_MASK = (1 << 63) - 1
 # A page of ones is read as well as any other.
@@ -45,7 +45,7 @@ class _Found(msgspec.Struct):
     """Segments that lie below the log start, back after a crash: no part of the log, whatever their bytes are."""
     before: LogState | None
     """The state in which this boot's processes left the log, when it is they who call for a recovery."""
-    tail: Tail
+    tail: LogTail
 
     @property
     def is_unsure(self) -> bool:
@@ -105,7 +105,7 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         why=verdict.why + (f"; the scan ended at {torn}" if torn else ""),
     )
     recovered = _apply(handle, page, found, report) if write else _show(handle, page, found, report)
-    handle.ledger.begin_page(page, recovered.log, has_producers=recovered.has_producers, fd=handle.state_fd)
+    handle.ledger.initialise_page(page, recovered.log, has_producers=recovered.has_producers, fd=handle.state_fd)
     handle.adopt(page)
     return replace(recovered.report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
 
@@ -134,7 +134,7 @@ def _look(handle: Handle, page: StatePage, *, write: bool) -> _Found:
 
 def _state_before(handle: Handle, page: StatePage) -> LogState | None:
     called_for = page.failed or page.writing == REWRITING
-    if called_for and why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None:
+    if called_for and distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None:
         return page.log.read()
     return None
 
@@ -183,9 +183,9 @@ def _apply(handle: Handle, page: StatePage, found: _Found, report: RecoveryRepor
         known = _resume_there(handle, found, report)
     keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
     rewrite = found.before is not None
-    truncated_bytes, kept = cut_behind(handle, found.bases, tail, copy=rewrite, keep=keep)
+    truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, keep=keep)
     make_durable(handle, tail.whole, rewrite=rewrite)
-    active_base, position = begin_active(handle, found.bases, tail, report.log_end_offset)
+    active_base, position = open_active_segment(handle, found.bases, tail, report.log_end_offset)
     report = replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
     log = _log_state(handle, page, report, active_base, position)
     begun = active_base if active_base not in found.bases else None
@@ -225,7 +225,7 @@ def _resume_there(handle: Handle, found: _Found, report: RecoveryReport) -> Chec
     return known
 
 
-def _checkpoint_after(handle: Handle, known: Checkpoint, tail: Tail, recovered: _Recovered) -> Checkpoint:
+def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovered: _Recovered) -> Checkpoint:
     report, log = recovered.report, recovered.log
     epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
     if report.epoch > known.epoch:

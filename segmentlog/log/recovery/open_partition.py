@@ -15,13 +15,13 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.log_recovery import recover
 from segmentlog.log.segment_removal import quarantine_tail, remove_segment
 from segmentlog.records import RecoveryReport
-from segmentlog.storage.fork_safety import held_open
+from segmentlog.storage.fork_safety import opened_lockable
 from segmentlog.storage.fs import NO_ROOM, DiskFailed, opened
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE, UNLOCK
-from segmentlog.storage.segment import drop_behind, list_segments
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, UNLOCK
+from segmentlog.storage.segment import list_segments, truncate_durably
 from segmentlog.storage.state_page import PAGE_SIZE, REWRITING, StatePage
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 
 def open_partition(handle: Handle) -> RecoveryReport:
@@ -33,7 +33,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
         if handle.recovery == "strict":
             _refuse_damage(handle)
         return _open_read_only(handle)
-    with handle.staying():
+    with handle.folder_locked():
         handle.check_named()  # no page tells yet whose folder it is
         if handle.recovery == "strict":
             _refuse_damage(handle)
@@ -47,7 +47,7 @@ def _open(handle: Handle) -> RecoveryReport:
         handle.adopt(page)
         try:
             if page.writing and _lock_now(handle) and page.writing:
-                return cut_torn_tail(handle)
+                return truncate_torn_tail(handle)
             return _live_report(page)
         finally:
             handle.fs.flock(handle.lock_fd, UNLOCK)  # harmless where it is not locked
@@ -56,7 +56,7 @@ def _open(handle: Handle) -> RecoveryReport:
         if _is_sound(handle, page):  # somebody else recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
-        doubt = why_doubted(handle.fs, handle.folder, page, handle.state_fd)
+        doubt = distrust_reason(handle.fs, handle.folder, page, handle.state_fd)
         with handle.sync_locked():
             report = recover(handle, page)
         # What the page is doubted for matters where that costs something.
@@ -81,7 +81,7 @@ def map_page(handle: Handle) -> StatePage:
     # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
     try:
         # Mapping may lock it for a moment.
-        with held_open(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
+        with opened_lockable(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
             page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
         handle.close_files()
@@ -95,12 +95,12 @@ def map_page(handle: Handle) -> StatePage:
 def _is_sound(handle: Handle, page: StatePage) -> bool:
     if page.failed or page.writing == REWRITING:
         return False
-    return why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None
+    return distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None
 
 
 def _lock_now(handle: Handle) -> bool:
     try:
-        handle.fs.flock(handle.lock_fd, EXCLUSIVE | AT_ONCE)
+        handle.fs.flock(handle.lock_fd, EXCLUSIVE | NON_BLOCKING)
     except BlockingIOError:
         return False  # an append is in progress after all
     return True
@@ -119,17 +119,17 @@ def _live_report(page: StatePage) -> RecoveryReport:
 # ---------------------------------------------------------------- a process died inside an append
 
 
-def settle(handle: Handle) -> None:
+def finish_interrupted_append(handle: Handle) -> None:
     """Finish what a process left that died under the append lock. The caller holds that lock, and not the sync lock."""
     writing = handle.page.writing
     if writing == REWRITING:
         with handle.sync_locked():
             recover(handle, handle.page)
     elif writing:
-        cut_torn_tail(handle)
+        truncate_torn_tail(handle)
 
 
-def cut_torn_tail(handle: Handle) -> RecoveryReport:
+def truncate_torn_tail(handle: Handle) -> RecoveryReport:
     """Cut off what an append that never finished left behind the end. The caller holds the append lock.
 
     Done again when something keeps it from being done; but a failed fsync fails the partition.
@@ -157,7 +157,7 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
         if base > log.active_base_offset:
             remove_segment(handle, base)
         else:
-            drop_behind(fs, handle.folder, base, start)
+            truncate_durably(fs, handle.folder, base, start)
     # Segments behind it are durably gone, like what `drop_behind` cuts off: the offsets in them go to other records
     # next. Also when there were none: who tried this before, or the append itself, may have got so far.
     fs.sync_folder(handle.folder)
@@ -190,6 +190,6 @@ def find_live_page(handle: Handle) -> StatePage | None:
         opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd,
     ):
         page = StatePage.map(handle.fs, fd, writable=False)
-        if page is not None and why_doubted(handle.fs, handle.folder, page, fd) is None:
+        if page is not None and distrust_reason(handle.fs, handle.folder, page, fd) is None:
             return page
     return None

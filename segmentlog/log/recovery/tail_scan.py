@@ -20,7 +20,7 @@ from segmentlog.records import LostRange
 from segmentlog.storage.segment import MappedSegment
 
 
-class Tail(msgspec.Struct):
+class LogTail(msgspec.Struct):
     """What the scan above the recovery point found."""
 
     base: int  # the segment in which the log ends
@@ -36,11 +36,11 @@ class Tail(msgspec.Struct):
     whole: tuple[tuple[int, int], ...] = ()  # the segments before that, with the position where each ends
 
 
-def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> Tail:
+def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> LogTail:
     """Walk the batches above the recovery point, checksums and all, to the first that is not whole."""
     known = checkpoint or Checkpoint()
     first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
-    tail = Tail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
+    tail = LogTail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
     tail.position = known.recovery_position
     for base in bases:
         if base < first:
@@ -72,7 +72,7 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
     return tail
 
 
-def _accept_gap(handle: Handle, tail: Tail, base: int) -> None:
+def _accept_gap(handle: Handle, tail: LogTail, base: int) -> None:
     """Without a checkpoint: a segment of a later epoch stands behind a range that an earlier crash took."""
     mapped = MappedSegment(handle.fs, handle.folder, base)
     try:
@@ -85,7 +85,7 @@ def _accept_gap(handle: Handle, tail: Tail, base: int) -> None:
         tail.gaps = (*tail.gaps, gap)
 
 
-def _scan_segment(mapped: MappedSegment, tail: Tail, known: Checkpoint) -> bool:
+def _scan_segment(mapped: MappedSegment, tail: LogTail, known: Checkpoint) -> bool:
     """Advance ``tail`` through one segment; False when the log ends in it before its written end."""
     size = len(mapped.view)
     start = tail.position

@@ -20,13 +20,15 @@ from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire_batch import cut_wire
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.handle import Handle
-from segmentlog.log.recovery.tail_scan import Tail
+from segmentlog.log.recovery.tail_scan import LogTail
 from segmentlog.log.segment_removal import quarantine_tail, remove_segment
 from segmentlog.storage.file_operations import read_file, replace_file
-from segmentlog.storage.segment import create_segment, drop_behind, segment_stem
+from segmentlog.storage.segment import create_segment, segment_stem, truncate_durably
 
 
-def cut_behind(handle: Handle, bases: Sequence[int], tail: Tail, *, copy: bool, keep: bool) -> tuple[int, str | None]:
+def truncate_after(
+    handle: Handle, bases: Sequence[int], tail: LogTail, *, copy: bool, keep: bool
+) -> tuple[int, str | None]:
     """Leave nothing behind the recovered end; (bytes put into quarantine, the last file of them)."""
     truncated, kept = 0, None
     for base in bases:
@@ -42,7 +44,7 @@ def cut_behind(handle: Handle, bases: Sequence[int], tail: Tail, *, copy: bool, 
         if copy or tail.split is not None:
             _copy_segment(handle, tail)
         else:
-            drop_behind(handle.fs, handle.folder, tail.base, tail.position)
+            truncate_durably(handle.fs, handle.folder, tail.base, tail.position)
         for suffix in CACHE_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):  # rebuilt from the log when next needed
                 handle.fs.unlink(segment_stem(handle.folder, tail.base) + suffix)
@@ -59,10 +61,10 @@ def make_durable(handle: Handle, whole: Sequence[tuple[int, int]], *, rewrite: b
         if rewrite:
             replace_file(handle.fs, path, read_file(handle.fs, path)[:position])
         else:
-            drop_behind(handle.fs, handle.folder, base, position)
+            truncate_durably(handle.fs, handle.folder, base, position)
 
 
-def _copy_segment(handle: Handle, tail: Tail) -> None:
+def _copy_segment(handle: Handle, tail: LogTail) -> None:
     """Put a copy of the segment up to its new end in its place.
 
     Readers may have the old file mapped: it must not shrink under them. And after a failed
@@ -120,7 +122,7 @@ def _split_wire(part: WireRecordBatch, end_offset: int) -> EncodedBatch:
     return cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
 
 
-def begin_active(handle: Handle, bases: Sequence[int], tail: Tail, resume_offset: int) -> tuple[int, int]:
+def open_active_segment(handle: Handle, bases: Sequence[int], tail: LogTail, resume_offset: int) -> tuple[int, int]:
     """Make the segment that takes the next append, and every name in the folder, durable: (its base, position)."""
     usable = tail.base in bases and tail.appendable
     if usable and resume_offset == tail.end_offset:

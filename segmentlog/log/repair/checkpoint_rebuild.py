@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Checkpoint, point_at
-from segmentlog.inspection.partition_findings import Cut, PartitionFound
+from segmentlog.inspection.partition_findings import Cut, PartitionFindings
 from segmentlog.policy.lost_ranges import add_lost_ranges
 from segmentlog.policy.recovery_policy import UNKNOWN_CEILING_GAP
 from segmentlog.records import EpochStart, LostRange
 
 
-def next_epoch(found: PartitionFound) -> int:
+def next_epoch(found: PartitionFindings) -> int:
     """An epoch that nothing in the log, in the checkpoint or in the state page has had."""
     epochs = [epoch for segment in found.segments for epoch in segment.epochs]
     if found.checkpoint.checkpoint is not None:
@@ -23,7 +23,7 @@ def next_epoch(found: PartitionFound) -> int:
     return max(epochs, default=0) + 1
 
 
-def new_ranges(found: PartitionFound, epoch: int, now_ms: int) -> Iterator[LostRange]:
+def new_ranges(found: PartitionFindings, epoch: int, now_ms: int) -> Iterator[LostRange]:
     """The offsets of everything that is damaged or missing without a reason, ascending."""
     ranges = [(cut.base_offset, cut.end_offset, f"{_kind_of(cut)}, cut out by a repair") for cut in found.cuts]
     ranges += [(hole.base_offset, hole.end_offset, f"repaired: {hole.why}") for hole in found.holes]
@@ -36,7 +36,7 @@ def _kind_of(cut: Cut) -> str:
     return "damaged" if cut.record_count is None else "unreadable"
 
 
-def rebuilt_checkpoint(found: PartitionFound, lost: Iterable[LostRange]) -> Checkpoint:
+def rebuilt_checkpoint(found: PartitionFindings, lost: Iterable[LostRange]) -> Checkpoint:
     """The checkpoint with more lost ranges, and what the log tells of a slot that is gone."""
     known, log = found.checkpoint.checkpoint, found.state.log
     bases = [segment.base_offset for segment in found.segments]
@@ -65,7 +65,7 @@ def rebuilt_checkpoint(found: PartitionFound, lost: Iterable[LostRange]) -> Chec
     )
 
 
-def _epochs(found: PartitionFound, known: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
+def _epochs(found: PartitionFindings, known: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
     """The history, with what the batches say about epochs that it lacks."""
     starts = {started.epoch: started.start_offset for started in known}
     for segment in found.segments:

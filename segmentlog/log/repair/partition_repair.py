@@ -33,7 +33,7 @@ from segmentlog.errors import PartitionBusy
 from segmentlog.format.file_names import INDEX_SUFFIX, PRODUCERS_FILE, SNAPSHOT_SUFFIX
 from segmentlog.format.producer_snapshot import ProducerEntry, encode_snapshot
 from segmentlog.inspection.finding import Tally
-from segmentlog.inspection.partition_findings import Cut, PartitionFound
+from segmentlog.inspection.partition_findings import Cut, PartitionFindings
 from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
@@ -45,8 +45,8 @@ from segmentlog.records import EpochStart, LostRange, RecoveryReport
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import DiskFailed, FileSystem
-from segmentlog.storage.interrupt_safe import UNLOCK, held
-from segmentlog.storage.segment import create_segment, drop_behind, segment_stem
+from segmentlog.storage.interrupt_safe import UNLOCK, interrupt_safe_context
+from segmentlog.storage.segment import create_segment, segment_stem, truncate_durably
 from segmentlog.storage.state_page import PRODUCERS_WORD, LogState, StatePage
 
 
@@ -77,7 +77,7 @@ class RepairReport(msgspec.Struct):
         return bool(self.cuts or self.lost or self.indexes or self.caches or self.state or self.checkpoint)
 
 
-def plan_repair(found: PartitionFound, now_ms: int, *, drop_unreadable: bool = False) -> RepairReport:
+def plan_repair(found: PartitionFindings, now_ms: int, *, drop_unreadable: bool = False) -> RepairReport:
     """What `repair_partition` would do about what was found. Changes no file; called once for each ``found``."""
     if drop_unreadable:
         found.cut_unreadable()
@@ -113,7 +113,7 @@ def repair_partition(
     try:
         page = StatePage.map(fs, handle.state_fd, writable=True)
         assert page is not None
-        with handle.staying(), _append_locked_now(handle, lock_timeout_s):
+        with handle.folder_locked(), _append_locked_now(handle, lock_timeout_s):
             return _repair_locked(handle, page, drop_unreadable=drop_unreadable)
     finally:
         handle.close_files()
@@ -135,7 +135,7 @@ def _repair_locked(handle: Handle, page: StatePage, *, drop_unreadable: bool) ->
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(path)
     if _state_trouble(found):
-        handle.ledger.tell_of_producers()
+        handle.ledger.mark_producers()
     if found.cuts or found.holes or _checkpoint_trouble(found):
         with handle.sync_locked():
             report.quarantine += _mend(handle, found)
@@ -144,11 +144,11 @@ def _repair_locked(handle: Handle, page: StatePage, *, drop_unreadable: bool) ->
     return report
 
 
-def _inspect(handle: Handle) -> PartitionFound:
+def _inspect(handle: Handle) -> PartitionFindings:
     return inspect_partition(handle.fs, handle.folder, handle.topic, handle.partition, handle.config, Tally())
 
 
-@held
+@interrupt_safe_context
 def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
     """Hold the append lock; appenders hold it for microseconds, so a short wait tells the busy from the stuck."""
     with handle.append_mutex:
@@ -163,7 +163,7 @@ def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
 # ---------------------------------------------------------------- before a recovery
 
 
-def _mend_tail(handle: Handle, found: PartitionFound, report: RepairReport) -> list[str]:
+def _mend_tail(handle: Handle, found: PartitionFindings, report: RepairReport) -> list[str]:
     """Cut out what lies above the recovery point and has whole batches behind it, which a recovery would drop."""
     if not (report.lost or report.cuts or report.checkpoint):
         return []
@@ -179,7 +179,7 @@ def _mend_tail(handle: Handle, found: PartitionFound, report: RepairReport) -> l
 # ---------------------------------------------------------------- a live log
 
 
-def _mend(handle: Handle, found: PartitionFound) -> list[str]:
+def _mend(handle: Handle, found: PartitionFindings) -> list[str]:
     """Roll, announce, replace, publish. The caller holds both locks; returns the files in quarantine."""
     ledger, page = handle.ledger, handle.page
     log = page.log.read()
@@ -207,9 +207,9 @@ def _mend(handle: Handle, found: PartitionFound) -> list[str]:
             epochs=(*rebuilt.epochs, EpochStart(epoch, log.log_end_offset)) if is_cut else rebuilt.epochs,
         )
     )
-    ledger.note_recovery_point(page.sync.read())
+    ledger.record_recovery_point(page.sync.read())
     kept = cut_out(handle, sorted(found.cuts, key=_by_position))
-    ledger.begin_epoch(log, epoch)
+    ledger.start_epoch(log, epoch)
     return kept
 
 
@@ -222,13 +222,13 @@ def _roll(handle: Handle, log: LogState) -> LogState:
         return log
     fs, folder, ledger = handle.fs, handle.folder, handle.ledger
     base = log.log_end_offset
-    ledger.begin_append()  # killed in here: whoever comes next removes the new segment again
+    ledger.start_append()  # killed in here: whoever comes next removes the new segment again
     create_segment(fs, folder, base)
-    drop_behind(fs, folder, log.active_base_offset, log.end_position)
+    truncate_durably(fs, folder, log.active_base_offset, log.end_position)
     fs.sync_folder(folder)
     rolled = replace(log, active_base_offset=base, end_position=0, first_append_ms=0)
     ledger.publish(rolled)
-    ledger.note_durable_roll(base)
+    ledger.record_durable_roll(base)
     return rolled
 
 
@@ -260,7 +260,7 @@ def _by_position(cut: Cut) -> tuple[int, int]:
     return cut.segment, cut.position
 
 
-def _checkpoint_trouble(found: PartitionFound) -> str:
+def _checkpoint_trouble(found: PartitionFindings) -> str:
     if found.checkpoint.missing and (found.segments or found.state.log is not None):
         return "it was missing"
     if found.checkpoint.is_damaged:
@@ -270,7 +270,7 @@ def _checkpoint_trouble(found: PartitionFound) -> str:
     return ""
 
 
-def _state_trouble(found: PartitionFound) -> str:
+def _state_trouble(found: PartitionFindings) -> str:
     if not found.live:
         return ""
     if found.has_aborts and not found.state.aborts:

@@ -31,7 +31,7 @@ from segmentlog.format.producer_snapshot import encode_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.segment_tiering import is_remote
-from segmentlog.log.transaction_index import Known, find_sealed, keep
+from segmentlog.log.transaction_index import SegmentAborts, read_sealed_aborts, write_txn_index
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.file_operations import read_file
@@ -321,7 +321,7 @@ class LocalPartition:
     def snapshot(self, segment: int) -> bytes | None:
         """What was known of producers where a segment begins; None where nothing was left."""
         try:
-            with self._handle.staying():
+            with self._handle.folder_locked():
                 return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
         except FileNotFoundError:
             return None
@@ -342,7 +342,7 @@ class LocalPartition:
         handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
         stem = segment_stem(handle.folder, base)
         try:
-            with handle.staying():
+            with handle.folder_locked():
                 offsets, times = (read_file(handle.fs, stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
         except FileNotFoundError:  # there was no room for it
             return None
@@ -358,13 +358,13 @@ class LocalPartition:
             aborted = encode_aborted(size_bytes, found.aborted)
             if not found.is_kept:
                 with contextlib.suppress(OSError):  # before it leaves, at the latest
-                    keep(handle, base, found)
+                    write_txn_index(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
 
-    def _aborted(self, segment: LocalSegment) -> Known:
+    def _aborted(self, segment: LocalSegment) -> SegmentAborts:
         handle, base = self._handle, segment.base_offset
-        return find_sealed(handle, base, lambda: handle.around(base, segment.end_offset))
+        return read_sealed_aborts(handle, base, lambda: handle.around(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
         """See to it that nobody needs a sealed segment's bytes to find a place in it, or to step over what was aborted.
@@ -372,9 +372,9 @@ class LocalPartition:
         Raises FileNotFoundError for one that is gone, `DiskFull`, OSError.
         """
         self.max_timestamp(segment.base_offset)
-        found = self._aborted(segment) if log.has_producers else Known(segment.size_bytes, sealed=True)
+        found = self._aborted(segment) if log.has_producers else SegmentAborts(segment.size_bytes, sealed=True)
         if not found.is_kept:
-            keep(self._handle, segment.base_offset, found)
+            write_txn_index(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:
         """The largest timestamp in a segment as it is now; -1 where there is none."""

@@ -311,7 +311,7 @@ def _after_lost_range(
     try:
         found = call.broker.store.topic(topic)
         # No partition is opened: a tool may ask for all of a group's, and other workers may lead them.
-        resumed = found.resumes_at(number, committed.offset) if found.id == topic_id else None
+        resumed = found.find_lost_range_end(number, committed.offset) if found.id == topic_id else None
     except (SegmentlogError, OSError):  # the fetch of the partition reports the error
         resumed = None
     # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).

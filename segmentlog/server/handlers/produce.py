@@ -150,7 +150,7 @@ def _append(
     )
     # The end of a transaction waits for the disk, or finds that a crash came in between.
     waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _keep_out
-    if waits or placed.owes_sync:
+    if waits or placed.needs_sync:
         until = broker.acknowledgement if waits else broker.durability
         unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer, until))
     return answer

@@ -27,7 +27,7 @@ from segmentlog.spark.pipelines.output_folders import data_files, locked, mounte
 from segmentlog.spark.pipelines.run_history import Mark
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.untrusted_folder import NotAllowed, check_folder, is_plain_file, read_plain
+from segmentlog.storage.untrusted_folder import UntrustedPath, check_folder, is_plain_file, read_plain
 
 FORMAT: Final = 1
 _STATE: Final = "_segmentlog.json"
@@ -140,7 +140,7 @@ class TableFolder:
     def _file(self, state: TableState, file: TableFile) -> str:
         path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
-            raise NotAllowed(path, "the file is missing; --rebuild makes the table anew")
+            raise UntrustedPath(path, "the file is missing; --rebuild makes the table anew")
         return path
 
     def sweep(self) -> None:

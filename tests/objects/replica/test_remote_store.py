@@ -267,13 +267,13 @@ def test_what_fails_for_others_is_asked_for_once_more(tmp_path: Path) -> None:
         held, joined = file.open(), threading.Event()
         begin = file._begin
 
-        def telling(*args: Any) -> Any:
+        def translating_errors(*args: Any) -> Any:
             found = begin(*args)
             if found[1]:
                 joined.set()
             return found
 
-        file._begin = telling  # type: ignore[method-assign]
+        file._begin = translating_errors  # type: ignore[method-assign]
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(held.need, 0, 10)
             assert asked.acquire(timeout=30)
