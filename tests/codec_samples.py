@@ -35,12 +35,12 @@ def codec_of(name: str, version: int) -> Codec:
     """The functions for it; data messages with the version before them."""
     message = MESSAGES[name]
     if message.kind == "data":
-        module = import_module("segmentlog.server.codec.messages.consumer_protocol")
+        module = import_module("segmentlog.server.codec.generated.consumer_protocol")
         word = snake(name.removeprefix("ConsumerProtocol"))
         decode, encode = getattr(module, f"decode_{word}"), getattr(module, f"encode_{word}")
         return Codec(module, lambda data: decode(data)[1], lambda value: encode(value, version))
     api = snake(name.removesuffix("Request").removesuffix("Response"))
-    module = import_module(f"segmentlog.server.codec.messages.{api}")
+    module = import_module(f"segmentlog.server.codec.generated.{api}")
     decode, encode = getattr(module, f"decode_{message.kind}"), getattr(module, f"encode_{message.kind}")
     return Codec(module, lambda data: decode(data, 0, version), lambda value: b"".join(encode(value, version)))
 

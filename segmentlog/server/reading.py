@@ -8,7 +8,7 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire_encode import empty_wire_batch
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     LeaderIdAndEpoch,

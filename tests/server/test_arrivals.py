@@ -20,8 +20,8 @@ from wire import Sent, foreign
 from segmentlog.consuming import following
 from segmentlog.security.settings import Security
 from segmentlog.server import arrivals
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore

@@ -33,7 +33,7 @@ from segmentlog.server.broker import Broker
 from segmentlog.server.budget import ClientGone
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,

@@ -24,7 +24,7 @@ from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.settings import ServerSettings

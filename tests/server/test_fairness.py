@@ -19,7 +19,7 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.budget import ClientGone
 from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.fairness import FairPlaces
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore

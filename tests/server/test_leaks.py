@@ -25,13 +25,13 @@ from segmentlog.security.principals import ANONYMOUS, Principal
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.names import wire_id

@@ -23,10 +23,10 @@ from wire import Sent, foreign
 
 from segmentlog.security.settings import Security
 from segmentlog.server.buffers import BufferPool, NoRoom
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import Limits, ServerSettings
 from segmentlog.store import LogStore

@@ -27,7 +27,7 @@ from segmentlog.records import TopicPartition
 from segmentlog.security import browsers
 from segmentlog.security.errors import UnsafeListening
 from segmentlog.server import metrics
-from segmentlog.server.codec.messages import list_offsets, metadata, produce
+from segmentlog.server.codec.generated import list_offsets, metadata, produce
 from segmentlog.server.meter import BUCKETS_S
 from segmentlog.server.serving import Server
 from segmentlog.server.telemetry import families

@@ -25,8 +25,8 @@ from segmentlog.objects.folder import Folder
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
 from segmentlog.server.serving import Server
 
 __all__ = ["make_broker"]

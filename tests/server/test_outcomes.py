@@ -6,7 +6,7 @@ import threading
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     add_partitions_to_txn,
     fetch,
     join_group,

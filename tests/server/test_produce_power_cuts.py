@@ -29,14 +29,14 @@ from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.framing import decode_response_header
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.offset_for_leader_epoch import (
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.durability import Durability, _Waiter
 from segmentlog.server.outbox import Later
 from segmentlog.server.settings import ServerSettings

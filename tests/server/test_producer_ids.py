@@ -26,8 +26,8 @@ from segmentlog.security.principals import Principal
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 from segmentlog.transactions import assigned as transactions_assigned

@@ -18,7 +18,7 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server import renderings
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.renderings import DiskRenderings, Renderings
 from segmentlog.server.settings import Limits, ServerSettings
 from segmentlog.store import LogStore

@@ -22,7 +22,7 @@ from segmentlog.objects.folder import Folder
 from segmentlog.objects.restoring import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import produce
+from segmentlog.server.codec.generated import produce
 from segmentlog.server.serving import Server
 from segmentlog.store import LogStore
 

@@ -16,8 +16,8 @@ from wire import Sent, foreign
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
 from segmentlog.security.settings import Security
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.serving import Server
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore

@@ -1,4 +1,4 @@
-"""Write the codecs of `segmentlog.server.codec.messages`: ``python -m tools.codec.generate [FOLDER]``.
+"""Write the codecs of `segmentlog.server.codec.generated`: ``python -m tools.codec.generate [FOLDER]``.
 
 One module an API, with its request and its response: classes, and for each message and each layout that it has had a
 decoder and an encoder. A layout is what versions have in common whose functions come out the same. ``ruff format`` has
@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 VERSION: Final = "4.4.0"
 """The version of Kafka whose schemas are used."""
 SCHEMAS: Final = Path(__file__).parent / "schemas" / f"kafka-{VERSION}.json"
-MESSAGES: Final = ROOT / "segmentlog" / "server" / "codec" / "messages"
+GENERATED: Final = ROOT / "segmentlog" / "server" / "codec" / "generated"
 PRIMITIVES: Final = "segmentlog.server.codec.primitives"
 
 _HEAD: Final = (
@@ -233,7 +233,7 @@ def _table(apis: list[tuple[int, str, Message]]) -> str:
 
 def main() -> None:
     """Write them where they belong, or into the folder that is given."""
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES)
+    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else GENERATED)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from segmentlog.groups.remote import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.records import PartitionId
-from segmentlog.server.codec.messages.consumer_protocol import ConsumerProtocolSubscription
+from segmentlog.server.codec.generated.consumer_protocol import ConsumerProtocolSubscription
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.consumer_words import Catalog, Partitions, Shape, by_topic, in_a_set
 from segmentlog.server.groups.machine import Group

@@ -13,20 +13,20 @@ from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.create_acls import (
+from segmentlog.server.codec.generated.create_acls import (
     AclCreation,
     AclCreationResult,
     CreateAclsRequest,
     CreateAclsResponse,
 )
-from segmentlog.server.codec.messages.delete_acls import (
+from segmentlog.server.codec.generated.delete_acls import (
     DeleteAclsFilter,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
     DeleteAclsRequest,
     DeleteAclsResponse,
 )
-from segmentlog.server.codec.messages.describe_acls import (
+from segmentlog.server.codec.generated.describe_acls import (
     AclDescription,
     DescribeAclsRequest,
     DescribeAclsResource,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.describe_cluster import (
+from segmentlog.server.codec.generated.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
-from segmentlog.server.codec.messages.list_partition_reassignments import (
+from segmentlog.server.codec.generated.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )

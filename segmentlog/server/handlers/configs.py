@@ -29,9 +29,9 @@ from segmentlog.security.viewer import Thing
 from segmentlog.server.budget import AnswerBudget
 from segmentlog.server.call import TOO_MUCH, TOO_MUCH_WORDS, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.describe_configs import (
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,

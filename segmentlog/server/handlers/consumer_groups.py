@@ -13,8 +13,8 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages.consumer_group_describe import (
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated.consumer_group_describe import (
     Assignment,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -22,7 +22,7 @@ from segmentlog.server.codec.messages.consumer_group_describe import (
     Member,
     TopicPartitions,
 )
-from segmentlog.server.codec.messages.consumer_group_heartbeat import (
+from segmentlog.server.codec.generated.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )

@@ -6,7 +6,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.offset_for_leader_epoch import (
+from segmentlog.server.codec.generated.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,

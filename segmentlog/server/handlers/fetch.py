@@ -16,7 +16,7 @@ from segmentlog.security.viewer import Thing
 from segmentlog.server.arrivals import LOOK_S
 from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,

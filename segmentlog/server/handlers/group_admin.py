@@ -10,18 +10,18 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.delete_groups import (
+from segmentlog.server.codec.generated.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
 )
-from segmentlog.server.codec.messages.describe_groups import (
+from segmentlog.server.codec.generated.describe_groups import (
     DescribedGroup,
     DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
-from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from segmentlog.server.codec.generated.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from segmentlog.server.faults import code_of, message_of
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.listing import describe, overview

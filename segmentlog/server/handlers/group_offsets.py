@@ -14,20 +14,20 @@ from segmentlog.security.viewer import Thing
 from segmentlog.server.budget import topics_once
 from segmentlog.server.call import TOO_MUCH, Call, PendingAnswer
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from segmentlog.server.codec.messages.offset_delete import (
+from segmentlog.server.codec.generated.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,

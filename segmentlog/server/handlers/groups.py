@@ -13,15 +13,15 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.find_coordinator import (
+from segmentlog.server.codec.generated.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
-from segmentlog.server.codec.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest, HeartbeatResponse
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
+from segmentlog.server.codec.generated.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupResponse
 from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.words import JoinAnswer, JoinRequest
 

@@ -10,7 +10,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,

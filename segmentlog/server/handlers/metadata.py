@@ -10,14 +10,14 @@ from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.describe_topic_partitions import (
+from segmentlog.server.codec.generated.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from segmentlog.server.codec.messages.metadata import (
+from segmentlog.server.codec.generated.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,

@@ -10,14 +10,14 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.describe_producers import (
+from segmentlog.server.codec.generated.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
     TopicResponse,
 )
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from segmentlog.server.faults import code_of
 from segmentlog.server.handlers.transactions import code_for, refusal
 from segmentlog.server.names import is_visible

@@ -10,14 +10,14 @@ from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from segmentlog.server.codec.messages.describe_log_dirs import (
+from segmentlog.server.codec.generated.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,

@@ -15,20 +15,20 @@ from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.create_partitions import (
+from segmentlog.server.codec.generated.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
-from segmentlog.server.codec.messages.create_topics import (
+from segmentlog.server.codec.generated.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
     CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from segmentlog.server.codec.messages.delete_topics import (
+from segmentlog.server.codec.generated.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,

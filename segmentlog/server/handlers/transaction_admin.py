@@ -14,15 +14,15 @@ from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 from segmentlog.server.call import TOO_MUCH, Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.describe_transactions import (
+from segmentlog.server.codec.generated.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     TopicData,
 )
-from segmentlog.server.codec.messages.describe_transactions import TransactionState as Described
-from segmentlog.server.codec.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from segmentlog.server.codec.messages.list_transactions import TransactionState as Listed
-from segmentlog.server.codec.messages.write_txn_markers import (
+from segmentlog.server.codec.generated.describe_transactions import TransactionState as Described
+from segmentlog.server.codec.generated.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from segmentlog.server.codec.generated.list_transactions import TransactionState as Listed
+from segmentlog.server.codec.generated.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,

@@ -14,8 +14,8 @@ from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, Trans
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from segmentlog.server.codec.messages.add_partitions_to_txn import (
+from segmentlog.server.codec.generated.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from segmentlog.server.codec.generated.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -23,7 +23,7 @@ from segmentlog.server.codec.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
 )
-from segmentlog.server.codec.messages.end_txn import EndTxnRequest, EndTxnResponse
+from segmentlog.server.codec.generated.end_txn import EndTxnRequest, EndTxnResponse
 from segmentlog.server.faults import code_of
 from segmentlog.server.names import is_visible
 from segmentlog.transactions.remote import Numbers

@@ -12,7 +12,7 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.budget import topics_once
 from segmentlog.server.call import Call
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.txn_offset_commit import (
+from segmentlog.server.codec.generated.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,

@@ -8,7 +8,7 @@ from typing import Final
 from segmentlog.server.call import Call
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import (
+from segmentlog.server.codec.generated.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,

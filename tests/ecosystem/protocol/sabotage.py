@@ -14,7 +14,7 @@ from segmentlog.log.producers import ProducerStamp, ProducerStates
 from segmentlog.policy.reconciliation import Holding
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.produce import PartitionProduceData, PartitionProduceResponse
+from segmentlog.server.codec.generated.produce import PartitionProduceData, PartitionProduceResponse
 from segmentlog.server.groups import consumer_members
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.machine import Group

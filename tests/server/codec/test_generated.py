@@ -7,14 +7,14 @@ import sys
 
 from segmentlog.server.codec.apis import APIS
 from tools.codec.condense import API_KEYS
-from tools.codec.generate import MESSAGES, generate
+from tools.codec.generate import GENERATED, generate
 
 
 def test_the_generated_modules_are_up_to_date(tmp_path):
     """``make codec`` changes nothing, byte for byte."""
     generate(tmp_path)
     made = {path.name: path.read_bytes() for path in tmp_path.glob("*.py")}
-    assert made == {path.name: path.read_bytes() for path in MESSAGES.glob("*.py")}
+    assert made == {path.name: path.read_bytes() for path in GENERATED.glob("*.py")}
 
 
 def test_every_api_is_there():
@@ -33,9 +33,9 @@ def test_messages_are_imported_when_they_are_needed():
 import sys
 from segmentlog.server.codec.apis import APIS
 def messages():
-    return [name for name in sys.modules if name.startswith("segmentlog.server.codec.messages.")]
+    return [name for name in sys.modules if name.startswith("segmentlog.server.codec.generated.")]
 assert messages() == [], messages()
 APIS[18].codec
-assert messages() == ["segmentlog.server.codec.messages.api_versions"], messages()
+assert messages() == ["segmentlog.server.codec.generated.api_versions"], messages()
 """
     subprocess.run([sys.executable, "-c", script], check=True)

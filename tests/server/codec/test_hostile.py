@@ -11,7 +11,7 @@ from seeds import seeds
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_header
-from segmentlog.server.codec.messages import api_versions, delete_groups, fetch, metadata, produce
+from segmentlog.server.codec.generated import api_versions, delete_groups, fetch, metadata, produce
 from segmentlog.server.codec.primitives import (
     ARRAY_MAX,
     ELEMENTS_MAX,

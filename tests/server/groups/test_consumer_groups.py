@@ -19,9 +19,9 @@ from segmentlog.server.call import Call
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_describe as described
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import consumer_group_describe as described
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     heartbeat,

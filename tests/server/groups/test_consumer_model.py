@@ -20,7 +20,7 @@ from segmentlog.groups.remote import RemoteGroup, decode_remote, encode_remote
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_protocol
+from segmentlog.server.codec.generated import consumer_protocol
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.consumer_words import JOINS, LEAVES, STEPS_OUT, Beat, Heartbeat, Shape, in_a_set
 from segmentlog.server.groups.machine import Group

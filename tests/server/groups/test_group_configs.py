@@ -19,10 +19,10 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.broker import Broker
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
 

@@ -19,7 +19,7 @@ from segmentlog.server.call import Call, PendingAnswer
 from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     find_coordinator,

@@ -16,8 +16,8 @@ from wire import Sent, foreign
 from segmentlog.errors import ProducerFenced, ProducerHeld
 from segmentlog.inspection.store import inspect_store
 from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.transactions import remote
 from segmentlog.transactions.deciding import Decisions
 from segmentlog.transactions.finishing import REMOTE_EXPIRATION_MS
