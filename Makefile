@@ -77,7 +77,7 @@ lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: whic
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
-codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from its schemas
+codec: $(VENV)/.installed-test  ## generate the classes of Kafka's messages from its schemas
 	$(PY) -m tools.codec.generate
 
 # Anew each time: what is wrong with a page that did not change is not said again.

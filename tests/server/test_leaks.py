@@ -32,13 +32,13 @@ from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequestTopic,
 )
 from segmentlog.server.codec.generated.sync_group import SyncGroupRequest
+from segmentlog.server.codec.layouts import FieldLayout
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.words import GroupSettings
 from segmentlog.server.names import wire_id
 from segmentlog.server.served import PLACES
 from segmentlog.server.settings import ServerSettings
 from segmentlog.store import LogStore
-from tools.codec.schema import Field
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_LEAK_ROUNDS", "12"))
 HIDDEN, MISSING, MINE = "hidden-and-there", "hidden-nor-there", "mine"
@@ -132,7 +132,7 @@ class Curious(Asker):
             return super()._text(name)
         return HIDDEN
 
-    def _field(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _field(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         if key in _FILTERS and field.name in ("principal_filter", "host_filter"):
             return None
         return super()._field(key, field, version, most)

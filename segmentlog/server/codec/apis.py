@@ -1,4 +1,4 @@
-"""Which APIs there are, in which versions, and where their messages are."""
+"""APIs of Kafka's protocol: their keys, versions and modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a function that is being written, the names that are taken in it, and the structs it needs."""
+"""Source text of a function: its lines, its local names, and the names of the precompiled structs that it uses."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LETTERS: Final = {"16s": "u", "?": "t"}
 
 
 def struct_name(verb: str, formats: list[str]) -> str:
-    """The name in a module of a precompiled struct's method: ``_unpack_ihq``."""
+    """Return the name of a precompiled struct's method: ``_unpack_ihq``."""
     return f"_{verb}_" + "".join(_LETTERS.get(one, one) for one in formats)
 
 
 def format_of(name: str) -> str:
-    """The format back from such a name."""
+    """Return the format in such a name."""
     letters = {letter: one for one, letter in _LETTERS.items()}
     return ">" + "".join(letters.get(letter, letter) for letter in name.rpartition("_")[2])
 
 
-class Lines:
-    """A function's body."""
+class SourceLines:
+    """The body of a function, written line by line."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -33,19 +33,19 @@ class Lines:
         self._taken = set(_RESERVED)
 
     def emit(self, line: str) -> None:
-        """One more line."""
+        """Append a line."""
         self.lines.append("    " * self.depth + line)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """What is emitted inside stands below ``head``."""
+        """Append ``head``, and indent the lines that are appended inside the block."""
         self.emit(head)
         self.depth += 1
         yield
         self.depth -= 1
 
     def name(self, wish: str) -> str:
-        """A name that nothing else in this function has."""
+        """Return ``wish``, or ``wish`` with a number if the function already uses that name."""
         made, number = wish, 1
         while made in self._taken:
             number += 1
@@ -55,7 +55,7 @@ class Lines:
 
 
 def one_of(name: str) -> str:
-    """What to call one of several."""
+    """Return the name of an element of the array ``name``."""
     if re.search(r"(ies)$", name):
         return name[:-3] + "y"
     if name.endswith("s") and not name.endswith(("ss", "us")):

@@ -1,34 +1,41 @@
-"""Write decoders: straight lines for one version of a message; adjacent fields of fixed size are read at once.
+"""Write decoders: straight lines for one version of a message. Adjacent fields of fixed size are read by one call.
 
-That is for what a server reads, requests. What only its tests and other tools read, responses, is written in fewer
-lines: a string costs a call there.
-
-An element of an array takes one byte of a request, and a hundred of memory. So a request has room for so many of them,
-all its arrays together (`ELEMENTS_MAX`). An array of a response has Kafka's bound (`ARRAY_MAX`), and so have the tagged
-fields of each struct (`TAGS_MAX`). A decoder checks a count before it allocates; lists grow with their elements.
+An element of an array takes one byte of a request, and a hundred of memory. So all arrays of a request together may
+have `ELEMENTS_MAX` elements. An array of a response has Kafka's limit (`ARRAY_MAX`), and so have the tagged fields of
+each struct (`TAGS_MAX`). A decoder checks a count before it allocates; lists grow with their elements.
 """
 
 from __future__ import annotations
 
-from tools.codec.lines import Lines, one_of, struct_name
-from tools.codec.schema import FORMATS, SIZES, Field, Message, Struct, least_size, least_struct_size
+from dataclasses import replace
+
+from segmentlog.server.codec.layouts import (
+    FORMATS,
+    SIZES,
+    FieldLayout,
+    MessageLayout,
+    StructLayout,
+    least_size,
+    least_struct_size,
+)
+from segmentlog.server.codec.source_lines import SourceLines, one_of, struct_name
 
 
-def decoder(message: Message, version: int) -> list[str]:
-    """The body of a function of ``data`` and ``at`` that returns the message."""
-    return _Decoder(message, version).write(message.struct)
+def write_decoder(message: MessageLayout, version: int) -> list[str]:
+    """Return the body of a function of ``data`` and ``at`` that returns the message."""
+    return _DecoderWriter(message, version).write(message.struct)
 
 
-class _Decoder(Lines):
-    def __init__(self, message: Message, version: int) -> None:
+class _DecoderWriter(SourceLines):
+    def __init__(self, message: MessageLayout, version: int) -> None:
         super().__init__()
         self._version = version
         self._flexible = version in message.flexible
-        self._brief = message.kind == "response"
+        self._room = "ARRAY_MAX" if message.kind == "response" else "room"
         self._pending: list[tuple[str, str]] = []
-        # (format, variable) of fields that are read together as soon as something else than these follows.
+        # (format, variable) of fields of fixed size, read by one call before the next line is emitted.
 
-    def write(self, struct: Struct) -> list[str]:
+    def write(self, struct: StructLayout) -> list[str]:
         made = self.name("decoded")
         expression = self._struct(struct)
         self._flush()
@@ -60,8 +67,8 @@ class _Decoder(Lines):
             self.emit(f"{variables} = {struct_name('unpack', formats)}(data, at)")
         self.emit(f"at += {sum(SIZES[one] for one in formats)}")
 
-    def _struct(self, struct: Struct) -> str:
-        """The expression that makes it; what is pending then has to be read before."""
+    def _struct(self, struct: StructLayout) -> str:
+        """Return the expression that creates the struct. The caller flushes the pending fields before it emits it."""
         made = {}
         for field in struct.fields:
             if self._version in field.versions and self._version not in field.tagged:
@@ -70,7 +77,7 @@ class _Decoder(Lines):
             made |= self._tags(struct)
         return f"{struct.name}({', '.join(f'{name}={variable}' for name, variable in made.items())})"
 
-    def _tags(self, struct: Struct) -> dict[str, str]:
+    def _tags(self, struct: StructLayout) -> dict[str, str]:
         known = [field for field in struct.fields if self._version in field.tagged]
         count = self._fixed("B", "tag_count")
         self._flush()
@@ -80,7 +87,7 @@ class _Decoder(Lines):
                 self.emit(f"at = skip_tags(data, at, {count})")
             return made
         for field in known:
-            self.emit(f"{made[field.name]}: {field.python_type} = {field.value}")
+            self.emit(f"{made[field.name]} = {field.default}")
         with self.block(f"if {count}:"):
             with self.block(f"if {count} >= SHORT:"):
                 self.emit(f"{count}, at = long_tag_count(data, at, {count})")
@@ -96,7 +103,7 @@ class _Decoder(Lines):
                 self.emit("at = end")
         return made
 
-    def _field(self, field: Field) -> str:
+    def _field(self, field: FieldLayout) -> str:
         nullable = self._version in field.nullable
         if field.is_array:
             return self._array(field, nullable)
@@ -108,25 +115,20 @@ class _Decoder(Lines):
             return self._sized(field, nullable)
         return self._fixed(FORMATS[field.kind], field.name)
 
-    def _nullable_struct(self, field: Field, struct: Struct) -> str:
+    def _nullable_struct(self, field: FieldLayout, struct: StructLayout) -> str:
         mark = self._fixed("b", f"{field.name}_mark")
         self._flush()
         made = self.name(field.name)
-        self.emit(f"{made}: {struct.name} | None = None")
+        self.emit(f"{made} = None")
         with self.block(f"if {mark} >= 0:"):
             expression = self._struct(struct)
             self._flush()
             self.emit(f"{made} = {expression}")
         return made
 
-    def _sized(self, field: Field, nullable: bool) -> str:
-        """A string, or bytes."""
+    def _sized(self, field: FieldLayout, nullable: bool) -> str:
+        """Read a string or bytes; return the variable."""
         wide = field.kind == "bytes"
-        if self._brief:
-            self._flush()
-            made = self.name(field.name)
-            self.emit(f"{made}, at = read{'_compact' * self._flexible}{'_nullable' * nullable}_{field.kind}(data, at)")
-            return made
         size = self._fixed("B" if self._flexible else "i" if wide else "h", f"{field.name}_size")
         self._flush()
         made = self.name(field.name)
@@ -145,12 +147,7 @@ class _Decoder(Lines):
         return made
 
     def _count(self, wish: str, wide: str) -> str:
-        """A size or a count; -1 for null."""
-        if self._brief and self._flexible:
-            self._flush()
-            count = self.name(wish)
-            self.emit(f"{count}, at = read_compact_count(data, at)")
-            return count
+        """Read a size or a count, -1 for null; return the variable."""
         count = self._fixed("B" if self._flexible else wide, wish)
         self._flush()
         if self._flexible:
@@ -159,11 +156,11 @@ class _Decoder(Lines):
             self.emit(f"{count} -= 1")
         return count
 
-    def _records(self, field: Field, nullable: bool) -> str:
+    def _records(self, field: FieldLayout, nullable: bool) -> str:
         size = self._count(f"{field.name}_size", "i")
         made = self.name(field.name)
         if nullable:
-            self.emit(f"{made}: memoryview | None = None")
+            self.emit(f"{made} = None")
             with self.block(f"if {size} >= 0:"):
                 self.emit(f"{made} = data[at : at + {size}]")
                 self.emit(f"at += {size}")
@@ -174,36 +171,34 @@ class _Decoder(Lines):
             self.emit(f"at += {size}")
         return made
 
-    def _array(self, field: Field, nullable: bool) -> str:
+    def _array(self, field: FieldLayout, nullable: bool) -> str:
         count = self._count(f"{field.name}_count", "i")
         if field.struct is not None:
             least = least_struct_size(field.struct, self._version, self._flexible)
         else:
-            scalar = Field(**{**vars(field), "is_array": False})
+            scalar = replace(field, is_array=False)
             least = least_size(scalar, self._version, self._flexible)
         made = self.name(field.name)
         needed = count if least == 1 else f"{count} * {least}"
-        excess = f"{needed} > limit - at or {count} > {'ARRAY_MAX' if self._brief else 'room'}"
-        annotation = field.python_type.removesuffix(" | None")
+        excess = f"{needed} > limit - at or {count} > {self._room}"
         if not nullable:
             with self.block(f"if {count} < 0 or {excess}:"):
                 self.emit(f'raise wrong_count("{field.name}", {count})')
-            self._elements(field, made, annotation, count, least)
+            self._elements(field, made, count, least)
             return made
         with self.block(f"if {excess}:"):
             self.emit(f'raise wrong_count("{field.name}", {count})')
-        self.emit(f"{made}: {annotation} | None = None")
+        self.emit(f"{made} = None")
         with self.block(f"if {count} >= 0:"):
-            self._elements(field, made, None, count, least)
+            self._elements(field, made, count, least)
         return made
 
-    def _elements(self, field: Field, made: str, annotation: str | None, count: str, least: int) -> None:
-        declared = made if annotation is None else f"{made}: {annotation}"
-        if not self._brief:  # of a null array nothing is taken, nor given back
+    def _elements(self, field: FieldLayout, made: str, count: str, least: int) -> None:
+        if self._room == "room":
             self.emit(f"room -= {count}")
         if field.struct is None and field.kind in FORMATS:
             one = FORMATS[field.kind]
-            self.emit(f'{declared} = list(unpack_from(f">{{{count}}}{one}", data, at))')
+            self.emit(f'{made} = list(unpack_from(f">{{{count}}}{one}", data, at))')
             self.emit(f"at += {count} * {SIZES[one]}" if SIZES[one] > 1 else f"at += {count}")
             return
         before = len(self.lines)
@@ -211,9 +206,9 @@ class _Decoder(Lines):
         if field.struct is not None:
             expression = self._struct(field.struct)
         else:
-            expression = self._field(Field(**{**vars(field), "is_array": False, "name": one_of(field.name)}))
+            expression = self._field(replace(field, is_array=False, name=one_of(field.name)))
         if field.struct is not None and len(self.lines) == before and self._pending:
-            # All of it is of fixed size: one pass in C, and no position to keep.
+            # Every field of the element is of fixed size: one pass in C, and no position to update.
             pending, self._pending = self._pending, []
             self.depth -= 1
             variables = ", ".join(variable for _, variable in pending)
@@ -221,14 +216,14 @@ class _Decoder(Lines):
             iterate = struct_name("iter", [one for one, _ in pending])
             end = self.name(f"{made}_end")
             self.emit(f"{end} = at + {count} * {least}")
-            self.emit(f"{declared} = [{expression} for {variables} in {iterate}(data[at:{end}])]")
+            self.emit(f"{made} = [{expression} for {variables} in {iterate}(data[at:{end}])]")
             self.emit(f"at = {end}")
             return
         self._flush()
         inner = self.lines[before:]
         del self.lines[before:]
         self.depth -= 1
-        self.emit(f"{declared} = []")
+        self.emit(f"{made} = []")
         self.emit(f"for _ in range({count}):")
         self.lines += inner
         self.emit(f"    {made}.append({expression})")

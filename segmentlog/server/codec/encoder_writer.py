@@ -1,43 +1,40 @@
-"""Write encoders: straight lines for one version of a message; adjacent fields of fixed size are packed at once.
-
-That is for what a server writes, responses. What only its tests and other tools write, requests, is written in fewer
-lines: a string costs a call there.
-"""
+"""Write encoders: straight lines for one version of a message. Adjacent fields of fixed size are packed by one call."""
 
 from __future__ import annotations
 
-from tools.codec.lines import Lines, one_of, struct_name
-from tools.codec.schema import FORMATS, Field, Message, Struct
+from dataclasses import replace
+
+from segmentlog.server.codec.layouts import FORMATS, FieldLayout, MessageLayout, StructLayout
+from segmentlog.server.codec.source_lines import SourceLines, one_of, struct_name
 
 
-def encoder(message: Message, version: int) -> tuple[list[str], dict[str, list[str]]]:
-    """The body of a function of ``message`` that returns buffers, and the functions of tagged fields, by head."""
-    writer = _Encoder(message, version)
+def write_encoder(message: MessageLayout, version: int) -> tuple[list[str], list[str]]:
+    """Return the body of a function of ``message`` that returns buffers, and the functions that it calls."""
+    writer = _EncoderWriter(message, version)
     return writer.write(), writer.helpers
 
 
-def has_records(struct: Struct) -> bool:
-    """Whether records lie anywhere in it."""
+def has_records(struct: StructLayout) -> bool:
+    """Whether the struct, or a struct in it, has a field of records."""
     return any(
         field.kind == "records" or (field.struct is not None and has_records(field.struct)) for field in struct.fields
     )
 
 
-class _Encoder(Lines):
-    def __init__(self, message: Message, version: int) -> None:
+class _EncoderWriter(SourceLines):
+    def __init__(self, message: MessageLayout, version: int) -> None:
         super().__init__()
         self._message = message
         self._version = version
         self._flexible = version in message.flexible
-        self._brief = message.kind == "request"
         self._pending: list[tuple[str, str]] = []
-        # (format, expression) of fields that are packed together as soon as something else than these follows.
-        self.helpers: dict[str, list[str]] = {}
+        # (format, expression) of fields of fixed size, packed by one call before the next line is emitted.
+        self.helpers: list[str] = []
 
     def write(self) -> list[str]:
         with_records = has_records(self._message.struct)
         if with_records:
-            self.emit("out: list[Buffer] = []")
+            self.emit("out = []")
         self._begin()
         self._struct(self._message.struct, "message")
         self._flush()
@@ -50,7 +47,7 @@ class _Encoder(Lines):
         return self._shortened()
 
     def _begin(self) -> None:
-        self.emit("parts: list[bytes] = []")
+        self.emit("parts = []")
         self.emit("add = parts.append")
 
     def _shortened(self) -> list[str]:
@@ -58,22 +55,21 @@ class _Encoder(Lines):
             return self.lines
         return [line for line in self.lines if line != "    add = parts.append"]
 
-    def _helper(self, field: Field) -> str:
-        """The name of a function that encodes the bytes of a tagged field."""
-        nested = _Encoder(self._message, self._version)
+    def _helper(self, struct: StructLayout, field: FieldLayout) -> str:
+        """Write a function that encodes the bytes of a tagged field; return its name."""
+        nested = _EncoderWriter(self._message, self._version)
         nested._begin()
-        nested._field(Field(**{**vars(field), "tagged": range(0)}), "value")
+        nested._field(replace(field, tagged=range(0)), "value")
         nested._flush()
         nested.emit('return b"".join(parts)')
-        annotation = field.python_type.removesuffix(" | None")
-        name = f"_encode_{field.name}_of_{'request' if self._message.kind == 'request' else 'response'}"
-        self.helpers[f"def {name}(value: {annotation}) -> bytes:"] = nested._shortened()
         if nested.helpers:
             raise NotImplementedError("tagged fields in tagged fields")
+        name = f"_encode_{struct.name}_{field.name}_{self._version}"
+        self.helpers += [f"def {name}(value):", *nested._shortened(), ""]
         return name
 
     def _flush(self, uvarint: str | None = None) -> None:
-        """Pack what is pending, with ``uvarint`` behind it: a variable, of one byte as a rule."""
+        """Pack the pending fields, followed by ``uvarint``: a variable whose value mostly takes one byte."""
         pending, self._pending = self._pending, []
         formats = [one for one, _ in pending]
         arguments = ", ".join(expression for one, expression in pending if one != "x")
@@ -93,7 +89,7 @@ class _Encoder(Lines):
                 f"if {uvarint} < SHORT else {packed} + uvarint({uvarint}))"
             )
 
-    def _struct(self, struct: Struct, holder: str) -> None:
+    def _struct(self, struct: StructLayout, holder: str) -> None:
         for field in struct.fields:
             if self._version not in field.versions and not field.ignorable:
                 with self.block(f"if {field.differs(f'{holder}.{field.name}')}:"):
@@ -104,7 +100,7 @@ class _Encoder(Lines):
         if self._flexible:
             self._tags(struct, holder)
 
-    def _tags(self, struct: Struct, holder: str) -> None:
+    def _tags(self, struct: StructLayout, holder: str) -> None:
         known = [field for field in struct.fields if self._version in field.tagged]
         if not known:
             self._pending.append(("x", ""))
@@ -115,17 +111,17 @@ class _Encoder(Lines):
             self.emit('add(b"\\0")')
         with self.block("else:"):
             tagged = self.name("tagged")
-            self.emit(f"{tagged}: list[tuple[int, bytes]] = []")
+            self.emit(f"{tagged} = []")
             for field in sorted(known, key=lambda field: field.tag):
                 value = f"{holder}.{field.name}"
                 differs = field.differs(value)
                 if field.stands_for_default and field.struct is not None:
                     differs += f" and {value} != {field.struct.name}()"
                 with self.block(f"if {differs}:"):
-                    self.emit(f"{tagged}.append(({field.tag}, {self._helper(field)}({value})))")
+                    self.emit(f"{tagged}.append(({field.tag}, {self._helper(struct, field)}({value})))")
             self.emit(f"add(tagged_fields({tagged}))")
 
-    def _field(self, field: Field, value: str) -> None:
+    def _field(self, field: FieldLayout, value: str) -> None:
         nullable = self._version in field.nullable
         may_be_none = bool(field.nullable) and value != "value"
         if may_be_none and not nullable and (field.is_array or field.kind in ("string", "bytes")):
@@ -143,7 +139,7 @@ class _Encoder(Lines):
         else:
             self._pending.append((FORMATS[field.kind], value))
 
-    def _inner_struct(self, field: Field, struct: Struct, value: str, nullable: bool) -> None:
+    def _inner_struct(self, field: FieldLayout, struct: StructLayout, value: str, nullable: bool) -> None:
         if not nullable:
             self._struct(struct, value)
             return
@@ -156,12 +152,8 @@ class _Encoder(Lines):
             self._flush()
 
     def _size(self, expression: str, is_null: str | None, wide: str, wish: str) -> None:
-        """A size or a count ends what is packed at once when it is an uvarint, and is one more number otherwise."""
-        if self._brief and self._flexible:
-            self._flush()
-            size = f"{expression} + 1"
-            self.emit(f"add(uvarint({f'0 if {is_null} else ' if is_null else ''}{size}))")
-        elif self._flexible:
+        """Write a size or a count. An uvarint ends the fields that one call packs; a fixed size is one of them."""
+        if self._flexible:
             size = self.name(wish)
             self.emit(f"{size} = {f'0 if {is_null} else ' if is_null else ''}{expression} + 1")
             self._flush(size)
@@ -169,12 +161,8 @@ class _Encoder(Lines):
             self._pending.append((wide, f"-1 if {is_null} else {expression}" if is_null else expression))
             self._flush()
 
-    def _sized(self, field: Field, value: str, nullable: bool) -> None:
+    def _sized(self, field: FieldLayout, value: str, nullable: bool) -> None:
         wide = "i" if field.kind == "bytes" else "h"
-        if self._brief:
-            self._flush()
-            self.emit(f"add(write{'_compact' * self._flexible}_{field.kind}({value}))")
-            return
         encoded = value
         empty = f'b"" if {value} is None else ' if nullable else ""
         if field.kind == "string" or nullable:
@@ -183,7 +171,7 @@ class _Encoder(Lines):
         self._size(f"len({encoded})", f"{value} is None" if nullable else None, wide, f"{field.name}_size")
         self.emit(f"add({encoded})")
 
-    def _records(self, field: Field, value: str) -> None:
+    def _records(self, field: FieldLayout, value: str) -> None:
         records = self.name(field.name)
         self.emit(f"{records} = {value}")
         size = self.name(f"{field.name}_size")
@@ -208,7 +196,7 @@ class _Encoder(Lines):
             with self.block("else:"):
                 self.emit(f"out += {records}")
 
-    def _array(self, field: Field, value: str, nullable: bool) -> None:
+    def _array(self, field: FieldLayout, value: str, nullable: bool) -> None:
         is_null = f"{value} is None" if nullable else None
         self._size(f"len({value})", is_null, "i", f"{field.name}_count")
         if field.struct is None and field.kind in FORMATS:
@@ -221,7 +209,7 @@ class _Encoder(Lines):
         if field.struct is not None:
             self._struct(field.struct, element)
         else:
-            self._field(Field(**{**vars(field), "is_array": False, "nullable": range(0)}), element)
+            self._field(replace(field, is_array=False, nullable=range(0)), element)
         self._flush()
         self.depth -= 1
         inner = self.lines[before:]
@@ -229,7 +217,7 @@ class _Encoder(Lines):
         elements = f"{value} or ()" if nullable else value
         if len(inner) == 1 and inner[0].lstrip().startswith("add("):
             packed = inner[0].strip().removeprefix("add(").removesuffix(")")
-            # A comprehension is a call even if there is nothing to go through.
+            # A comprehension costs a call, even over an empty list.
             with self.block(f"if {value}:"):
                 self.emit(f"parts += [{packed} for {element} in {value}]")
             return
