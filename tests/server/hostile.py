@@ -15,9 +15,9 @@ from typing import Any, Final
 from codec_samples import MESSAGES
 from wire import CODECS, NOW_MS, Sent, foreign, forged
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.layouts import FieldLayout, StructLayout
-from segmentlog.server.served import SERVED
 
 TOPICS: Final = ("t", "compacted", "library")
 """Which a store has for it, with two partitions each."""

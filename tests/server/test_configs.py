@@ -18,9 +18,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.server.broker import Broker
-from segmentlog.server.call import Call
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.chunked_configs import encode_configs
 from segmentlog.server.codec.generated import alter_configs as whole
 from segmentlog.server.codec.generated import incremental_alter_configs as incremental
 from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -45,9 +43,11 @@ from segmentlog.server.codec.generated.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.codec.pieces import encode_configs
-from segmentlog.server.handlers.configs import describe_configs
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.handlers.config_handlers import describe_configs
+from segmentlog.server.request_context import Call
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 TOPIC, BROKER, GROUP = 2, 4, 32

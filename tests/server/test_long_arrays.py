@@ -20,10 +20,10 @@ from server.hostile import Asker
 from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, request_bytes
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.layouts import FieldLayout, StructLayout
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.served import SERVED
 
 __all__ = ["make_broker"]
 

@@ -18,8 +18,6 @@ from wire import Sent, foreign
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.generated.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic
@@ -34,7 +32,9 @@ from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 

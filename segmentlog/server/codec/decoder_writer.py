@@ -49,9 +49,9 @@ class _DecoderWriter(SourceLines):
             self.lines.insert(0, "    limit = len(data)")
         return self.lines
 
-    def _fixed(self, one: str, wish: str) -> str:
+    def _fixed(self, letter: str, wish: str) -> str:
         variable = self.name(wish)
-        self._pending.append((one, variable))
+        self._pending.append((letter, variable))
         return variable
 
     def _flush(self) -> None:

@@ -7,7 +7,6 @@ import pytest
 from kafka.protocol.api_header import RequestHeader as TheirHeader
 
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.framing import (
     decode_header,
     decode_response_header,
@@ -15,6 +14,7 @@ from segmentlog.server.codec.framing import (
     frame_response,
 )
 from segmentlog.server.codec.generated import api_versions, fetch, metadata, produce
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import MalformedMessage
 
 

@@ -10,13 +10,13 @@ import traceback
 import pytest
 from codec_samples import MESSAGES
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.compiler import namespace_of, source_of
 from segmentlog.server.codec.generated import sasl_handshake
 from segmentlog.server.codec.layouts import StructLayout
 from segmentlog.server.codec.primitives import MalformedMessage
 from segmentlog.server.codec.wire_types import parse_versions
-from segmentlog.server.served import SERVED
 from tools.codec.condense import API_KEYS
 from tools.codec.generate import GENERATED, SCHEMAS, generate, snake
 

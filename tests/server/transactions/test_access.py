@@ -10,7 +10,6 @@ from server.wire_client import Desk
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.generated.add_partitions_to_txn import AddPartitionsToTxnRequest
 from segmentlog.server.codec.generated.describe_producers import DescribeProducersRequest, TopicRequest
 from segmentlog.server.codec.generated.describe_transactions import DescribeTransactionsRequest
@@ -20,6 +19,7 @@ from segmentlog.server.codec.generated.write_txn_markers import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 
 NONE = ErrorCode.NONE
 
