@@ -28,9 +28,9 @@ from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore

@@ -24,9 +24,9 @@ import segmentlog
 from segmentlog.objects.bucket.local_bucket import Folder
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
 from segmentlog.server.embedded import Server
 
 __all__ = ["make_broker"]

@@ -7,14 +7,14 @@ from typing import Final
 
 from segmentlog.server.api_table import API_VERSIONS, PRODUCE, SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import (
+from segmentlog.server.codec.generated.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.request_context import Call
 
 _ADVERTISED_FROM = {PRODUCE: 0}

@@ -15,9 +15,9 @@ from wire import Sent, foreign
 
 from segmentlog.errors import ProducerFenced, ProducerHeld
 from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.transactions import server_transactions
 from segmentlog.transactions.abandoned import REMOTE_EXPIRATION_MS
 from segmentlog.transactions.outcome import Decisions
