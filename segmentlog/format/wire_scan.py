@@ -112,9 +112,6 @@ class ScannedRecords:
         deltas: Int64Array = self._fields()[core.OFFSET_DELTA]
         return deltas
 
-    def check(self) -> None:
-        """Do nothing: these records were checked when they were found."""
-
     def keys(self) -> list[bytes | None]:
         """Return the keys, None for null."""
         return core.cut_field(self._data, self._fields(), core.KEY, 0, self.count)

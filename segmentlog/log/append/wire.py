@@ -123,7 +123,6 @@ def _encode_checked(
         records = decode_records(
             data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes, wants_fields=False
         )
-        records.check()
     except TooManyBytes:
         raise
     except ValueError as error:
