@@ -80,8 +80,8 @@ _NUMBERS_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 1
 """Bytes of a record beside its key, value and headers: length, attributes, deltas, two lengths, header count."""
 
 _TURN_MASK = (1 << 14) - 1
-"""After each such number of records a loop calls ``sleep(0)``, which lets other threads run: a batch may have 20 million
-records, and the loops hold the GIL otherwise. So many records take about a millisecond."""
+"""After each such number of records a loop calls ``sleep(0)``, which lets other threads run. The loops hold the GIL
+otherwise, and a batch may have 20 million records."""
 
 # Kinds of MessagePack: the mark of a size of one byte.
 _BIN = 0xC4
