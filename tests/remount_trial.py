@@ -11,9 +11,9 @@ from unittest import mock
 from trial import Broken, Event, Moment, Trial
 
 from segmentlog.log.partition import Partition
-from segmentlog.storage.state import Block
+from segmentlog.storage.state_page import Block
 from segmentlog.testing import History
-from segmentlog.testing.disk import CrashPoint, SimulatedDisk
+from segmentlog.testing.simulated_disk import CrashPoint, SimulatedDisk
 
 KERNELS = ((True, True), (True, False), (False, True), (False, False))
 """Whether the kernel tells mounts apart, and whether it keeps marks."""

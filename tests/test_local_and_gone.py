@@ -16,9 +16,9 @@ from logs import FakeClock, open_log, values
 
 import segmentlog
 from segmentlog.errors import CorruptBatch, LocalError, LogTruncated, PartitionFailed, ProducerFenced
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 DAY_MS = 86_400_000
 

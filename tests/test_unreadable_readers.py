@@ -22,19 +22,19 @@ from wire import Sent, append_sent, foreign, forged
 import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
 from segmentlog.errors import SegmentlogError
+from segmentlog.http.context import Site
 from segmentlog.http.serving import HttpServer
-from segmentlog.http.site import Site
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
-from segmentlog.schemas.library import Draft
+from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.registry import SchemaRegistry
-from segmentlog.security.settings import Security
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -14,11 +14,11 @@ from wire import Sent, foreign, forged
 
 import segmentlog
 from segmentlog import LogTruncated, UnreadableBatch
-from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
-from segmentlog.inspection.segment import inspect_segment
-from segmentlog.inspection.split import pack, unpack
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.inspection.segment_inspection import inspect_segment
+from segmentlog.inspection.split_inspection import pack, unpack
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.fs import FileSystem
 
 each_layout = pytest.mark.parametrize("kind", ONE_OF_EACH)

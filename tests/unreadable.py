@@ -11,7 +11,7 @@ from wire import CODECS, Sent, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.encoded import read_encoded
+from segmentlog.format.stored_batch import read_encoded
 from segmentlog.format.wire import check_wire_batch
 from segmentlog.format.wire_batch import encode_wire
 from segmentlog.log.partition import Partition

@@ -12,21 +12,21 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, StoreFenced, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored, is_interrupt
+from segmentlog.storage import fork_safety
 from segmentlog.storage.file_locks import kept_in_place
-from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
+from segmentlog.storage.fork_safety import Held, LockableFiles, hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
-from segmentlog.storage.grant import read_grant
-from segmentlog.storage.index import SegmentIndex, batches_known
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
+from segmentlog.storage.grant_file import read_grant
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, held, if_free
 from segmentlog.storage.segment import MappedSegment, SealedSegment, list_segments, segment_stem
+from segmentlog.storage.segment_index import SegmentIndex, batches_known
 from segmentlog.storage.ship_signals import ShipSignals
-from segmentlog.storage.state import LogState, StatePage
+from segmentlog.storage.state_page import LogState, StatePage
 
 _NEVER = -1
 """No version of the configuration: whoever appends looks at it every time."""
@@ -107,9 +107,9 @@ class Handle:
         """Called when the files are closed: whoever keeps further descriptors closes them here."""
         self.after_fork: list[Callable[[], None]] = []
         """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
-        self.append_mutex = forks.lock(self, "append_mutex")
-        self._open_mutex = forks.lock(self, "_open_mutex")
-        self.sync_mutex = forks.lock(self, "sync_mutex", "_close_in_child")
+        self.append_mutex = fork_safety.lock(self, "append_mutex")
+        self._open_mutex = fork_safety.lock(self, "_open_mutex")
+        self.sync_mutex = fork_safety.lock(self, "sync_mutex", "_close_in_child")
 
     def __del__(self) -> None:
         # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
@@ -128,7 +128,7 @@ class Handle:
         It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
         """
         for name, method in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_close_in_child")):
-            forks.lock(self, name, method)
+            fork_safety.lock(self, name, method)
 
     # ------------------------------------------------------------ files
 

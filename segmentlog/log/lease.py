@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from segmentlog.format.names import CLEANER_FILE
+from segmentlog.format.file_names import CLEANER_FILE
 from segmentlog.log.handle import Handle
-from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.file_locks import lock_within
-from segmentlog.storage.files import read_file, write_all
-from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.locks import held
+from segmentlog.storage.file_operations import read_file, write_all
+from segmentlog.storage.fork_safety import Held, LockableFiles, held_open, hold_open
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import held
 
 
 class CleanerNote(msgspec.Struct, frozen=True):

@@ -31,12 +31,12 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.checkpoint import Checkpoint, Compacted, point_at
-from segmentlog.format.names import CHECKPOINT_FILE
+from segmentlog.format.file_names import CHECKPOINT_FILE
 from segmentlog.policy.lost_ranges import with_lost_range
 from segmentlog.records import LostRange
-from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import DiskFailed, FileSystem
-from segmentlog.storage.state import (
+from segmentlog.storage.state_page import (
     FAILED_WORD,
     PRODUCERS_WORD,
     REWRITING,
@@ -90,7 +90,7 @@ class Ledger:
         """Keep this page from now on."""
         self.page = page
         # One store each. They are C functions through and through: nothing looks for an interrupt between what the
-        # caller did before, an fsync that failed, and the store that says so (`storage.locks`).
+        # caller did before, an fsync that failed, and the store that says so (`storage.interrupt_safe`).
         store = page.words.__setitem__
         self.begin_append = partial(store, WRITING_WORD, WRITING)
         self.end_append = partial(store, WRITING_WORD, 0)

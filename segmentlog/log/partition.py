@@ -17,27 +17,27 @@ from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.producers import ProducerEntry
+from segmentlog.format.producer_snapshot import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire import Buffer
+from segmentlog.log.append.append_pipeline import Ack as Ack
+from segmentlog.log.append.append_pipeline import Appends
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.appends import Ack as Ack
-from segmentlog.log.append.appends import Appends
-from segmentlog.log.append.encoding import Columns, check_columns
-from segmentlog.log.append.shipped import wait_shipped
+from segmentlog.log.append.batch_encoding import Columns, check_columns
 from segmentlog.log.append.syncer import Syncer
-from segmentlog.log.append.wire import WireAppended, append_wire
+from segmentlog.log.append.wait_shipped import wait_shipped
+from segmentlog.log.append.wire_append import WireAppended, append_wire
 from segmentlog.log.compaction.cleaner import Cleaner
 from segmentlog.log.compaction.compaction_pass import Pace
 from segmentlog.log.handle import Handle
 from segmentlog.log.lease import CleanerNote, Lease
-from segmentlog.log.producers import ProducerStamp, ProducerStates
-from segmentlog.log.read.catalog import Catalogs
+from segmentlog.log.producer_state import ProducerStamp, ProducerStates
 from segmentlog.log.read.open_segments import OpenSegments
 from segmentlog.log.read.reader import Reader, SkipListener
-from segmentlog.log.recovery.opening import find_live_page, open_partition
-from segmentlog.log.retainer import Retainer
-from segmentlog.log.shortening import trim, truncate
+from segmentlog.log.read.segment_catalog import Catalogs
+from segmentlog.log.recovery.open_partition import find_live_page, open_partition
+from segmentlog.log.retention_runner import Retainer
+from segmentlog.log.truncation import trim, truncate
 from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.records import (
     CompactionReport,
@@ -49,9 +49,9 @@ from segmentlog.records import (
     SegmentInfo,
 )
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import held
+from segmentlog.storage.interrupt_safe import held
 from segmentlog.storage.ship_signals import ShipSignals
-from segmentlog.storage.state import SHIPPED_WORD
+from segmentlog.storage.state_page import SHIPPED_WORD
 
 logger = logging.getLogger("segmentlog")
 

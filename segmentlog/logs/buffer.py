@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from segmentlog.records import Headers
-from segmentlog.storage import forks
-from segmentlog.storage.locks import News
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_safe import News
 
 _LOOK_S = 0.001
 
@@ -34,8 +34,8 @@ class Buffer:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._mutex = forks.reentrant_lock(self, "_mutex")
-        forks.on_fork(self, "_forget_parent")
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
+        fork_safety.on_fork(self, "_forget_parent")
         self._forget_parent()
 
     def _forget_parent(self) -> None:

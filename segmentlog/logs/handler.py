@@ -25,14 +25,14 @@ from segmentlog.errors import (
     TopicExists,
     UnknownTopic,
 )
-from segmentlog.format.names import check_topic_name
+from segmentlog.format.file_names import check_topic_name
 from segmentlog.logs.buffer import Buffer, Line
-from segmentlog.logs.rendering import render
+from segmentlog.logs.log_record_json import render
 from segmentlog.records import Headers
-from segmentlog.storage import forks
-from segmentlog.storage.locks import if_free
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_safe import if_free
 from segmentlog.store import LogStore
-from segmentlog.topics.workers import Worker
+from segmentlog.topics.background_threads import Worker
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _NoLock:
 
 
 class LogHandler(logging.Handler):
-    """Appends what is logged to a topic, as JSON: see `segmentlog.logs.rendering.render` for the fields.
+    """Appends what is logged to a topic, as JSON: see `segmentlog.logs.log_record_json.render` for the fields.
 
     store         an open store, or a folder, which is opened (or made) and closed with the handler
     topic         made when it is missing, with ``partitions`` and ``config``, unless ``create_topic`` is False
@@ -131,12 +131,12 @@ class LogHandler(logging.Handler):
         self._retry_s = 0.0
         self._appending = 0
         """The thread that is at it."""
-        self._turn = forks.lock(self, "_turn")
+        self._turn = fork_safety.lock(self, "_turn")
         """Of who appends: the thread, or who flushes when there is none."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
         self._worker = Worker("logs", self._tick)
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
         try:
             self._ensure_topic()
             self._producer = self._store.producer(ack=ack, linger_ms=1000, tracing="off")

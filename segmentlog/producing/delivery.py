@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from segmentlog.errors import LocalError, NotShipped, SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
-from segmentlog.storage import forks
-from segmentlog.storage.failures import is_interrupt
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import is_interrupt
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -105,7 +105,7 @@ class Chunk:
         self.is_sent = False
         self.is_whole = False
         """Of `send_many`, whose caller waits for it."""
-        self.generation = forks.generation()
+        self.generation = fork_safety.generation()
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
     @property
@@ -212,7 +212,7 @@ class Chunk:
 
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
-            if self.generation != forks.generation():
+            if self.generation != fork_safety.generation():
                 raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
             self._sends.send_if_nobody_else_does(self)
             if not self._sends.wait_for(self, timeout_s):

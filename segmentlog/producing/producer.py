@@ -27,8 +27,8 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.names import OFFSETS_TOPIC, check_topic_name
-from segmentlog.log.append.encoding import (
+from segmentlog.format.file_names import OFFSETS_TOPIC, check_topic_name
+from segmentlog.log.append.batch_encoding import (
     Columns,
     check_columns,
     check_items,
@@ -36,16 +36,16 @@ from segmentlog.log.append.encoding import (
     check_timestamps,
     require_a_key,
 )
+from segmentlog.producing.accumulator import Pump
 from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
-from segmentlog.producing.options import ProducerOptions
-from segmentlog.producing.pump import Pump
-from segmentlog.producing.spreading import no_partition
+from segmentlog.producing.partition_dispatch import no_partition
+from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.records import K, V
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.topics.topics import Topics
-from segmentlog.transactions.identity import Identity
-from segmentlog.transactions.transactions import Transactions
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.topics.topic_registry import Topics
+from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.transaction_coordinator import Transactions
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -115,7 +115,7 @@ class Producer(Generic[K, V]):
         self._pump = Pump(topics, self._identity, options, background=background)
         self._chunks = self._pump.chunks  # one look-up less for each record
         self._ended = False
-        self._made_in = forks.generation()
+        self._made_in = fork_safety.generation()
 
     def __enter__(self) -> Producer[K, V]:
         if self._pump.is_closed:
@@ -403,7 +403,7 @@ class Producer(Generic[K, V]):
 
     def __del__(self) -> None:
         # Whatever thread comes by runs this, at any point and with any lock held: the store flushes it, later.
-        if getattr(self, "_ended", True) or self._made_in != forks.generation():
+        if getattr(self, "_ended", True) or self._made_in != fork_safety.generation():
             return
         unsent_count = self.unsent_count
         if unsent_count:

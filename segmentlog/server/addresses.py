@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
-from segmentlog.format.names import SERVER_FILE
-from segmentlog.server.cluster import Node
+from segmentlog.format.file_names import SERVER_FILE
+from segmentlog.server.worker_cluster import Node
 from segmentlog.storage.file_locks import is_current
-from segmentlog.storage.files import write_all
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.file_operations import write_all
+from segmentlog.storage.fork_safety import hold_open, let_go
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
 
 logger = logging.getLogger("segmentlog.server")
 

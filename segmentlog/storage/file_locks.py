@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from segmentlog.storage import forks, locks
-from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
+from segmentlog.storage import fork_safety, interrupt_safe
+from segmentlog.storage.fork_safety import Held, LockableFiles, held_open, hold_open
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED
+from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE, SHARED
 
 _SHORTEST_S: Final = 0.0005
 _LONGEST_S: Final = 0.05
@@ -44,7 +44,7 @@ def is_current(fs: FileSystem, fd: int, path: str) -> bool:
         return False
 
 
-@locks.held
+@interrupt_safe.held
 def kept_in_place(
     fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], Held] = hold_open
 ) -> Iterator[None]:
@@ -62,7 +62,7 @@ def kept_in_place(
                 return
 
 
-@locks.held
+@interrupt_safe.held
 def free_to_move(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
     """Keep everybody out who would `kept_in_place`, so that it may be renamed; False when somebody is there still."""
     with held_open(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
@@ -79,14 +79,14 @@ class ProcessLock:
         self._fs = fs
         self._path = path
         self._fds: list[Held] = []
-        self._mutex = forks.reentrant_lock(self, "_mutex")
-        forks.on_fork(self, "_forget")
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
+        fork_safety.on_fork(self, "_forget")
 
     def _forget(self) -> None:
         """In a forked child: whoever held it there is the parent's."""
         self._fds = []
 
-    @locks.held
+    @interrupt_safe.held
     def held(self) -> Iterator[int]:
         """Hold it within; the descriptor of its file."""
         with self._mutex:

@@ -18,11 +18,11 @@ from itertools import starmap
 from typing import Final, Protocol
 
 from segmentlog.errors import DiskFull
-from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
-from segmentlog.storage import witness
-from segmentlog.storage.failures import failures_ignored, is_from_a_call, is_interrupt
-from segmentlog.storage.locks import held
-from segmentlog.storage.map import map_shared
+from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
+from segmentlog.storage import inode_mark
+from segmentlog.storage.interrupt_check import failures_ignored, is_from_a_call, is_interrupt
+from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.memory_map import map_shared
 
 Buffer = bytes | bytearray | memoryview
 
@@ -238,16 +238,16 @@ class FileSystem:
         return self.reach_by(path)
 
     def mount_id(self, fd: int) -> int:
-        """See `storage.witness`."""
-        return witness.mount_id(fd)
+        """See `storage.inode_mark`."""
+        return inode_mark.mount_id(fd)
 
     def mark(self, fd: int) -> None:
-        """See `storage.witness`."""
-        witness.mark(fd)
+        """See `storage.inode_mark`."""
+        inode_mark.mark(fd)
 
     def is_marked(self, fd: int) -> bool:
-        """See `storage.witness`."""
-        return witness.is_marked(fd)
+        """See `storage.inode_mark`."""
+        return inode_mark.is_marked(fd)
 
     def keep_in_place(self, fd: int) -> None:
         """Have an empty file written over where it lies, on a file system that would put each change elsewhere (btrfs).

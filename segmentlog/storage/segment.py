@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from segmentlog.errors import CorruptBatch, DiskFull
-from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
+from segmentlog.format.file_names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.format.stub import PROBE_BYTES
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.storage.files import sync_data, try_fallocate, write_all
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.file_operations import sync_data, try_fallocate, write_all
+from segmentlog.storage.fork_safety import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
-from segmentlog.storage.remote import is_remote
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.segment_stub import is_remote
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from segmentlog.format.names import FILE_LOCK_SUFFIX, SHIP_FILE
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored
-from segmentlog.storage.forks import Held, held_open, hold_open, let_go
+from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SHIP_FILE
+from segmentlog.storage import fork_safety
+from segmentlog.storage.fork_safety import Held, held_open, hold_open, let_go
 from segmentlog.storage.fs import FileSystem, opened
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_check import failures_ignored
+from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
 
 _LOOK_S: Final = 0.002
 """Nobody tells of what another process has shipped."""
@@ -30,14 +30,14 @@ class ShipSignals:
         self._fs = fs
         self.path = f"{path}/{SHIP_FILE}{FILE_LOCK_SUFFIX}"
         """The file that whoever ships holds locked."""
-        self._news = forks.condition(self, "_news")
+        self._news = fork_safety.condition(self, "_news")
         self._is_here = False
         self.is_starting = False
         """A shipper of this process has threads that have not tried to become the one who ships yet."""
         self._wake: Callable[[], Callable[[], None] | None] = lambda: None
         self.trouble = ""
         """What keeps the shipper of this process from shipping."""
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
         """In a forked child: it is the parent that ships."""

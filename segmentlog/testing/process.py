@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from segmentlog.storage.fs import Buffer, FileSystem
-from segmentlog.testing.faults import Died, is_done_by_death
-from segmentlog.testing.node import Disk, Effect, Node, do_effect, path_parts
+from segmentlog.testing.disk_node import Disk, Effect, Node, do_effect, path_parts
+from segmentlog.testing.fault_injection import Died, is_done_by_death
 
 _DEVICE = 77
 

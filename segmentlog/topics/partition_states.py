@@ -16,14 +16,14 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.log.glance import Glance, glance, lost_ranges, sealed_size
 from segmentlog.log.partition import Partition
+from segmentlog.log.state_peek import Glance, glance, lost_ranges, sealed_size
 from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.records import LostRange
-from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.state import StateDamaged
-from segmentlog.topics.topics import Topic
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.storage.state_page import StateDamaged
+from segmentlog.topics.topic_registry import Topic
 
 _BREATH: Final = 64
 """After so many partitions other threads have a turn, whatever the interpreter's switch interval is."""

@@ -19,7 +19,7 @@ from cli.processes import finish, on_terminal, started, stop, wait_until
 import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import Patience, run
-from segmentlog.cli.options import SELECTOR
+from segmentlog.cli.option_types import SELECTOR
 from segmentlog.records import RetentionReport
 from segmentlog.storage.fs import FileSystem
 

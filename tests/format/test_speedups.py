@@ -260,7 +260,7 @@ def _suffix() -> str:
 
 
 def big_calls(core: ModuleType) -> dict[str, Callable[[], object]]:
-    """Calls of the core's loops for a batch of very many records of the smallest size."""
+    """Return calls of the core's loops for a batch of very many records of the smallest size."""
     count = 200_000
     deltas = np.arange(count)
     columns = b"\xdd" + count.to_bytes(4, "big") + b"\xc0" * count

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from seeds import seeds
 
 from segmentlog.format import wire_codecs
-from segmentlog.format.codecs import CODEC_LZ4
+from segmentlog.format.batch_codecs import CODEC_LZ4
 from segmentlog.format.wire_codecs import PADDING, decompress_records
 
 KINDS: Final = (lz4.frame.BLOCKSIZE_MAX64KB, lz4.frame.BLOCKSIZE_MAX256KB, lz4.frame.BLOCKSIZE_MAX1MB,
@@ -28,7 +28,7 @@ PLENTY: Final = 1 << 20
 
 
 def framed(raw: bytes, kind: int, linked: bool, block_checksum: bool, content_checksum: bool, level: int = 0) -> bytes:
-    """A frame as Kafka's clients write it: without the size of its content."""
+    """Return a frame as Kafka's clients write it: without the size of its content."""
     return bytes(lz4.frame.compress(
         raw, compression_level=level, block_size=kind, block_linked=linked, block_checksum=block_checksum,
         content_checksum=content_checksum, store_size=False,
@@ -36,7 +36,7 @@ def framed(raw: bytes, kind: int, linked: bool, block_checksum: bool, content_ch
 
 
 def frame_of(block: bytes, flags: int = 0x60, kind: int = 0x40, size_bits: int = 0) -> bytes:
-    """A frame with this block and without further checksums, whatever the block holds."""
+    """Return a frame with this block and without further checksums, whatever the block holds."""
     descriptor = bytes((flags, kind))
     check = xxhash.xxh32_intdigest(descriptor) >> 8 & 0xFF
     head = (0x184D2204).to_bytes(4, "little") + descriptor + bytes((check,))
@@ -68,12 +68,12 @@ def check_same(stored: bytes, limit_bytes: int = PLENTY) -> bytes | None:
 
 
 def is_fast(stored: bytes, limit_bytes: int = PLENTY) -> bool:
-    """Whether the frame decoder is not needed."""
+    """Return whether the frame decoder is not needed."""
     return wire_codecs._unlz4_block(memoryview(stored), limit_bytes) is not None
 
 
 def like_records(size: int) -> bytes:
-    """Bytes that compress about as records do."""
+    """Return bytes that compress about as records do."""
     made = b"".join(b"\xc8\x01\0%c%c\x10key %5d value %d" % (n & 127, n & 127, n, n * n) for n in range(size // 20 + 1))
     return made[:size]
 
@@ -108,7 +108,7 @@ def test_what_the_store_writes() -> None:
 
 
 def strange_frames() -> Iterator[tuple[str, bytes]]:
-    """Frames at the limits of the format, right and wrong."""
+    """Yield frames at the limits of the format, right and wrong."""
     raw = like_records(3_000)
     block = lz4.block.compress(raw, store_size=False)
     good = frame_of(block)

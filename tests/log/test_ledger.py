@@ -14,14 +14,14 @@ import segmentlog
 from segmentlog.errors import DiskFull, PartitionFailed, StoreClosed
 from segmentlog.log.ledger import Ledger
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import LostRange
-from segmentlog.storage.state import REWRITING, LogState
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.storage.state_page import REWRITING, LogState
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 PACKAGE = Path(segmentlog.__file__).parent
 
-_OWNERS = {"log/ledger.py", "storage/state.py", "storage/checkpoint.py", "topics/administration.py"}
+_OWNERS = {"log/ledger.py", "storage/state_page.py", "storage/checkpoint_file.py", "topics/topic_admin.py"}
 _WORDS = {"writing", "failed", "waiting_until_ms"}
 _CHANGES = {"count_move", "count_abort", "count_config_change", "initialise"}
 

@@ -13,12 +13,12 @@ from wire import Sent, foreign
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import OffsetOutOfRange
-from segmentlog.inspection.findings import Tally
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.finding import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.lease import Lease
 from segmentlog.log.partition import Partition
-from segmentlog.objects.capture import LocalPartition
+from segmentlog.objects.local.partition_snapshot import LocalPartition
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
 
 FOREVER = -1

@@ -15,8 +15,8 @@ from typing import Any, Final
 from codec_samples import MESSAGES
 from wire import CODECS, NOW_MS, Sent, foreign, forged
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.served import SERVED
 from tools.codec.schema import Field, Struct
 
 TOPICS: Final = ("t", "compacted", "library")

@@ -20,9 +20,9 @@ from server.hostile import Asker
 from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, request_bytes
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.served import SERVED
 from tools.codec.schema import Field, Struct
 
 __all__ = ["make_broker"]

@@ -21,15 +21,15 @@ from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, WireClient
 
 import segmentlog
-from segmentlog.format.names import SHIP_FILE
-from segmentlog.objects.binding import Binding, folder_id, write_binding
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.restoring import restore
+from segmentlog.format.file_names import SHIP_FILE
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.ownership.binding import Binding, folder_id, write_binding
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.serving import Server
+from segmentlog.server.embedded import Server
 from segmentlog.storage.fs import FileSystem
 
 __all__ = ["make_broker"]

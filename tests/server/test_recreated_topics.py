@@ -18,8 +18,7 @@ from wire import Sent, foreign
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -34,7 +33,8 @@ from segmentlog.server.codec.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 

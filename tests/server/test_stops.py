@@ -24,7 +24,7 @@ from wire import Sent, foreign
 
 import segmentlog
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
 from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic

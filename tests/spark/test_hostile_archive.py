@@ -19,14 +19,14 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import EXIT_DAMAGE, run
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.format.names import check_relative_path
+from segmentlog.format.file_names import check_relative_path
+from segmentlog.spark.offset_ranges import from_json
 from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
-from segmentlog.spark.pipelines.folders import file_checksum
+from segmentlog.spark.pipelines.output_folders import file_checksum
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFile, TableFolder, TableState
-from segmentlog.spark.ranges import from_json
-from segmentlog.storage.files import replace_file
-from segmentlog.storage.foreign import NotAllowed, open_plain, path_below, read_plain
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.untrusted_folder import NotAllowed, open_plain, path_below, read_plain
 
 DAY = "date=2026-07-31"
 RUN = "000001-0011aabb"

@@ -15,17 +15,17 @@ from segmentlog.config import OFFSET_CEILING_STEP
 from segmentlog.errors import GrantExhausted, InvalidWireBatch, ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.log.append.active_end import ActiveEnd, Observed
-from segmentlog.log.append.shipped import wait_granted
+from segmentlog.log.append.active_segment import ActiveEnd, Observed
+from segmentlog.log.append.wait_shipped import wait_granted
 from segmentlog.log.handle import Handle
-from segmentlog.log.producers import ProducerStamp, ProducerStates
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.producer_state import ProducerStamp, ProducerStates
+from segmentlog.log.recovery.open_partition import settle
 from segmentlog.policy.roll import should_roll
-from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import DiskFailed
-from segmentlog.storage.grant import read_grant
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held
-from segmentlog.storage.state import (
+from segmentlog.storage.grant_file import read_grant
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, held
+from segmentlog.storage.state_page import (
     CONFIG_WORD,
     FAILED_WORD,
     MOVED_WORD,

@@ -6,7 +6,7 @@ then the first of those who came meanwhile leads. Threads that merely queued for
 lock reached 1.2 times one thread's rate here, this 2 to 5 times. Batches of producers with numbers are not
 merged, as each has its own, but written together: whoever of them may not append is told so, and the others go on.
 
-An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.locks`):
+An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.interrupt_safe`):
 
 - Leading is holding the lock ``_leading`` by ``with``, nothing else. It is never handed over while it is held.
 - What is in the queue stays there until it is done, and only who leads removes it. An append that is taken points
@@ -38,13 +38,13 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.encoding import Columns, check_items, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import Columns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.storage import forks
-from segmentlog.storage.failures import is_failure
-from segmentlog.storage.locks import LOOK_EVERY_S, is_main_thread, rouse
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import is_failure
+from segmentlog.storage.interrupt_safe import LOOK_EVERY_S, is_main_thread, rouse
 
 _MERGE_RECORDS = 16
 """Appends of up to so many records are merged; larger ones are encoded by their own thread, before they queue."""
@@ -149,7 +149,7 @@ class GroupCommit:
         self._appender = appender
         self._syncer = syncer
         self._queue: deque[_Waiting] = deque()
-        self._leading = forks.lock(self, "_leading")
+        self._leading = fork_safety.lock(self, "_leading")
         self._main_is_here = False
         """Or was interrupted here. Only the main thread writes it."""
         self._heir: _Waiting | None = None

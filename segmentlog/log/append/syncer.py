@@ -7,16 +7,16 @@ import logging
 import os
 
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError, UnknownTopic
-from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.file_names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.recovery.open_partition import settle
 from segmentlog.records import LostRange
-from segmentlog.storage.failures import is_from_a_call, is_interrupt
-from segmentlog.storage.files import sync_data
+from segmentlog.storage.file_operations import sync_data
 from segmentlog.storage.fs import DiskFailed, opened
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
+from segmentlog.storage.interrupt_check import is_from_a_call, is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, keep
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING, WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state_page import REWRITING, WAITING_WORD, LogState, SyncState
 
 logger = logging.getLogger("segmentlog")
 

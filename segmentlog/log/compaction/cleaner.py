@@ -9,12 +9,12 @@ from functools import partial
 from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Compacted
-from segmentlog.format.names import CLEANED_SUFFIX, parse_copy_name
+from segmentlog.format.file_names import CLEANED_SUFFIX, parse_copy_name
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.compaction.compaction_pass import CompactionPass, Pace, Plan
 from segmentlog.log.handle import Handle
 from segmentlog.log.lease import CleanerNote, Lease
-from segmentlog.log.read.catalog import Catalogs
+from segmentlog.log.read.segment_catalog import Catalogs
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.compaction import Dirt, cleanable_end, measure, why_due
 from segmentlog.records import CompactionReport, SegmentInfo

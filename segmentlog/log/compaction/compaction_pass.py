@@ -23,21 +23,21 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, UnknownTopic, UnreadableBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
-from segmentlog.format.batches import record_batch
-from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
+from segmentlog.format.decoded_batch import record_batch
+from segmentlog.format.file_names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.format.splice import Flags
-from segmentlog.log.compaction.decided import Decided, stripped
 from segmentlog.log.compaction.segment_copy import SegmentCopy
 from segmentlog.log.compaction.survivors import Survivors, tombstones_among
+from segmentlog.log.compaction.transaction_outcomes import Decided, stripped
 from segmentlog.log.handle import Handle
 from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
-from segmentlog.storage.failures import failures_ignored
+from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING
+from segmentlog.storage.state_page import REWRITING
 
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, and may raise to end the pass."""

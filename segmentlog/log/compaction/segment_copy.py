@@ -29,20 +29,20 @@ from segmentlog.format.batch import (
     TRANSACTIONAL,
     BatchHeader,
 )
-from segmentlog.format.codecs import Compression
+from segmentlog.format.batch_codecs import Compression
 from segmentlog.format.columns import Int64Array, MalformedColumn, array_of, decode_blobs
-from segmentlog.format.edit import emptied, extended_header, gap_batch
 from segmentlog.format.encode import EncodedBatch, join_batch
+from segmentlog.format.header_edit import emptied, extended_header, gap_batch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags, Table, as_table, cut_rows, encode_items, join_items, null_items, those
 from segmentlog.format.wire_batch import cut_wire, stored_wire
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
 from segmentlog.records import Headers
-from segmentlog.storage.files import write_all
+from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.locks import held, keep
+from segmentlog.storage.interrupt_safe import held, keep
+from segmentlog.storage.segment_index import SegmentIndex
 
 _TARGET_BYTES = 64 << 10
 _WHOLE_BYTES = 16 << 10

@@ -8,17 +8,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
+from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.handle import Handle
-from segmentlog.log.read.checked import CheckedRuns
-from segmentlog.log.tiering import is_remote
+from segmentlog.log.read.verified_batches import CheckedRuns
+from segmentlog.log.segment_tiering import is_remote
 from segmentlog.records import SegmentInfo
-from segmentlog.storage import forks
-from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage import fork_safety
 from segmentlog.storage.segment import MappedSegment, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.segment_index import SegmentIndex
+from segmentlog.storage.state_page import LogState
 from segmentlog.weak_sets import members_of
 
 _KEPT_SEGMENTS = 64
@@ -58,7 +58,7 @@ class OpenSegments:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex", "_begin_empty")
+        self._mutex = fork_safety.lock(self, "_mutex", "_begin_empty")
         self._begin_empty()
         _in_process.add(self)
 

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnreadableBatch
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
-from segmentlog.format.codecs import Buffer
-from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
+from segmentlog.format.batch_codecs import Buffer
+from segmentlog.format.file_names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.format.wire_run import walk
-from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.read.open_segments import OpenSegment, OpenSegments
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.recovery.open_partition import settle
 from segmentlog.log.swap import finish_swaps
+from segmentlog.log.transaction_index import AbortedTransactions, is_aborted
 from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING, LogState
+from segmentlog.storage.state_page import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
 """Called with each range of offsets ``[base, end)`` that reading skips, and with the damage or `UnreadableBatch`."""

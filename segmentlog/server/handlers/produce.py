@@ -18,12 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import InvalidRecord, InvalidWireBatch, ProducerBusy, SegmentlogError
-from segmentlog.format.producers import OLD_IDS
+from segmentlog.format.producer_snapshot import OLD_IDS
 from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.call import Call, PendingAnswer
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -35,14 +34,15 @@ from segmentlog.server.codec.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from segmentlog.server.faults import code_of, message_of
+from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.transactions.remote import Numbers, WrongState
+from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.topic_ids import is_visible, wire_epoch
+from segmentlog.transactions.server_transactions import Numbers, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.server.durability import Durability
+    from segmentlog.server.ack_waiter import Durability
 
 _LEADERS_FROM = 10
 _IDS_FROM = 13

@@ -25,9 +25,9 @@ import msgspec
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
+from segmentlog.format.file_names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
 from segmentlog.spark.pipelines.digests import Digest, joined
-from segmentlog.spark.pipelines.folders import (
+from segmentlog.spark.pipelines.output_folders import (
     data_files,
     file_checksum,
     locked,
@@ -35,10 +35,10 @@ from segmentlog.spark.pipelines.folders import (
     sync_file,
     sync_folders,
 )
-from segmentlog.spark.pipelines.history import Mark
-from segmentlog.storage.files import replace_file
-from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, path_below, read_plain
+from segmentlog.spark.pipelines.run_history import Mark
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.untrusted_folder import NotAllowed, check_folder, is_plain_file, path_below, read_plain
 
 FORMAT: Final = 1
 _OWN: Final = "_segmentlog"

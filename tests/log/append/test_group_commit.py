@@ -13,10 +13,10 @@ import pytest
 from logs import open_log, values
 
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
-from segmentlog.log.append.encoding import Columns, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import Columns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 
 _FIRST_ID = 1 << 61
 

@@ -21,9 +21,9 @@ from segmentlog.server.codec.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from segmentlog.server.names import wire_id
+from segmentlog.server.topic_ids import wire_id
 from segmentlog.store import LogStore
-from segmentlog.transactions.remote import Numbers
+from segmentlog.transactions.server_transactions import Numbers
 
 _BY_ID = 6
 NOBODY = Numbers(-1, -1)

@@ -10,7 +10,7 @@ from server.wire_client import Desk
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from segmentlog.server.codec.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from segmentlog.server.codec.messages.describe_transactions import DescribeTransactionsRequest

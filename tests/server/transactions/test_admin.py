@@ -13,8 +13,8 @@ from server.transactions.clients import Client, both
 from server.transactions.conftest import MakeDesk
 from server.wire_client import Desk
 
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
@@ -28,7 +28,7 @@ from segmentlog.server.codec.messages.write_txn_markers import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from segmentlog.server.handlers.transaction_admin import matches
+from segmentlog.server.handlers.transaction_admin_handlers import matches
 
 NONE = ErrorCode.NONE
 

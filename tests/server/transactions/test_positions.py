@@ -7,7 +7,7 @@ from server.transactions.clients import Client, both
 from server.wire_client import Desk
 
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
 from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -17,7 +17,7 @@ from segmentlog.server.codec.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
-from segmentlog.server.names import wire_id
+from segmentlog.server.topic_ids import wire_id
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
