@@ -79,7 +79,7 @@ lint: $(VENV)/.installed-test  ## mistakes, layout, the order of imports between
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
-codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from its schemas
+codec: $(VENV)/.installed-test  ## generate the classes of Kafka's messages from its schemas
 	$(PY) -m tools.codec.generate
 
 # Anew each time: what is wrong with a page that did not change is not said again.

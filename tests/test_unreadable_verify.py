@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from broken import command, copied, crash, findings, flip, log_files
 from logs import tree_bytes
-from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, append_around, append_unreadable, encode_unchecked
-from wire import Sent, foreign, forged
+from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, append_around, append_unreadable
+from wire import Sent, encoded, foreign, forged
 
 import segmentlog
 from segmentlog import LogTruncated, UnreadableBatch
@@ -324,7 +324,7 @@ def test_a_wrong_largest_timestamp_is_no_damage(tmp_path: Path, capfd: pytest.Ca
     made = foreign([Sent(b"k", b"v", NOW_MS), Sent(b"k", b"w", NOW_MS + 5)])
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("t", fsync="never").partition(0)
-        log.append_batches([encode_unchecked(forged(made, max_timestamp=NOW_MS))])
+        log.append_batches([encoded(forged(made, max_timestamp=NOW_MS))])
     store = tmp_path / "store"
     (found,) = findings(store)
     assert (found.severity, found.base_offset, found.end_offset) == ("warning", 0, 2)

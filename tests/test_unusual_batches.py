@@ -23,7 +23,7 @@ from wire import CODECS, NOW_MS, Sent, foreign, forged
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.wire_codecs import PADDING, decompress_records
 from segmentlog.security.security_settings import Security
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore

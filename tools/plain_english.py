@@ -37,7 +37,7 @@ RUFF_SLACK: Final = 10
 LONGEST: Final = 30
 """Words in a sentence (rule W13)."""
 
-_GENERATED: Final = ("segmentlog/server/codec/messages", "segmentlog/server/codec/generated")
+_GENERATED: Final = ("segmentlog/server/codec/generated",)
 _LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log", "warn"})
 _HELP: Final = frozenset({"help", "short_help", "epilog", "description"})
 _DIRECTIVE: Final = re.compile(r"#\s*(?:fmt|type|noqa|ruff|pragma|---)")

@@ -154,6 +154,8 @@ class Partition(PartitionMaintenance):
         columns = check_columns(values, keys, timestamps, headers)
         if self._closed or self._handle.read_only:
             self._check_appendable()
+        if columns.timestamps is not None:
+            self._pipeline.check_timestamps(columns.timestamps)
         return self._pipeline.append_columns(columns, ack, None, producer)
 
     def append_columns(
@@ -163,7 +165,7 @@ class Partition(PartitionMaintenance):
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,
     ) -> int:
-        """Append checked lists, as `append` does.
+        """Append checked lists, as `append` does, whose timestamps were checked against the topic's limits.
 
         Records without a timestamp get ``create_ms``, or the current time.
         """

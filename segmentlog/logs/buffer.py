@@ -22,6 +22,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     headers: Headers
     timestamp_ms: int
+    passed_ms: int
+    """Wall clock when the program logged it: by that time a topic's limits of timestamps decide."""
 
     @property
     def size_bytes(self) -> int:

@@ -103,7 +103,7 @@ class Pump:
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
-            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic))
+            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic), self._all_topics.clock.now_ms())
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
             self.chunks[topic] = chunk  # last: what takes records knows what it takes
             if self._lingerer is not None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire_encode import empty_wire_batch
 from segmentlog.policy.lost_ranges import first_behind
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     LeaderIdAndEpoch,
     PartitionData,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.converted_batch_cache import Renderings
 from segmentlog.server.epoch_ends import end_of_epoch
 from segmentlog.server.fetch_sessions import Wanted

@@ -22,10 +22,10 @@ from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore

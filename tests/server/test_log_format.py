@@ -16,7 +16,7 @@ from server.scraping import RawClient, scrape, value
 import segmentlog
 from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.messages import metadata, sasl_authenticate, sasl_handshake
+from segmentlog.server.codec.generated import metadata, sasl_authenticate, sasl_handshake
 from segmentlog.server.embedded import Server
 from segmentlog.server.log_format import FIELDS, Seldom, set_up_logs
 from segmentlog.server.server_settings import Limits, ServerSettings

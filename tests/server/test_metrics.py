@@ -27,7 +27,7 @@ from segmentlog.records import TopicPartition
 from segmentlog.security import cross_site
 from segmentlog.security.security_errors import UnsafeListening
 from segmentlog.server import metrics
-from segmentlog.server.codec.messages import list_offsets, metadata, produce
+from segmentlog.server.codec.generated import list_offsets, metadata, produce
 from segmentlog.server.embedded import Server
 from segmentlog.server.telemetry import definitions
 from segmentlog.server.worker_counters import BUCKETS_S

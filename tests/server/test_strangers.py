@@ -25,10 +25,10 @@ from server.wire_client import Refused, WireClient, request_bytes
 
 from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.store import LogStore

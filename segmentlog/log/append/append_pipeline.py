@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from segmentlog.config import TopicConfig
+from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
 from segmentlog.log.append.batch_encoding import RecordColumns, check_timestamps, encode_columns_as_batches
@@ -40,16 +42,14 @@ class AppendPipeline:
     def append_columns(
         self, columns: RecordColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
     ) -> int:
-        """Append checked columns. Records without a timestamp get ``create_ms``, or the current time."""
+        """Append checked columns. Records without a timestamp get ``create_ms``, or the current time.
+
+        Does not check timestamps: the caller has accepted the records, and they may have waited since.
+        """
         handle = self._handle
         if not columns.values:
             return handle.page.log.read().log_end_offset
-        if handle.page.words[CONFIG_WORD] != handle.config_version:
-            handle.refresh_config()
-        config = handle.config
-        now_ms = handle.clock.now_ms()
-        if columns.timestamps is not None:
-            check_timestamps(columns.timestamps, config, now_ms)
+        config, now_ms = self._current_config(), handle.clock.now_ms()
         # Appends of a transaction do not wait for the disk: the commit waits once for all of them.
         if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
             base_offset = self.group.append(
@@ -62,6 +62,16 @@ class AppendPipeline:
         base_offset, next_offset = self._appender.place(batches, now_ms, stamp)
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
         return base_offset
+
+    def check_timestamps(self, timestamps: Int64Array) -> None:
+        """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts now."""
+        check_timestamps(timestamps, self._current_config(), self._handle.clock.now_ms())
+
+    def _current_config(self) -> TopicConfig:
+        handle = self._handle
+        if handle.page.words[CONFIG_WORD] != handle.config_version:
+            handle.refresh_config()
+        return handle.config
 
     def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
         """Append encoded batches. With a ``stamp`` they get that producer's numbers, counted on from batch to batch.

@@ -103,6 +103,8 @@ def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -
     """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts."""
     if config.message_timestamp_after_max_ms is None and config.message_timestamp_before_max_ms == UNLIMITED_MS:
         return  # `as_timestamps` has already checked that readers can represent them
+    if len(timestamps) == 0:
+        return
     if refused := refused_timestamps(timestamps, config, now_ms):
         first = refused.indices[0]
         raise InvalidRecord("timestamps", first, str(refused.found_ms), refused.accepted, refused.indices)

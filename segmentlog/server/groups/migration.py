@@ -9,7 +9,7 @@ from __future__ import annotations
 from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.records import PartitionId
-from segmentlog.server.codec.messages.consumer_protocol import ConsumerProtocolSubscription
+from segmentlog.server.codec.generated.consumer_protocol import ConsumerProtocolSubscription
 from segmentlog.server.groups.classic_group import Group
 from segmentlog.server.groups.classic_types import GroupSettings, Member, State, elect_protocol
 from segmentlog.server.groups.consumer_group import ConsumerGroup

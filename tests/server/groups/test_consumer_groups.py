@@ -16,10 +16,9 @@ from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_describe as described
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import consumer_group_describe as described
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     heartbeat,
@@ -30,6 +29,7 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.coordinator import GroupCoordinator

@@ -17,11 +17,11 @@ from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.broker import Broker
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore

@@ -17,8 +17,7 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.ack_waiter import Durability
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     find_coordinator,
@@ -31,6 +30,7 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import classic_group_handlers, group_admin_handlers, group_offsets
