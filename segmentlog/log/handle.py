@@ -118,7 +118,8 @@ class Handle:
         try:
             if not sys.is_finalizing():
                 self.close_if_idle()
-        except Exception as error:  # a half-built handle, or a file system without locks: there is no caller to notify
+        # a half-built handle, or a file system that cannot lock: no caller would get the error
+        except Exception as error:
             if is_interrupt(error):
                 raise  # Python prints it
 
@@ -323,7 +324,7 @@ class Handle:
         moved = self.page.moved
         if moved == self._moved:
             return False
-        # A changed word is no proof: the topic may have got this very name just now, or may have been upgraded.
+        # A changed word does not prove it: the topic may have got this very name just now, or may have been upgraded.
         try:
             self._load_config()
         except UnknownTopic:

@@ -178,7 +178,7 @@ class Partition(PartitionMaintenance):
     ) -> int:
         """Append batches that were encoded under this topic's settings. Return the offset of the first record.
 
-        As with `append`, all are appended or none. With ``producer`` they get that producer's numbers, counted on from
+        As with `append`, all are appended or none. With ``producer`` the sequence of that producer continues from
         batch to batch. The call consumes the batches: do not use them again.
         """
         self._check_appendable()
@@ -418,7 +418,7 @@ class Partition(PartitionMaintenance):
     def local_log_start_offset(self) -> int:
         """From this offset on the whole log is on the local disk; earlier segments may be only in the object store.
 
-        The same as the log start offset unless the topic has `remote.storage.enable`.
+        It equals the log start offset unless the topic has `remote.storage.enable`.
         """
         return self._open_segments.local_start()
 

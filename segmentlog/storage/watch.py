@@ -35,7 +35,7 @@ _POLL_MAX_S: Final = 0.02
 
 
 class _Watched(NamedTuple):
-    """What is watched at a path. ``file`` identifies the file: a name that the caller of `add` chooses."""
+    """A watched path. ``file`` identifies the file: a name that the caller of `add` chooses."""
 
     mask: int
     file: str

@@ -222,7 +222,7 @@ class Background:
             with contextlib.suppress(StoreClosed, UnknownTopic):
                 partition = self._partitions.open_partition(*name)
                 if not partition.handle.read_only:  # else it is another user's, whose processes retain it
-                    partition.retain(now_ms=now_ms)
+                    partition.apply_retention(now_ms=now_ms)
             self._went_well("retained", name)
         except Exception as error:
             self._went_wrong("retained", name, error)

@@ -604,7 +604,7 @@ def test_what_others_deleted_is_let_go_of(tmp_path: Path) -> None:
             assert next(log.read(number, max_bytes=1)).values == [b"%d" % number]
         elsewhere = other.topic("t").partition(0)
         elsewhere.trim(8)
-        elsewhere.retain()
+        elsewhere.apply_retention()
         assert deleted_maps(tmp_path)
         store.flush_tick()
         assert not deleted_maps(tmp_path)

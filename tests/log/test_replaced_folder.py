@@ -56,7 +56,7 @@ def act(log: Partition, what: str) -> None:
     if what == "trim":
         log.trim(1)
     elif what == "retain":
-        log.retain(now_ms=int(time.time() * 1000) + 30 * 86_400_000)
+        log.apply_retention(now_ms=int(time.time() * 1000) + 30 * 86_400_000)
     elif what == "fill":
         for _ in range(200):
             log.append([bytes(range(256)) * 64] * 100, [b"key"] * 100)

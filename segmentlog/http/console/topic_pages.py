@@ -250,7 +250,7 @@ def _blocks(log: Partition) -> list[Block]:
 def _retention(log: Partition) -> dict[str, Any]:
     """What would go now."""
     try:
-        report = log.retain(dry_run=True)
+        report = log.apply_retention(dry_run=True)
     except (SegmentlogError, OSError) as error:
         return {"error": words_of(error)}
     return {"error": "", "removed": report.removed, "size_bytes": report.size_bytes, "busy": report.busy}

@@ -74,7 +74,7 @@ class AppendPipeline:
         return handle.config
 
     def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
-        """Append encoded batches. With a ``stamp`` they get that producer's numbers, counted on from batch to batch.
+        """Append encoded batches. With a ``stamp`` the sequence of that producer continues from batch to batch.
 
         A batch of a Kafka client already has its producer's numbers; they are those of the stamp.
         """

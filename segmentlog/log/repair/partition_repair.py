@@ -49,7 +49,7 @@ from segmentlog.storage.state_page import PRODUCERS_WORD, LogState, StatePage
 
 
 class RepairReport(msgspec.Struct):
-    """What a repair did to a partition, or would do."""
+    """The changes that a repair made to a partition, or would make."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class RepairReport(msgspec.Struct):
     caches: list[str] = []
     """Producer snapshots and lists of aborted transactions that were wrong and were deleted."""
     state: str = ""
-    """What the state page lacked about producers."""
+    """The facts about producers that the state page lacked; "" if none."""
     checkpoint: str = ""
     """Why the checkpoint was rewritten, if a slot of it was damaged."""
     recovery: RecoveryReport | None = None
@@ -99,7 +99,7 @@ def repair_partition(
     clock: Clock | None = None,
     lock_timeout_s: float = 5.0,
 ) -> RepairReport:
-    """Cut the damage out of a partition. Return what was done; an empty report if there was no damage.
+    """Cut the damage out of a partition. Return what was done; an empty report for an intact partition.
 
     With ``drop_unreadable``, batches with correct checksums whose records do not decode are cut out, too.
 
@@ -148,7 +148,7 @@ def _inspect(handle: Handle) -> PartitionFindings:
 
 @interrupt_safe_context
 def _append_locked_within(handle: Handle, timeout_s: float) -> Iterator[None]:
-    """Hold the append lock. Appends hold it for microseconds, so a short wait tells busy processes from stuck ones."""
+    """Hold the append lock. Appends hold it for microseconds, so a short wait is enough to detect a stuck process."""
     with handle.append_mutex:
         try:
             if not lock_within(handle.fs, handle.lock_fd, timeout_s):

@@ -28,7 +28,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
         try:
             _, data, _ = read_segment(handle.fs, path)
-        except SegmentGone:  # it was only in the object store: there are no bytes to keep
+        except SegmentGone:  # it was only in the object store, so its bytes are lost
             remove_segment(handle, base)
             handle.fs.sync_folder(handle.folder)
             continue

@@ -267,9 +267,9 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule()
     def retain(self) -> None:
         """What a dry run says goes, goes, and the log begins behind it."""
-        foreseen = self.log.retain(dry_run=True)
+        foreseen = self.log.apply_retention(dry_run=True)
         segments = self.log.segments()
-        report = self.log.retain()
+        report = self.log.apply_retention()
         gone = [segment.base_offset for segment, _ in report.removed]
         assert gone == [segment.base_offset for segment, _ in foreseen.removed]
         assert gone == [segment.base_offset for segment in segments][: len(gone)]
