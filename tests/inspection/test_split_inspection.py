@@ -1,4 +1,4 @@
-"""Segments that were looked at elsewhere: packed, handed over, and used only while they are what they were."""
+"""Results of segments inspected in other processes: packed, sent, and used only while they are valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def known_segments(store: Path) -> KnownSegments:
 
 
 def findings(store: Path, inspect: KnownSegments) -> list[Finding]:
-    """What is found by it."""
+    """Return the findings of an inspection."""
     return list(inspect_store(str(store), "t", inspect=inspect))
 
 
@@ -135,7 +135,7 @@ def replace(folder: Path) -> None:
     ids=["flipped", "cut", "replaced", "appended"],
 )
 def test_what_has_changed_is_looked_at_again(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    """What was found in a file that is another one now, or has other bytes, is not believed."""
+    """A result for a file that was replaced or has other bytes is ignored."""
     store = tmp_path / "store"
     folder = make_store(store)
     known = known_segments(store)
@@ -145,7 +145,7 @@ def test_what_has_changed_is_looked_at_again(tmp_path: Path, change: Callable[[P
 
 
 def test_a_segment_that_is_gone_is_nobodys_finding(tmp_path: Path) -> None:
-    """Who looks at it finds nothing and raises nothing; whoever asked sees for himself."""
+    """A job for a missing segment returns nothing and raises nothing; the requesting process inspects it itself."""
     folder = make_store(tmp_path / "store")
     fs = FileSystem()
     jobs = list_segment_jobs(fs, str(tmp_path / "store"), "t")

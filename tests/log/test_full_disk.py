@@ -1,4 +1,4 @@
-"""A file system that is really full: nothing is lost, nothing dies, and it goes on once there is room."""
+"""A file system that is really full: no data is lost, no process dies, and appends continue once there is room."""
 
 from __future__ import annotations
 

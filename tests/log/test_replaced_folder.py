@@ -1,6 +1,7 @@
-"""A store whose folder is deleted under a process that has it open, with or without another one in its place.
+"""A process has a store open whose folder is deleted or replaced by another store.
 
-SEGMENTLOG_MOVES_STEP   before every so manieth call somebody renames or deletes the topic (12); 1 takes ten minutes
+SEGMENTLOG_MOVES_STEP=n: another process renames or deletes the topic before every n-th call (default 12); 1 takes ten
+minutes.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def filled(path: Path, records: int = 3000) -> LogStore:
 
 
 def replace(path: Path) -> None:
-    """Delete the store, and make another one there that is closed cleanly."""
+    """Delete the store, and create another store in its place that is closed cleanly."""
     shutil.rmtree(path)
     with segmentlog.open(path, background=False) as store:
         store.create_topic("t").partition(0).append([b"new"])
 
 
 def check_new(path: Path) -> None:
-    """The store that was made there is as it was left."""
+    """Check that the new store is unchanged."""
     with segmentlog.open(path, background=False, read_only=True) as store:
         assert [record.value for record in store.consumer("t")] == [b"new"]
     assert list(inspect_store(str(path))) == []
@@ -66,7 +67,7 @@ def act(log: Partition, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["roll", "trim", "retain", "compact", "flush", "append", "close", "fill"])
 def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
-    """Whatever the old process does next: it is told, and changes nothing of the log that has its place."""
+    """Whatever the old process does next, it gets an error and changes nothing in the new log."""
     path = tmp_path / "store"
     store = filled(path)
     log = store.topic("t").partition(0)
@@ -89,7 +90,7 @@ def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
 
 
 def test_background_work_of_the_old_one(tmp_path: Path) -> None:
-    """A store that nobody closed goes on ticking: retention and cleaner stay off the new one, and say no error."""
+    """Background work of an unclosed store leaves the new store alone, and logs no error."""
     path = tmp_path / "store"
     store = filled(path)
     store.topic("t").partition(0)
@@ -119,7 +120,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_reading_another_log(tmp_path: Path) -> None:
-    """A reader is not told of damage, which a repair would make worse."""
+    """A reader reports no damage for the replaced log: a repair would make things worse."""
     path = tmp_path / "store"
     filled(path).close()
     for read_only in (False, True):
@@ -137,7 +138,7 @@ STEP = int(os.environ.get("SEGMENTLOG_MOVES_STEP", "12"))
 
 
 class Change:
-    """Somebody who changes topics in a process of his own, when he is told to, as far as he is let."""
+    """A process that changes topics on request, as far as locks permit."""
 
     def __init__(self, path: Path, change: Callable[[LogStore], None]) -> None:
         theirs, self._orders = os.pipe()
@@ -173,7 +174,7 @@ class Change:
 
 
 class Impatient(NoSyncFileSystem):
-    """Tells that it has to wait for a lock."""
+    """A file system that reports when it has to wait for a lock."""
 
     def __init__(self, told: int) -> None:
         self._told = told
@@ -188,7 +189,7 @@ class Impatient(NoSyncFileSystem):
 
 
 class AtTheWorstTime(NoSyncFileSystem):
-    """Somebody else acts right before the so manieth call that goes by a name in the topic's folder."""
+    """A file system that lets another process act directly before its n-th call by name in the topic's folder."""
 
     def __init__(self) -> None:
         self.countdown = -1
@@ -308,7 +309,10 @@ def _at_every_call(
 def test_a_reader_hears_of_a_change_at_any_call(
     tmp_path: Path, change: Callable[[LogStore], None], read: Callable[[Partition], set[bytes]]
 ) -> None:
-    """Deleted, renamed or replaced before any call that goes by a name: it is told, and reads no other log's."""
+    """If the topic is deleted, renamed or replaced before any call by name, the reader gets an error.
+
+    It never reads another log.
+    """
 
     def prepare(path: Path) -> None:
         with LogStore(path, background=False, fs=NoSyncFileSystem(), create=True) as store:
@@ -414,9 +418,9 @@ WORK: dict[str, Callable[[LogStore], Callable[[], object]]] = {
 def test_who_changes_the_log_hears_of_a_change_at_any_call(
     tmp_path: Path, change: Callable[[LogStore], None], what: str
 ) -> None:
-    """Deleted, renamed or replaced before any call that goes by a name: it is told so, or they wait for it.
+    """The topic is deleted, renamed or replaced before any call by name: the writer gets an error, or the change waits.
 
-    Never is it told of damage; and what has the name now is whole, and nobody else's.
+    The writer never reports damage, and the log that has the name now is intact.
     """
     tried, told = _at_every_call(tmp_path, change, _fill_for_changes, WORK[what])
     assert tried > 5

@@ -1,4 +1,4 @@
-"""Retention, limit by limit: what goes, why, and what others see of it."""
+"""Retention, limit by limit: what is deleted, why, and what other processes see."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_limits_nothing_goes(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_age(logs: Logs, clock: FakeClock) -> None:
-    """retention.ms counts from the newest record of a segment, and a segment goes as a whole."""
+    """retention.ms counts from the newest record of a segment, and whole segments are deleted."""
     log = logs.open(retention_ms=1000)
     logs.fill(log)
     clock.advance(600)
@@ -99,7 +99,7 @@ def test_age(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_an_old_segment_behind_a_young_one_stays(logs: Logs, clock: FakeClock) -> None:
-    """Only the front of the log goes: no hole is made."""
+    """Only segments at the front are deleted: no gap appears."""
     log = logs.open(retention_ms=1000)
     logs.fill(log)
     logs.fill(log, timestamp=NOW_MS - 10**6)
@@ -132,7 +132,7 @@ def test_records_without_a_timestamp_are_as_old_as_their_segment(logs: Logs, clo
 
 
 def test_size(logs: Logs) -> None:
-    """retention.bytes: the oldest go while what would be left is still as large."""
+    """retention.bytes deletes the oldest segments while the rest would still be as large."""
     log = logs.open()
     logs.fill(log, 5)
     size = log.segments()[0].size_bytes
@@ -146,7 +146,7 @@ def test_size(logs: Logs) -> None:
 
 
 def test_count(logs: Logs) -> None:
-    """retention.segments counts the sealed ones; the active one comes on top."""
+    """retention.segments counts sealed segments; the active segment is additional."""
     log = logs.open(retention_segments=2)
     logs.fill(log, 5)
     logs.fill(log, sealed=False)
@@ -176,7 +176,7 @@ def test_time_since_a_segment_was_sealed(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_a_quiet_active_segment_is_sealed_and_goes(logs: Logs, clock: FakeClock) -> None:
-    """segment.ms rolls it though nobody appends; retention.ms then takes it like any other."""
+    """segment.ms rolls an idle active segment; retention.ms then deletes it like any other."""
     log = logs.open(segment_ms=1000, retention_ms=5000)
     logs.fill(log, sealed=False)
     clock.advance(999)
@@ -227,7 +227,7 @@ def test_files_are_put_aside_for_a_while(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> None:
-    """Whoever put them aside may be dead."""
+    """The process that retired the files may be dead."""
     log = logs.open(retention_segments=1, file_delete_delay_ms=1000)
     logs.fill(log, 3)
     log.apply_retention()
@@ -239,7 +239,7 @@ def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> Non
 
 @pytest.mark.parametrize("what", ["trim", "compact"])
 def test_what_else_puts_files_aside_has_them_swept(logs: Logs, clock: FakeClock, what: str) -> None:
-    """A trim or a compaction of segments that it merges, though whoever retains has looked before and found none."""
+    """A trim or a compaction retires files, although the retention process found none before."""
     config = {"cleanup_policy": "compact"} if what == "compact" else {}
     log = logs.open(file_delete_delay_ms=1000, **config)
     for number in range(4):
@@ -271,7 +271,7 @@ def test_without_a_delay_files_go_at_once(logs: Logs) -> None:
 
 @pytest.mark.parametrize("delay_ms", [0, 1000])
 def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) -> None:
-    """It finishes the segment that it is in, and is then told where the log starts."""
+    """It finishes the segment, and then gets an error with the log start."""
     log = logs.open(retention_segments=1, file_delete_delay_ms=delay_ms, index_interval_bytes=1)
     other = logs.open(retention_segments=1)
     for number in range(4):
@@ -290,7 +290,7 @@ def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) 
 
 
 def test_a_position_before_the_log_start(logs: Logs) -> None:
-    """Is told so, in this process and in another; the start itself is in order."""
+    """Reading there raises an error in every process; the log start itself is valid."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
     contents(other)
@@ -302,7 +302,7 @@ def test_a_position_before_the_log_start(logs: Logs) -> None:
 
 
 def test_a_dry_run_changes_nothing(logs: Logs, clock: FakeClock) -> None:
-    """No file, no state; and the real one then does what it said."""
+    """No file and no state changes, and the real run does what the dry run reported."""
     log = logs.open(retention_segments=1, segment_ms=1000)
     logs.fill(log, 3)
     logs.fill(log, sealed=False)
@@ -318,7 +318,7 @@ def test_a_dry_run_changes_nothing(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_one_process_at_a_time(logs: Logs) -> None:
-    """While another one holds the lease, the report says that, and nothing goes."""
+    """While another process holds the lease, the report says so, and nothing is deleted."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
     with CleanerLease(other.handle).hold() as held:
@@ -368,9 +368,9 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
 @pytest.mark.parametrize("start", [6, 10, 11, 15])
 @pytest.mark.parametrize("synced", [0, 4, 9])
 def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
-    """Never synced and then trimmed away, its bytes may be anything: nothing reads them, and they are no damage.
+    """Never synced and then trimmed, its bytes may be anything: they are not read, and are not damage.
 
-    Behind it the log may have lost the very segment that told where it ends.
+    The log may also have lost the segment after it, which showed where it ends.
     """
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5, "retention_ms": FOREVER,
                                        "compression_type": "none", "file_delete_delay_ms": 0})  # fmt: skip
@@ -417,7 +417,7 @@ def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start
 
 @pytest.mark.parametrize(("method", "delay_ms"), [("unlink", 0), ("rename", 60_000)])
 def test_who_looks_while_segments_go_does_not_miss_them_for_good(tmp_path: Path, method: str, delay_ms: int) -> None:
-    """Between the state that says that they go and their going somebody lists them, and keeps that list for a while."""
+    """A process lists the folder between the new log state and the deletion, and caches that list for a while."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs, file_delete_delay_ms=delay_ms)
     for number in range(3):

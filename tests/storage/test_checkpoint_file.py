@@ -1,4 +1,4 @@
-"""The checkpoint file: one of its two slots is always whole, and which one counts is never in doubt."""
+"""The checkpoint file: at least one of its two slots is always valid, and it is always clear which one counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 
 def numbered(number: int) -> Checkpoint:
-    """A checkpoint that is told from others by its numbers, one of them in the last byte."""
+    """Return a checkpoint that differs from others by its numbers, one of them in the last byte."""
     return Checkpoint(
         recovery_offset=number,
         offset_ceiling=1000 * number,
@@ -59,7 +59,7 @@ def test_a_partition_begins_without_a_checkpoint(tmp_path):
 
 
 def test_the_last_checkpoint_written_is_read(tmp_path):
-    """Each write is what the next read gives, by this object and by another one."""
+    """The next read returns what the last write wrote, through this object and through a new one."""
     file = file_in(tmp_path)
     for number in range(1, 8):
         file.write(numbered(number))
@@ -101,7 +101,7 @@ def test_a_write_is_on_disk_before_it_returns(tmp_path):
 @pytest.mark.parametrize("kept", [0, 1, 4, 9, 16, 23, 24, 25, 40, -1])
 @pytest.mark.parametrize("rest", [b"\0", b"\xff", None], ids=["zeros", "ones", "what was there"])
 def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
-    """A slot of which only the first bytes arrived does not count: the other one does, and the damage is told."""
+    """A slot with only its first bytes does not count: the earlier slot does, and the damage is reported."""
     file = file_in(tmp_path)
     for number in (1, 2, 3):
         file.write(numbered(number))
@@ -149,7 +149,7 @@ def test_a_history_may_grow_beyond_a_slot(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
-    """Without room a write raises DiskFull, the old checkpoint counts, and the next write goes through."""
+    """Without room a write raises DiskFull, the old checkpoint counts, and the next write succeeds."""
     fs = FaultyFileSystem()
     file = file_in(tmp_path, fs)
     fs.fail("pwritev", errno.ENOSPC)
@@ -188,7 +188,7 @@ def test_a_full_disk_while_growing_leaves_the_old_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("method", ["open", "pwritev", "fdatasync"])
 def test_a_disk_that_fails_is_told(tmp_path, method):
-    """An I/O error while writing comes through as it is; a checkpoint that may not be durable is never confirmed."""
+    """An I/O error while writing is raised unchanged; a checkpoint that may not be durable is never confirmed."""
     fs = FaultyFileSystem()
     file = file_in(tmp_path, fs)
     file.write(numbered(1))
@@ -200,7 +200,7 @@ def test_a_disk_that_fails_is_told(tmp_path, method):
 
 
 def test_a_process_that_dies_while_writing_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
-    """Killed at any call, whether a slot is rewritten or the file made anew: a read gives one of the two."""
+    """After a kill at any call, with a slot rewritten or a new file, a read returns the old or the new checkpoint."""
     small, large = numbered(1), with_history(150)
     for following in (numbered(2), large):
         call, finished = 0, False
@@ -237,7 +237,7 @@ def test_sequence_numbers_never_go_back(tmp_path):
 
 
 def test_the_boot_id_and_every_field_are_kept(tmp_path):
-    """What is written with a change to one field has every other field as it was."""
+    """A write that changes one field leaves every other field as it was."""
     file = file_in(tmp_path)
     first = msgspec.structs.replace(with_history(3), boot_id="x" * 36, log_start_offset=4, recovery_position=9)
     file.write(first)

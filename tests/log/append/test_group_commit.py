@@ -1,4 +1,4 @@
-"""Durable appends of producers, who share writes and fsyncs while each keeps its own numbers."""
+"""Durable appends of producers share writes and fsyncs, while each keeps its own numbers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_who_may_not_append_is_told_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_appended_before_is_known_again(tmp_path: Path) -> None:
-    """A batch that is sent again, after an interrupt say, is not appended again, and is on disk when that is told."""
+    """A batch that is sent again, after an interrupt say, is not appended twice. It is on disk when acknowledged."""
     log = open_log(tmp_path, fsync="never")
     assert log.append([b"once", b"twice"], ack="written", producer=stamp(0)) == 0
     assert log.durable_offset == 0
@@ -142,7 +142,7 @@ def test_two_appends_of_one_producer_go_one_after_another(tmp_path: Path) -> Non
 
 
 def test_a_group_that_rolls_leaves_what_is_known_of_producers(tmp_path: Path) -> None:
-    """Segments of three records: the states are snapshotted where one begins, and known when the log is opened anew."""
+    """With segments of three records, each new segment gets a snapshot, and a reopened log knows the producers."""
     log = open_log(tmp_path, segment_records=3)
     together = Together(log)
     together.run([([b"%d" % number] * 2, stamp(number)) for number in range(6)])
@@ -156,7 +156,7 @@ def test_a_group_that_rolls_leaves_what_is_known_of_producers(tmp_path: Path) ->
 
 @pytest.mark.parametrize("producer_count", [3, 12])
 def test_producers_in_threads_append_each_record_once_in_order(tmp_path: Path, producer_count: int) -> None:
-    """Whatever groups come about."""
+    """The promise holds however appends are grouped."""
     log = open_log(tmp_path)
 
     def work(number: int) -> None:
@@ -177,7 +177,7 @@ def test_producers_in_threads_append_each_record_once_in_order(tmp_path: Path, p
 
 
 class _Interrupt(BaseException):
-    """What a signal handler raises in the main thread."""
+    """The exception that a signal handler raises in the main thread."""
 
 
 class _Storm:

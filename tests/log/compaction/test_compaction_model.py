@@ -48,7 +48,7 @@ class FastFaults(FaultyFileSystem):
 
 
 class Following:
-    """A reader that began some time ago, in a process of its own, and what it was handed since."""
+    """A reader in a process of its own that began earlier, and the records that it has returned."""
 
     def __init__(self, log: Partition, start: int) -> None:
         self.start = self.position = start
@@ -58,7 +58,7 @@ class Following:
 
 
 class CompactionMachine(RuleBasedStateMachine):
-    """``records`` is what the log must hold, ``assigned`` every record that ever got an offset."""
+    """``records`` is what the log must contain, ``assigned`` every record that ever got an offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: "delete" in self.config["cleanup_policy"])
     @rule()
     def retain(self) -> None:
-        """What a dry run says goes, goes, and the log begins behind it."""
+        """Retention deletes what its dry run predicted, and the log begins after it."""
         foreseen = self.log.apply_retention(dry_run=True)
         segments = self.log.segments()
         report = self.log.apply_retention()
@@ -297,7 +297,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(data=st.data(), count=st.integers(1, 4))
     def read_on(self, data: st.DataObject, count: int) -> None:
-        """What it is handed was appended, ascends, and leaves out nothing that is still there."""
+        """The reader returns appended records in ascending order, and leaves out no record that still exists."""
         follower = data.draw(st.sampled_from(self.followers), "reader")
         for _ in range(count):
             try:
@@ -379,7 +379,7 @@ TestCompactionMachine.settings = settings(
 
 
 def test_the_model_itself() -> None:
-    """The list's own compaction keeps the last, honours tombstones and time, and leaves what has no key."""
+    """The model keeps the last record of each key, respects tombstones and time, and keeps records without a key."""
     records = [
         Kept(0, b"a", b"1", NOW_MS),
         Kept(1, None, b"keyless", NOW_MS),
