@@ -55,5 +55,5 @@ def routes(console: Console, decode: Decode | None = None, documents: DecodeValu
         console.form("/transactions/abort", transactions.abort),
         console.route("/damage", DamagePages(console).show),
         Route("/static/{name}", console.static, methods=["GET"]),
-        Route("/{rest:path}", console.nowhere, methods=["GET"]),
+        Route("/{rest:path}", console.not_found, methods=["GET"]),
     ]

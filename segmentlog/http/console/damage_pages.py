@@ -36,12 +36,12 @@ class DamagePages:
         console = self._console
         sees_all = console.may_see(request, Thing.CLUSTER)
         scrub = self._store.scrub_report()
-        findings = [one for one in scrub.findings if console.may_topic(request, one.topic)]
-        look = console.look()
+        findings = [one for one in scrub.findings if console.may_see_topic(request, one.topic)]
+        overview = console.overview()
         hurt = [
             state
-            for state in look.partitions.values()
-            if (state.lost_offsets or state.glance.has_failed) and console.may_topic(request, state.topic)
+            for state in overview.partitions.values()
+            if (state.lost_offsets or state.glance.has_failed) and console.may_see_topic(request, state.topic)
         ]
         lost = [
             (state.topic, state.number, one)
@@ -49,17 +49,17 @@ class DamagePages:
             for one in self._lost(state.topic, state.number)
         ]
         recoveries = self._store.recovery_reports()
-        told: list[tuple[str, int, RecoveryReport]] = [
+        shown_reports: list[tuple[str, int, RecoveryReport]] = [
             (topic, number, report)
             for (topic, number), report in sorted(recoveries.items())
-            if report.verdict not in _QUIET and console.may_topic(request, topic)
+            if report.verdict not in _QUIET and console.may_see_topic(request, topic)
         ]
         return console.render(
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
             scrub=scrub, failed=[state for state in hurt if state.glance.has_failed][:_SHOWN_MAX],
-            lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=told[:_SHOWN_MAX],
+            lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=shown_reports[:_SHOWN_MAX],
              opened_count=len(recoveries) if sees_all else None, health=self._health(request) if sees_all else None,
-             path=console.place(request), store_id=self._store.store_id,
+             path=console.store_location(request), store_id=self._store.store_id,
         )  # fmt: skip
 
     def _health(self, request: Request) -> dict[str, str]:
@@ -67,7 +67,7 @@ class DamagePages:
         found = {}
         for name, why in self._store.health().items():
             partition, producer = _PARTITION.fullmatch(name), _PRODUCER.fullmatch(name)
-            if partition and not self._console.may_topic(request, partition[1]):
+            if partition and not self._console.may_see_topic(request, partition[1]):
                 continue
             if producer and not self._console.may_see(request, Thing.TRANSACTIONAL_ID, producer[1]):
                 continue

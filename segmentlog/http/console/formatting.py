@@ -34,29 +34,29 @@ _TEXTS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 View = Literal["text", "json", "hex"]
 
 
-class Shown(NamedTuple):
+class RenderedBytes(NamedTuple):
     """Bytes, ready for a page."""
 
     text: str
     kind: Literal["null", "empty", "text", "binary"]
     size_bytes: int
-    is_cut: bool = False
+    is_truncated: bool = False
 
 
-def show(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) -> Shown:
+def render_bytes(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) -> RenderedBytes:
     """Bytes as text where they are UTF-8, else with escapes; at most so many bytes of them."""
     if data is None:
-        return Shown("null", "null", 0)
+        return RenderedBytes("null", "null", 0)
     if not data:
-        return Shown("empty", "empty", 0)
-    is_cut = len(data) > most
-    part = _cut(data, most) if is_cut else data
+        return RenderedBytes("empty", "empty", 0)
+    is_truncated = len(data) > most
+    part = _cut(data, most) if is_truncated else data
     try:
         text, kind = part.decode(), "text"
     except UnicodeDecodeError:
         text, kind = part.decode(errors="backslashreplace"), "binary"
     text = in_line(text) if one_line else visible(text)
-    return Shown(text, kind, len(data), is_cut)  # type: ignore[arg-type]
+    return RenderedBytes(text, kind, len(data), is_truncated)  # type: ignore[arg-type]
 
 
 def _cut(data: bytes, most: int) -> bytes:
@@ -72,7 +72,7 @@ def _cut(data: bytes, most: int) -> bytes:
     return part
 
 
-def indented(data: bytes) -> str | None:
+def format_json(data: bytes) -> str | None:
     """JSON once more, on lines; None for what is no JSON, or would become too long."""
     if len(data) > _JSON_BYTES or _indented_bytes(data) > _INDENTED_BYTES:
         return None
@@ -92,31 +92,31 @@ def _indented_bytes(data: bytes) -> int:
     return len(data) + int(np.sum(2 * np.maximum(depth[lines], 0) + 2))
 
 
-class Looks(NamedTuple):
+class ViewOptions(NamedTuple):
     """How bytes may be looked at, the best first, and what was made of them to find that out."""
 
     views: list[View]
     json: str | None = None
 
 
-def look_at(data: bytes | None) -> Looks:
+def find_views(data: bytes | None) -> ViewOptions:
     """What there is to be shown of a value."""
     if not data:
-        return Looks([])
-    found: list[View] = ["text", "hex"] if show(data, FULL_BYTES).kind == "text" else ["hex", "text"]
+        return ViewOptions([])
+    found: list[View] = ["text", "hex"] if render_bytes(data, FULL_BYTES).kind == "text" else ["hex", "text"]
     # A number or a single word is JSON, too, and nobody wants to see that.
-    text = indented(data) if data.lstrip()[:1] in (b"{", b"[") else None
-    return Looks(found if text is None else ["json", *found], text)
+    text = format_json(data) if data.lstrip()[:1] in (b"{", b"[") else None
+    return ViewOptions(found if text is None else ["json", *found], text)
 
 
-def show_as(data: bytes, view: View, looks: Looks) -> Shown:
+def render_view(data: bytes, view: View, looks: ViewOptions) -> RenderedBytes:
     """All of it, or so much as a page takes."""
     if view == "hex":
-        return Shown(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
+        return RenderedBytes(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
     text = looks.json if view == "json" else None
     if text is not None:
-        return Shown(visible(text[:FULL_BYTES]), "text", len(data), len(text) > FULL_BYTES)
-    return show(data, FULL_BYTES)
+        return RenderedBytes(visible(text[:FULL_BYTES]), "text", len(data), len(text) > FULL_BYTES)
+    return render_bytes(data, FULL_BYTES)
 
 
 def hex_dump(data: bytes) -> str:

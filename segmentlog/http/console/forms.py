@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.large_bodies import ROOM, RequestRoom
+from segmentlog.http.large_bodies import REQUEST_MEMORY, RequestMemory
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -24,10 +24,10 @@ async def read_form(request: Request) -> Form:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
     body = bytearray()
-    room: RequestRoom = request.scope[ROOM]
+    memory: RequestMemory = request.scope[REQUEST_MEMORY]
     async for part in request.stream():
         body += part
-        await room.hold("body", len(body))
+        await memory.reserve("body", len(body))
         if len(body) > _FORM_BYTES:
             raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {_FORM_BYTES:,} bytes")
     try:
@@ -40,12 +40,12 @@ async def read_form(request: Request) -> Form:
     return form
 
 
-def first(form: Form, name: str, default: str = "") -> str:
+def first_value(form: Form, name: str, default: str = "") -> str:
     """The first value of a field."""
     return form.get(name, [default])[0]
 
 
-def number(text: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
+def parse_number(text: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
     """A whole number of an address; what is none, or is out of range, is the default, or the nearest there is."""
     text = text.strip()
     if not (text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20):

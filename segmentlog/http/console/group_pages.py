@@ -8,8 +8,8 @@ from urllib.parse import unquote
 from segmentlog.consuming.start_position import Place, parse_place, resolve
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH
-from segmentlog.http.console.forms import Form, number
-from segmentlog.http.console.pages import Console, Paging, away
+from segmentlog.http.console.forms import Form, parse_number
+from segmentlog.http.console.pages import Console, Paging, redirect_after_post
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.records import TopicPartition
 from segmentlog.security.principals import Operation, ResourceType
@@ -77,7 +77,7 @@ class GroupPages:
         return self._console.render(
             request, "group.html", nav="groups", group=group, lag=_lag(seen), paging=paging,
             partitions=seen[paging.begin : paging.end], hidden_count=hidden_count,
-            members=[(one, [tp for tp in one.partitions if self._console.may_topic(request, tp.topic)])
+            members=[(one, [tp for tp in one.partitions if self._console.may_see_topic(request, tp.topic)])
                      for one in group.members],
             # What was seen of the past is of all partitions.
             plot=None if hidden_count else self._console.lags.plot(group.group), width=PLOT_WIDTH, height=PLOT_HEIGHT,
@@ -110,10 +110,10 @@ class GroupPages:
         for text in form.get("move", ()):
             topic, _, rest = text.partition("/")
             partition, _, offset = rest.partition("/")
-            at, to = number(partition, -1, -1), number(offset, -1, -1)
+            at, to = parse_number(partition, -1, -1), parse_number(offset, -1, -1)
             if at < 0 or to < 0:
                 raise HttpProblem(400, f"{text!r} is not TOPIC/PARTITION/OFFSET")
-            self._console.site.check(request, Operation.READ, ResourceType.TOPIC, topic)
+            self._console.context.check(request, Operation.READ, ResourceType.TOPIC, topic)
             log = self._store.topic(topic).partition(at)
             if not log.log_start_offset <= to <= log.log_end_offset:
                 raise HttpProblem(409, f"{topic}/{at} begins or ends elsewhere by now: look at the preview again")
@@ -121,7 +121,7 @@ class GroupPages:
         if not moves:
             raise HttpProblem(422, "there is no position to move")
         self._store.groups.reset(group.group, moves)
-        return away("/groups/group", group=group.group, done="reset")
+        return redirect_after_post("/groups/group", group=group.group, done="reset")
 
     def _to_reset(self, request: Request) -> GroupDescription:
         self._console.check_write(request, Operation.READ, ResourceType.GROUP, _name_of(request))
@@ -163,7 +163,7 @@ class GroupPages:
     def _existing(self, request: Request) -> GroupDescription:
         """Raises `HttpProblem` for one that there is not, and `Forbidden`."""
         name = _name_of(request)
-        self._console.site.check(request, Operation.DESCRIBE, ResourceType.GROUP, name)
+        self._console.context.check(request, Operation.DESCRIBE, ResourceType.GROUP, name)
         found = self._describe(name, self._ends()) if name else None
         if found is None or not (found.members or found.partitions or found.holder):
             raise HttpProblem(404, f"group {name!r} has no members and no positions")
@@ -176,14 +176,14 @@ class GroupPages:
         group = self._store.groups.describe(name, end_of, lost_of)
         lag = _lag(group.partitions)
         if lag is not None:
-            self._console.lags.note(name, self._console.now_ms(), lag)
+            self._console.lags.add(name, self._console.now_ms(), lag)
         return group
 
     def _known_extent(
         self,
     ) -> tuple[Callable[[TopicPartition], int | None], Callable[[TopicPartition], Sequence[LostRange]]]:
         """Where logs ended a moment ago and what they had lost, without opening one: for many groups at once."""
-        states, ends = self._console.look().partitions, self._ends()
+        states, ends = self._console.overview().partitions, self._ends()
 
         def end_of(tp: TopicPartition) -> int | None:
             state = states.get((tp.topic, tp.partition))
@@ -212,7 +212,7 @@ class GroupPages:
         return end_of
 
     def _visible(self, request: Request, group: GroupDescription) -> list[PartitionDescription]:
-        return [one for one in group.partitions if self._console.may_topic(request, one.topic)]
+        return [one for one in group.partitions if self._console.may_see_topic(request, one.topic)]
 
 
 def _name_of(request: Request) -> str:

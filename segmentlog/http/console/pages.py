@@ -24,8 +24,8 @@ from segmentlog.clock import Clock
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console import formatting
 from segmentlog.http.console.charts import LagHistory
-from segmentlog.http.console.forms import Form, number, read_form
-from segmentlog.http.console.topic_overview import Look, Survey
+from segmentlog.http.console.forms import Form, parse_number, read_form
+from segmentlog.http.console.topic_overview import OverviewCache, StoreOverview
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.middleware import PAGES
 from segmentlog.quantities import format_duration_ms, format_size
@@ -34,7 +34,7 @@ from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
     from segmentlog.topics.topic_registry import Topic
 
 logger = logging.getLogger("segmentlog.http")
@@ -57,16 +57,16 @@ _DONE: Final = {
 class Console:
     """What all pages share. Thread-safe."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.store = site.store
+    def __init__(self, context: HttpContext) -> None:
+        self.context = context
+        self.store = context.store
         clock = Clock()
         self.now_ms = clock.now_ms
-        self.survey = Survey(site.store, clock, lambda: self.is_closing)
+        self.overviews = OverviewCache(context.store, clock, lambda: self.is_closing)
         self.lags = LagHistory()
         self._files = {name: _read_static(name) for name in _STATIC}
         self._templates = _templates()
-        self._templates.filters["told"] = lambda text: visible(site.told(str(text)))
+        self._templates.filters["redacted"] = lambda text: visible(context.redact_paths(str(text)))
         self._templates.globals["static"] = {
             name: f"{PAGES}/static/{name}?{hashlib.sha256(data).hexdigest()[:12]}" for name, data in self._files.items()
         }
@@ -77,25 +77,25 @@ class Console:
         """A page. What goes into it is escaped by the template."""
         params = request.query_params
         text = self._templates.get_template(template).render(
-            allow_writes=self.site.allow_writes,
+            allow_writes=self.context.allow_writes,
             params=params,
             done=_DONE.get(params.get("done", "")),
             **values,
         )
         # The next look at everything is made when this one is on its way.
-        again = BackgroundTask(self.look_ahead) if self.survey.is_due() else None
+        again = BackgroundTask(self.refresh_overview) if self.overviews.is_stale() else None
         return HTMLResponse(text, status, background=again)
 
-    def look_ahead(self) -> None:
+    def refresh_overview(self) -> None:
         """Look at everything, so that whoever comes next finds that done."""
         try:
-            self.survey.refresh()
+            self.overviews.refresh()
         except (SegmentlogError, OSError) as error:  # who asks next is told
             logger.debug("cannot look at the topics: %s", error)
 
     def problem(self, request: Request, error: BaseException) -> Response:
         """The page that says what is wrong."""
-        problem = self.site.problem_of(error)
+        problem = self.context.problem_of(error)
         if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("%s %s", request.method, request.url.path, exc_info=error)
         answer = self.render(
@@ -127,7 +127,7 @@ class Console:
 
         async def endpoint(request: Request) -> Response:
             try:
-                self.site.check_writes()  # before anything of it is read
+                self.context.check_writes()  # before anything of it is read
                 form = await read_form(request)
             except SegmentlogError as error:
                 return await run_in_threadpool(self.problem, request, error)
@@ -135,14 +135,14 @@ class Console:
 
         return Route(path, endpoint, methods=["POST"])
 
-    def nowhere(self, request: Request) -> Response:
+    def not_found(self, request: Request) -> Response:
         """Below the console's path, and no page."""
         return self.problem(request, HttpProblem(HTTPStatus.NOT_FOUND, "there is no such page"))
 
     @property
     def is_closing(self) -> bool:
         """Whether what goes on for ever is to end."""
-        return self.site.is_closing or self.store.is_closed
+        return self.context.is_closing or self.store.is_closed
 
     def static(self, request: Request) -> Response:
         """A file that pages refer to; its address changes with what is in it."""
@@ -160,17 +160,17 @@ class Console:
 
     def check_topic(self, request: Request, operation: Operation) -> None:
         """Raises `Forbidden` unless who asks may do that to the topic of the address."""
-        self.site.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
+        self.context.check(request, operation, ResourceType.TOPIC, request.path_params["topic"])
 
-    def may_topic(self, request: Request, name: str) -> bool:
+    def may_see_topic(self, request: Request, name: str) -> bool:
         """Whether who asks may see a topic."""
         return self.may_see(request, Thing.TOPIC, name)
 
     def may_see(self, request: Request, thing: Thing, name: str = "") -> bool:
         """Whether who asks may see the thing of this name."""
-        return self.site.may_see(request, thing, name)
+        return self.context.may_see(request, thing, name)
 
-    def place(self, request: Request) -> str | None:
+    def store_location(self, request: Request) -> str | None:
         """The store's folder or URL, for those who may see the cluster; None for others."""
         if not self.may_see(request, Thing.CLUSTER):
             return None
@@ -178,24 +178,24 @@ class Console:
 
     def command(self, request: Request, *words: object) -> str:
         """A line for the shell: the command line's program with these words, and ``--dir`` for those who may see it."""
-        place = self.place(request)
-        return formatting.command(*words, *(() if place is None else ("--dir", place)))
+        store_location = self.store_location(request)
+        return formatting.command(*words, *(() if store_location is None else ("--dir", store_location)))
 
     def may_write(self, request: Request, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether there is to be a form for that."""
-        return self.site.allow_writes and self.site.allows(request, operation, resource, name)
+        return self.context.allow_writes and self.context.allows(request, operation, resource, name)
 
     def check_write(self, request: Request, operation: Operation, resource: ResourceType, name: str) -> None:
         """Raises `Forbidden`."""
-        self.site.check_writes()
-        self.site.check(request, operation, resource, name)
+        self.context.check_writes()
+        self.context.check(request, operation, resource, name)
 
-    def look(self) -> Look:
+    def overview(self) -> StoreOverview:
         """All topics, as of a moment ago."""
-        return self.survey.look()
+        return self.overviews.current()
 
 
-def away(path: str, /, **params: object) -> Response:
+def redirect_after_post(path: str, /, **params: object) -> Response:
     """To the page that shows what a form has done."""
     return RedirectResponse(address(path, **params), HTTPStatus.SEE_OTHER)
 
@@ -217,7 +217,7 @@ class Paging:
     def __init__(self, request: Request, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.last = max((count - 1) // size, 0) + 1
-        self.page = number(request.query_params.get("page", ""), 1, 1, self.last)
+        self.page = parse_number(request.query_params.get("page", ""), 1, 1, self.last)
         self.begin = (self.page - 1) * size
         self.end = min(self.begin + size, count)
         self._given = dict(request.query_params)

@@ -16,10 +16,10 @@ from segmentlog.consuming.record_filter import DecodeValue, Filter
 from segmentlog.consuming.start_position import parse_place, resolve
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.http.console import formatting
-from segmentlog.http.console.forms import number
-from segmentlog.http.console.live_tail import EVERY_S, Tail, parse_position
+from segmentlog.http.console.forms import parse_number
+from segmentlog.http.console.live_tail import POLL_INTERVAL_S, LiveTail, parse_position
 from segmentlog.http.console.pages import Console, topic_address
-from segmentlog.http.console.record_search import Found, find_record, readable_from, search
+from segmentlog.http.console.record_search import SearchResult, find_record, readable_from, search
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
@@ -67,8 +67,8 @@ class RecordPages:
         numbers = _chosen(params.get("partition", ""), count)
         at = params.get("at", "end") if params.get("at") in _PLACES else "end"
         isolation: Isolation = "read_committed" if params.get("committed") == "1" else "read_uncommitted"
-        limit = number(params.get("n", ""), _LIMIT, 1, _LIMITS[-1])
-        wanted = self._filter(request, errors)
+        limit = parse_number(params.get("n", ""), _LIMIT, 1, _LIMITS[-1])
+        record_filter = self._filter(request, errors)
         found, older = None, at == "end"
         logs = [topic.partition(one) for one in numbers]
         begins: dict[int, int] | None = None
@@ -77,8 +77,8 @@ class RecordPages:
         if (begins is None or begins.keys() != {log.number for log in logs}) and not (errors and at == "key"):
             begins = self._begins(logs, at, params.get("where", ""), isolation, errors)
         if begins is not None and not errors:
-            found = search(logs, begins, wanted, limit=limit, backwards=older, isolation=isolation)
-        context = {
+            found = search(logs, begins, record_filter, limit=limit, backwards=older, isolation=isolation)
+        values = {
             "topic": topic, "partition_count": count, "partition": params.get("partition", ""), "numbers": numbers,
             "at": at, "where": params.get("where", ""), "limit": limit, "limits": _LIMITS, "errors": errors,
             "committed": isolation == "read_committed", "found": found, "older": older,
@@ -89,7 +89,7 @@ class RecordPages:
                 request, *_words(topic, numbers, at, params, limit, isolation, begins if at == "key" else None)
             ),
         }  # fmt: skip
-        return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **context)
+        return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **values)
 
     def _filter(self, request: Request, errors: dict[str, str]) -> Filter:
         try:
@@ -146,7 +146,7 @@ class RecordPages:
             )
         return ends
 
-    def _go_on(self, request: Request, found: Found) -> str:
+    def _go_on(self, request: Request, found: SearchResult) -> str:
         cursor = ",".join(f"{one}:{offset}" for one, offset in sorted(found.cursors.items()))
         given = {name: value for name, value in request.query_params.items() if name != "go"}
         if given.get("at") == "key":  # found already
@@ -161,9 +161,9 @@ class RecordPages:
         try:
             record, damage = find_record(log, offset), ""
         except CorruptBatch as error:
-            record, damage = None, self._console.site.told(str(error))
+            record, damage = None, self._console.context.redact_paths(str(error))
         value = record.value if record is not None else None
-        looks = formatting.look_at(value)
+        looks = formatting.find_views(value)
         views: list[str] = list(looks.views)
         decoded = None
         if value and value[:1] == b"\0" and self._decode and self._console.may_see(request, Thing.SCHEMAS):
@@ -174,14 +174,14 @@ class RecordPages:
         view = view if view in views else (views[0] if views else "")
         shown = None
         if view == "schema" and decoded is not None:
-            shown = formatting.show(decoded.encode(errors="replace"), formatting.FULL_BYTES)
+            shown = formatting.render_bytes(decoded.encode(errors="replace"), formatting.FULL_BYTES)
         elif view and value:
-            shown = formatting.show_as(value, view, looks)  # type: ignore[arg-type]
+            shown = formatting.render_view(value, view, looks)  # type: ignore[arg-type]
         return self._console.render(
             request, "record.html", HTTPStatus.OK if record is not None else HTTPStatus.NOT_FOUND, nav="topics",
             topic=topic, log=log, offset=offset, record=record, damage=damage, views=views, view=view, shown=shown,
-            key=formatting.show(record.key, formatting.FULL_BYTES) if record is not None else None,
-            headers=[(name, formatting.show(data, 4096)) for name,
+            key=formatting.render_bytes(record.key, formatting.FULL_BYTES) if record is not None else None,
+            headers=[(name, formatting.render_bytes(data, 4096)) for name,
             data in record.headers] if record is not None else [],
             next_offset=readable_from(log, offset + 1) if offset >= 0 else log.log_start_offset,
             command=self._console.command(
@@ -203,8 +203,8 @@ class RecordPages:
 
     def _where(self, request: Request) -> tuple[Topic, Partition, int]:
         topic = self._console.topic(request, Operation.READ)
-        log = topic.partition(number(request.path_params["partition"], -1, -1))
-        return topic, log, number(request.path_params["offset"], -1, -1)
+        log = topic.partition(parse_number(request.path_params["partition"], -1, -1))
+        return topic, log, parse_number(request.path_params["offset"], -1, -1)
 
     # ------------------------------------------------------------ the live tail
 
@@ -230,48 +230,48 @@ class RecordPages:
         try:
             tail = await run_in_threadpool(self._open_tail, request)
         except (SegmentlogError, OSError) as error:
-            problem = self._console.site.problem_of(error)
+            problem = self._console.context.problem_of(error)
             return PlainTextResponse(f"{problem.message}\n", problem.status, headers=problem.headers)
         return StreamingResponse(
             self._events(request, tail), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )
 
-    def _open_tail(self, request: Request) -> Tail:
+    def _open_tail(self, request: Request) -> LiveTail:
         topic = self._console.topic(request, Operation.READ)
-        principal = self._console.site.principal(request)
-        share = self._console.site.share(principal, _TAILS_MAX)
+        principal = self._console.context.principal(request)
+        share = self._console.context.limit_for(principal, _TAILS_MAX)
         if self._tails.total() >= _TAILS_MAX or self._tails[principal] >= share:
             text = f"{share} pages follow records already: close one"
             raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, text, headers={"retry-after": "5"})
         params = request.query_params
         errors: dict[str, str] = {}
-        wanted = self._filter(request, errors)
+        record_filter = self._filter(request, errors)
         if errors:
             raise InvalidConfig(*next(iter(errors.items())), "see the form")
         numbers = _chosen(params.get("partition", ""), topic.partition_count)
         position = request.headers.get("last-event-id") or params.get("after", "")
-        return Tail([topic.partition(one) for one in numbers], wanted, position)
+        return LiveTail([topic.partition(one) for one in numbers], record_filter, position)
 
-    async def _events(self, request: Request, tail: Tail) -> AsyncIterator[str]:
-        principal = self._console.site.principal(request)
+    async def _events(self, request: Request, tail: LiveTail) -> AsyncIterator[str]:
+        principal = self._console.context.principal(request)
         self._tails[principal] += 1
         quiet_s = 0.0
         try:
             yield f"retry: 2000\nid: {tail.position}\nevent: begin\ndata: {{}}\n\n"
             while not self._console.is_closing:
                 self._console.check_topic(request, Operation.READ)  # rights are taken away while somebody looks on
-                tail.decode_by(self._decoder(request))
-                look = await run_in_threadpool(tail.look)
-                if look is not None:
-                    yield f"id: {look.position}\ndata: {look.text()}\n\n"
+                tail.set_decoder(self._decoder(request))
+                update = await run_in_threadpool(tail.poll)
+                if update is not None:
+                    yield f"id: {update.position}\ndata: {update.text()}\n\n"
                     quiet_s = 0.0
                 elif quiet_s >= _QUIET_S:
                     yield ": nothing new\n\n"
                     quiet_s = 0.0
-                await asyncio.sleep(EVERY_S)
-                quiet_s += EVERY_S
+                await asyncio.sleep(POLL_INTERVAL_S)
+                quiet_s += POLL_INTERVAL_S
         except (SegmentlogError, OSError) as error:  # deleted meanwhile, or the store is closed
-            yield f"event: end\ndata: {json.dumps({'message': self._console.site.problem_of(error).message})}\n\n"
+            yield f"event: end\ndata: {json.dumps({'message': self._console.context.problem_of(error).message})}\n\n"
         finally:
             self._tails[principal] -= 1
             self._tails += Counter()  # without those who have none
@@ -281,7 +281,7 @@ def _chosen(text: str, count: int) -> list[int]:
     """The partitions that are meant. Raises `UnknownTopic`."""
     if not text.strip():
         return list(range(count)) if count <= _TOGETHER_MAX else [0]
-    chosen = number(text, -1, -1)
+    chosen = parse_number(text, -1, -1)
     if not 0 <= chosen < count:
         raise UnknownTopic(text, f"there is no such partition, only 0 to {count - 1}")
     return [chosen]
@@ -290,8 +290,8 @@ def _chosen(text: str, count: int) -> list[int]:
 def _row(record: Record) -> dict[str, Any]:
     return {
         "record": record,
-        "key": formatting.show(record.key, 80, one_line=True),
-        "value": formatting.show(record.value, formatting.LIST_CHARS, one_line=True),
+        "key": formatting.render_bytes(record.key, 80, one_line=True),
+        "value": formatting.render_bytes(record.value, formatting.LIST_CHARS, one_line=True),
         "headers": [name for name, _ in record.headers],
     }
 

@@ -27,7 +27,7 @@ _VALUES_MAX: Final = 32 << 20
 """Bytes of records that are found and held."""
 
 
-class Damage(NamedTuple):
+class SkippedRange(NamedTuple):
     """Offsets that were stepped over, and why."""
 
     partition: int
@@ -36,7 +36,7 @@ class Damage(NamedTuple):
     why: str
 
 
-class Found(msgspec.Struct):
+class SearchResult(msgspec.Struct):
     """What a search came to."""
 
     records: list[Record]
@@ -50,7 +50,7 @@ class Found(msgspec.Struct):
     seconds: float
     limit: str
     """What ended it before the end: "records", "time", "bytes"; or nothing did."""
-    damage: list[Damage]
+    damage: list[SkippedRange]
 
 
 class _Budget:
@@ -59,72 +59,72 @@ class _Budget:
     def __init__(self, seconds: float, size_bytes: int) -> None:
         self._began_s = time.monotonic()
         self._seconds, self._size_bytes = seconds, size_bytes
-        self.taken_bytes = self.record_count = self.held_bytes = 0
-        self.damage: list[Damage] = []
-        self._until_s, self._until_bytes = 0.0, 0
+        self.read_bytes = self.record_count = self.held_bytes = 0
+        self.damage: list[SkippedRange] = []
+        self._deadline_s, self._limit_bytes = 0.0, 0
 
     @property
-    def taken_s(self) -> float:
+    def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
     def share(self, among: int) -> None:
         """What is left, for the next of so many."""
         now_s = time.monotonic()
-        self._until_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
-        self._until_bytes = self.taken_bytes + max(self._size_bytes - self.taken_bytes, 0) // among
+        self._deadline_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
+        self._limit_bytes = self.read_bytes + max(self._size_bytes - self.read_bytes, 0) // among
 
-    def take(self, batch: RecordBatch) -> None:
+    def count_batch(self, batch: RecordBatch) -> None:
         """A batch is looked at."""
-        self.taken_bytes += batch.raw_size_bytes
+        self.read_bytes += batch.raw_size_bytes
         self.record_count += len(batch)
 
     @property
     def is_spent(self) -> bool:
-        return bool(self.why)
+        return bool(self.exhausted_reason)
 
     @property
-    def why(self) -> str:
+    def exhausted_reason(self) -> str:
         if self.held_bytes > _VALUES_MAX:
             return "bytes"
-        if time.monotonic() >= self._until_s:
+        if time.monotonic() >= self._deadline_s:
             return "time"
-        return "bytes" if self.taken_bytes >= self._until_bytes else ""
+        return "bytes" if self.read_bytes >= self._limit_bytes else ""
 
 
 def search(
-    logs: Sequence[Partition], begins: dict[int, int], wanted: Filter, *, limit: int, backwards: bool = False,
+    logs: Sequence[Partition], begins: dict[int, int], record_filter: Filter, *, limit: int, backwards: bool = False,
     isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Up to ``limit`` records that fit, by time: from ``begins`` on, or before it, backwards; by partition.
 
     Of each partition some batches are looked at, however little time there is, so that going on gets on.
     """
     budget = _Budget(seconds, size_bytes)
-    walk = _walk_back if backwards else _walk_on
+    walk = _search_backward if backwards else _search_forward
     cursors = dict(begins)
     found: list[list[Record]] = []
     done: set[int] = set()
     limited = ""
     for at, log in enumerate(logs):
         budget.share(len(logs) - at)
-        records, cursors[log.number], is_done = walk(log, begins[log.number], wanted, limit, isolation, budget)
+        records, cursors[log.number], is_done = walk(log, begins[log.number], record_filter, limit, isolation, budget)
         found.append(records)
         if is_done:
             done.add(log.number)
         elif len(records) < limit:
-            limited = limited or budget.why
-    taken: list[Record] = []
-    left: set[int] = set()
+            limited = limited or budget.exhausted_reason
+    selected: list[Record] = []
+    overflowed: set[int] = set()
     for record in heapq.merge(*found, key=_by_time, reverse=backwards):
-        if len(taken) < limit:
-            taken.append(record)
-        elif record.partition not in left:  # the first that had no place: it is the next one then
-            left.add(record.partition)
+        if len(selected) < limit:
+            selected.append(record)
+        elif record.partition not in overflowed:  # the first that had no place: it is the next one then
+            overflowed.add(record.partition)
             cursors[record.partition] = record.offset + backwards
-    is_complete = len(done) == len(logs) and not left
+    is_complete = len(done) == len(logs) and not overflowed
     if not is_complete and not limited:
         limited = "records"
-    return Found(taken, cursors, is_complete, budget.record_count, budget.taken_bytes, budget.taken_s,
+    return SearchResult(selected, cursors, is_complete, budget.record_count, budget.read_bytes, budget.elapsed_s,
                  "" if is_complete else limited, budget.damage)  # fmt: skip
 
 
@@ -132,16 +132,16 @@ def _by_time(record: Record) -> tuple[int, int, int]:
     return record.timestamp, record.partition, record.offset
 
 
-def _walk_on(
-    log: Partition, begin: int, wanted: Filter, limit: int, isolation: Isolation, budget: _Budget
+def _search_forward(
+    log: Partition, begin: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """(records, where to go on, whether the end was reached)."""
     records: list[Record] = []
     end = log.end_offset(isolation=isolation)
     at = begin
     for batch in _batches(log, begin, isolation, budget):
-        budget.take(batch)
-        for record in wanted.records(batch):
+        budget.count_batch(batch)
+        for record in record_filter.records(batch):
             records.append(record)
             budget.held_bytes += _size(record)
             if len(records) >= limit:
@@ -152,8 +152,8 @@ def _walk_on(
     return records, max(at, end), True
 
 
-def _walk_back(
-    log: Partition, begin: int, wanted: Filter, limit: int, isolation: Isolation, budget: _Budget
+def _search_backward(
+    log: Partition, begin: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """(records, newest first; where to go on; whether the log's start was reached)."""
     records: list[Record] = []
@@ -161,21 +161,21 @@ def _walk_back(
     width = max(limit, _FIRST_WIDTH)
     while high > log.log_start_offset and len(records) < limit:
         low = max(high - width, log.log_start_offset)
-        kept: deque[Record] = deque(maxlen=limit - len(records))
+        newest: deque[Record] = deque(maxlen=limit - len(records))
         fitting_count = 0
         for batch in _batches(log, low, isolation, budget):
             if batch.base_offset >= high:
                 break
-            budget.take(batch)
-            for record in wanted.records(batch):
+            budget.count_batch(batch)
+            for record in record_filter.records(batch):
                 if record.offset < high:
-                    kept.append(record)
+                    newest.append(record)
                     fitting_count += 1
             if batch.next_offset >= high:
                 break
-        records.extend(reversed(kept))
-        budget.held_bytes += sum(map(_size, kept))
-        high = kept[0].offset if fitting_count > len(kept) else low  # what had no place is still to come
+        records.extend(reversed(newest))
+        budget.held_bytes += sum(map(_size, newest))
+        high = newest[0].offset if fitting_count > len(newest) else low  # what had no place is still to come
         if budget.is_spent:
             break
         width = min(2 * width, _WIDTH_MAX)
@@ -184,12 +184,12 @@ def _walk_back(
 
 def _batches(log: Partition, begin: int, isolation: Isolation, budget: _Budget) -> Iterable[RecordBatch]:
     """From there on, or from where the log goes on behind what is gone. Damage is stepped over, and noted."""
-    return log.read(readable_from(log, begin), isolation=isolation, on_skip=_noting(log, budget))
+    return log.read(readable_from(log, begin), isolation=isolation, on_skip=_damage_recorder(log, budget))
 
 
-def _noting(log: Partition, budget: _Budget) -> Callable[[int, int, CorruptBatch], None]:
+def _damage_recorder(log: Partition, budget: _Budget) -> Callable[[int, int, CorruptBatch], None]:
     def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        budget.damage.append(Damage(log.number, base_offset, end_offset, str(damage)))
+        budget.damage.append(SkippedRange(log.number, base_offset, end_offset, str(damage)))
 
     return note
 

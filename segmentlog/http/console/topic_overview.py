@@ -39,14 +39,14 @@ _OPEN_S: Final = 0.2
 """So long may be spent with each look on opening what nobody has opened since the machine started."""
 
 
-class TopicLook(msgspec.Struct, frozen=True, gc=False):
+class TopicOverview(msgspec.Struct, frozen=True, gc=False):
     """One topic. Sizes, counts and offsets are sums over what is known of its partitions."""
 
     name: str
     id: str
     config: TopicConfig
     partition_count: int
-    unknown_count: int
+    unread_count: int
     """Partitions with records that nobody has opened since the machine started."""
     record_count: int
     """Offsets from the log's start to its end, without lost ranges. Compaction leaves fewer records than that."""
@@ -71,37 +71,37 @@ class TopicLook(msgspec.Struct, frozen=True, gc=False):
         return self.name in INTERNAL_TOPICS
 
     @property
-    def trouble(self) -> int:
+    def severity(self) -> int:
         """For sorting: the worst first."""
         return self.failed_count * 1_000_000 + self.damage_count * 1_000 + min(self.lost_count, 999)
 
 
-class Look(msgspec.Struct, frozen=True):
+class StoreOverview(msgspec.Struct, frozen=True):
     """The whole store at one moment."""
 
     at_s: float
     """Monotonic."""
     at_ms: int
-    topics: dict[str, TopicLook]
+    topics: dict[str, TopicOverview]
     partitions: dict[tuple[str, int], PartitionState]
-    over_s: float
+    rate_window_s: float
     """What the rates were counted over; 0 where there are none."""
 
 
-class Survey:
+class OverviewCache:
     """Looks at a store, and keeps the last look. Thread-safe. A look comes to its end early once it ``is_off``."""
 
-    def __init__(self, store: LogStore, clock: Clock, is_off: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: LogStore, clock: Clock, is_stopped: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._clock = clock
-        self._is_off = is_off
+        self._is_stopped = is_stopped
         self._partitions = Partitions(store, clock, store.fs)
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._last: Look | None = None
-        self._before: Look | None = None
+        self._last: StoreOverview | None = None
+        self._before: StoreOverview | None = None
         self._took_s = 0.0
 
-    def look(self) -> Look:
+    def current(self) -> StoreOverview:
         """The store as it was a moment ago. Raises `StoreClosed`."""
         last = self._last
         if last is not None:
@@ -115,42 +115,42 @@ class Survey:
         """A look that is younger is not made again: all of them together take a tenth of the time at most."""
         return min(max(_FRESH_S, _EASY * self._took_s), _OLD_S)
 
-    def refresh(self) -> Look:
+    def refresh(self) -> StoreOverview:
         """Look again, unless that was done a moment ago. Raises `StoreClosed`."""
         with self._mutex:
             began_s = time.monotonic()
             if self._last is not None and began_s - self._last.at_s < self._fresh_s:
                 return self._last
-            found = self._glance()
-            unread = self._unread(found)
+            found = self._read_states()
+            unread = self._find_unread(found)
             if unread and self._open_some(unread):
-                found = self._glance()
-                unread = self._unread(found)
+                found = self._read_states()
+                unread = self._find_unread(found)
             if self._last is not None and began_s - self._last.at_s >= _RATE_MIN_S:
                 self._before = self._last
-            self._last = self._gather(found, unread, began_s)
+            self._last = self._build(found, unread, began_s)
             self._took_s = time.monotonic() - began_s
             return self._last
 
-    def is_due(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether `refresh` would look again."""
         return self._last is None or time.monotonic() - self._last.at_s >= self._fresh_s
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Something was changed here: the next look is a new one."""
         with self._mutex:
             self._last = None
 
-    def _glance(self) -> list[TopicStates]:
+    def _read_states(self) -> list[TopicStates]:
         """Raises `StoreClosed` once nobody wants to know any more."""
         found = []
         for topic in self._partitions.topics():
-            if self._is_off():
+            if self._is_stopped():
                 raise StoreClosed(self._store.path)
             found.append(topic)
         return found
 
-    def _unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
+    def _find_unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
         """Partitions with records that nobody has opened since the machine started, by topic."""
         unread: dict[str, list[tuple[Topic, int]]] = {}
         for topic, _, partitions in found:
@@ -179,9 +179,11 @@ class Survey:
                 continue
         return has_opened
 
-    def _gather(self, found: list[TopicStates], unread: dict[str, list[tuple[Topic, int]]], now_s: float) -> Look:
+    def _build(
+        self, found: list[TopicStates], unread: dict[str, list[tuple[Topic, int]]], now_s: float
+    ) -> StoreOverview:
         before = self._before
-        over_s = now_s - before.at_s if before is not None else 0.0
+        rate_window_s = now_s - before.at_s if before is not None else 0.0
         damage: dict[str, int] = {}
         for finding in self._store.scrub_report().findings:
             damage[finding.topic] = damage.get(finding.topic, 0) + 1
@@ -191,13 +193,13 @@ class Survey:
             for state in one.partitions:
                 if state is not None:
                     states[name, state.number] = state
-            topics[name] = _look_at(one, before, over_s, damage.get(name, 0), len(unread.get(name, ())))
-        return Look(now_s, self._clock.now_ms(), topics, states, over_s)
+            topics[name] = _summarize(one, before, rate_window_s, damage.get(name, 0), len(unread.get(name, ())))
+        return StoreOverview(now_s, self._clock.now_ms(), topics, states, rate_window_s)
 
 
-def _look_at(
-    found: TopicStates, before: Look | None, over_s: float, damage_count: int, unknown_count: int
-) -> TopicLook:
+def _summarize(
+    found: TopicStates, before: StoreOverview | None, rate_window_s: float, damage_count: int, unread_count: int
+) -> TopicOverview:
     known = [state for state in found.partitions if state is not None]
     name = found.topic.name
     records = stored = 0
@@ -211,13 +213,13 @@ def _look_at(
             if earlier is not None and earlier.glance.log.epoch == log.epoch:
                 records += max(log.log_end_offset - earlier.glance.log.log_end_offset, 0)
                 stored += max(log.appended_bytes - earlier.glance.log.appended_bytes, 0)
-    return TopicLook(
-        name, found.topic.id, found.config, len(found.partitions), unknown_count,
+    return TopicOverview(
+        name, found.topic.id, found.config, len(found.partitions), unread_count,
         sum(state.offset_count for state in known),
         sum(state.size_bytes for state in known),
         sum(state.segment_count for state in known),
-        records / over_s if is_counted else None,
-        stored / over_s if is_counted else None,
+        records / rate_window_s if is_counted else None,
+        stored / rate_window_s if is_counted else None,
         sum(state.glance.unsynced_count for state in known),
         max((state.unsynced_s for state in known), default=0.0),
         sum(state.lost_offsets for state in known),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from segmentlog.http.console.forms import Form, first
-from segmentlog.http.console.pages import Console, Paging, away
+from segmentlog.http.console.forms import Form, first_value
+from segmentlog.http.console.pages import Console, Paging, redirect_after_post
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
@@ -72,11 +72,13 @@ class TransactionPages:
         """Abort it, if its name was typed."""
         name = request.query_params.get("name", "")
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-        if first(form, "name") not in (name, visible(name)):
+        if first_value(form, "name") not in (name, visible(name)):
             return self._ask(request, name, "That is not the producer's name.")
         if name not in self._store.transactions.states():
             raise HttpProblem(404, f"there is no producer {name!r}")
-        return away("/transactions", done="aborted" if self._store.transactions.abort_by_name(name) else "ended")
+        return redirect_after_post(
+            "/transactions", done="aborted" if self._store.transactions.abort_by_name(name) else "ended"
+        )
 
     def _ask(self, request: Request, name: str, error: str) -> Response:
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
@@ -97,7 +99,7 @@ class TransactionPages:
         seen = [
             f"{names[where.topic_id]}/{where.partition}"
             for where in state.partitions
-            if where.topic_id in names and self._console.may_topic(request, names[where.topic_id])
+            if where.topic_id in names and self._console.may_see_topic(request, names[where.topic_id])
         ]
         since_ms = state.started_ms if state.is_open else state.updated_ms
         return Row(name, state, life, since_ms, seen, len(state.partitions) - len(seen))

@@ -30,7 +30,7 @@ class _Body(msgspec.Struct):
     version: int | None = None
 
 
-class Call(NamedTuple):
+class RegistryRequest(NamedTuple):
     """One question, and who knows the answer."""
 
     registry: SchemaRegistry

@@ -19,12 +19,12 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import rest_error_codes
-from segmentlog.http.rest.instance_reader import GroupReader, ReaderOptions
+from segmentlog.http.rest.instance_reader import InstanceReader, ReaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
     from segmentlog.security.principals import Principal
 
 logger = logging.getLogger("segmentlog.http")
@@ -45,10 +45,10 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     timeout_ms: int
 
 
-class Instance:
+class ConsumerInstance:
     """One consumer of a client. One request at a time is at it."""
 
-    def __init__(self, key: _Key, reader: GroupReader, settings: InstanceSettings) -> None:
+    def __init__(self, key: _Key, reader: InstanceReader, settings: InstanceSettings) -> None:
         self.key = key
         self.reader = reader
         self.settings = settings
@@ -61,22 +61,22 @@ class Instance:
         """As its client calls it."""
         return self.key[2]
 
-    def touch(self) -> None:
+    def renew(self) -> None:
         """It was asked: it lives on."""
         self.expires_s = time.monotonic() + INSTANCE_TIMEOUT_S
 
 
-class Instances:
+class ConsumerInstances:
     """All of them. For one event loop."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._by_key: dict[_Key, Instance] = {}
+    def __init__(self, context: HttpContext) -> None:
+        self._site = context
+        self._by_key: dict[_Key, ConsumerInstance] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
-    def make(
+    def create(
         self, principal: Principal, group: str, name: str | None, options: ReaderOptions, settings: InstanceSettings
-    ) -> Instance:
+    ) -> ConsumerInstance:
         """A new one. Raises `HttpProblem` when there is one of that name, or there are too many."""
         key = (principal, group, name or f"rest-consumer-{uuid.uuid4()}")
         if key in self._by_key:
@@ -89,31 +89,33 @@ class Instances:
                 HTTPStatus.SERVICE_UNAVAILABLE, f"there are {INSTANCES_MAX} consumers: delete one that is not needed",
                 error_code=rest_error_codes.RETRIABLE, headers={"retry-after": "10"},
             )  # fmt: skip
-        share = self._site.share(principal, INSTANCES_MAX)
+        share = self._site.limit_for(principal, INSTANCES_MAX)
         if sum(one[0] == principal for one in self._by_key) >= share:
             raise HttpProblem(
                 HTTPStatus.SERVICE_UNAVAILABLE, f"{principal} has {share} consumers: delete one that is not needed",
                 error_code=rest_error_codes.RETRIABLE, headers={"retry-after": "10"},
             )  # fmt: skip
-        made = self._by_key[key] = Instance(key, GroupReader(self._site.store, group, key[2], options), settings)
+        made = self._by_key[key] = ConsumerInstance(
+            key, InstanceReader(self._site.store, group, key[2], options), settings
+        )
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         return made
 
     @contextlib.asynccontextmanager
-    async def using(self, principal: Principal, group: str, name: str) -> AsyncIterator[Instance]:
+    async def locked(self, principal: Principal, group: str, name: str) -> AsyncIterator[ConsumerInstance]:
         """The one of that name, for this request alone. Raises `HttpProblem`."""
         found = self._by_key.get((principal, group, name))
         if found is None or found.is_closing:
             raise _unknown(group, name)
-        found.touch()
+        found.renew()
         async with found.lock:
             if found.is_closing:
                 raise _unknown(group, name)
             try:
                 yield found
             finally:
-                found.touch()
+                found.renew()
 
     async def remove(self, principal: Principal, group: str, name: str) -> None:
         """Close one; a request that waits in it ends. Raises `HttpProblem`."""
@@ -122,7 +124,7 @@ class Instances:
             raise _unknown(group, name)
         await self._close(found)
 
-    async def _close(self, instance: Instance) -> None:
+    async def _close(self, instance: ConsumerInstance) -> None:
         instance.is_closing = True
         async with instance.lock:
             try:

@@ -13,7 +13,7 @@ import msgspec
 
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.rest_error_codes import own_problem
+from segmentlog.http.rest.rest_error_codes import native_problem
 
 Handler = Callable[[Any], Awaitable[Any]]
 """From a `Call` to an ASGI application that answers it."""
@@ -36,17 +36,17 @@ class Problem(msgspec.Struct):
     message: str
 
 
-class Gives(msgspec.Struct, frozen=True):
+class ResponseSpec(msgspec.Struct, frozen=True):
     """What an answer holds: a type, as one or several media types. No type: text, or a stream."""
 
     type: Any = None
     media: tuple[str, ...] = (media_types.JSON,)
-    what: str = ""
-    also: tuple[str, ...] = ()
+    description: str = ""
+    other_media: tuple[str, ...] = ()
     """Media types of the same answer that are no JSON document."""
 
 
-NOTHING: Final = Gives(media=(), what="Done.")
+NO_CONTENT: Final = ResponseSpec(media=(), description="Done.")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,29 +57,29 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     handle: Handler
     summary: str
     tag: str
-    gives: Mapping[int, Gives]
+    responses: Mapping[int, ResponseSpec]
     query: type[msgspec.Struct] | None = None
-    takes: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
     """Media types of the body. The first is meant where a client does not say, unless ``must_say``."""
     body: Any = None
     """Its type, where it is JSON: what it is decoded into, and what the document says."""
     bodies: Mapping[str, Any] = {}
     """Its types by their media types, where they differ."""
     body_optional: bool = False
-    must_say: bool = False
+    requires_content_type: bool = False
     problems: tuple[int, ...] = ()
     """Statuses beyond those that any request may have."""
-    problem_of: Callable[[BaseException], HttpProblem] = own_problem
+    problem_of: Callable[[BaseException], HttpProblem] = native_problem
 
     @property
     def offered(self) -> tuple[str, ...]:
         """The media types of what it answers when all is well."""
         found: dict[str, None] = {}
-        for status, gives in self.gives.items():
+        for status, response in self.responses.items():
             if status < HTTPStatus.BAD_REQUEST:
-                found |= dict.fromkeys((*gives.media, *gives.also))
+                found |= dict.fromkeys((*response.media, *response.other_media))
         return tuple(found)
 
     def body_types(self) -> dict[str, Any]:
         """The type of the body by its media types; None for what is no document."""
-        return {one: self.bodies.get(one, self.body) for one in self.takes}
+        return {one: self.bodies.get(one, self.body) for one in self.accepts}

@@ -16,8 +16,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.rest.large_batch_slot import Alone
-from segmentlog.http.rest.record_json import ValuesAs, events, parts
+from segmentlog.http.rest.large_batch_slot import LargeBatchSlot
+from segmentlog.http.rest.record_json import ValueEncoding, events, parts
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation, Partition
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 _FORM: Final = re.compile(r"([0-9a-f]{8}):([0-9]{1,19}(?:,[0-9]{1,19})*)")
 PARTITIONS_MAX: Final = 2500
 """Of a stream: so many offsets of 19 digits, with commas, leave a quarter of the 64 KiB of a request's head."""
-_SHORT_BYTES: Final = 512
+_EVERY_ID_BYTES: Final = 512
 """Ids up to this size are at every event."""
 _READ_BYTES: Final = 256 << 10
 """Stored bytes of one partition before it is the next one's turn."""
 
 
-class View(NamedTuple):
+class StreamView(NamedTuple):
     """What of a topic is shown, and how."""
 
-    values_as: ValuesAs = "text"
+    value_encoding: ValueEncoding = "text"
     isolation: Isolation = "read_uncommitted"
     durable_only: bool = False
 
 
-class Piece(NamedTuple):
+class EventChunk(NamedTuple):
     """Events, how many, and where a reader is behind them."""
 
     data: bytes
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     """Number of the partition that the events are from."""
 
 
-def mark_of(topic: Topic) -> str:
+def topic_mark(topic: Topic) -> str:
     """What ids of events of this topic begin with."""
     return topic.id.replace("-", "")[:8]
 
@@ -76,7 +76,7 @@ def decode_id(topic: Topic, text: str) -> list[int]:
     if match is None:
         raise HttpProblem(HTTPStatus.BAD_REQUEST, f"{text[:100]!r} is no id of an event of this stream")
     mark, offsets = match.group(1), [int(offset) for offset in match.group(2).split(",")]
-    if mark != mark_of(topic):
+    if mark != topic_mark(topic):
         raise HttpProblem(
             HTTPStatus.GONE, f"the topic {topic.name!r} that the id {text!r} is of was deleted; this is another one"
         )
@@ -85,14 +85,14 @@ def decode_id(topic: Topic, text: str) -> list[int]:
     return offsets
 
 
-def read(
+def read_events(
     logs: Sequence[Partition],
     mark: str,
     positions: Sequence[int],
-    view: View,
+    view: StreamView,
     ends: Sequence[int] | None = None,
     first: int = 0,
-) -> Iterator[Piece]:
+) -> Iterator[EventChunk]:
     """What lies behind the positions, up to ``ends`` or to where the logs end now: some of each partition.
 
     Every piece goes on where the one before it ends. Partition ``first`` comes first, and partition 0 after the last.
@@ -111,25 +111,25 @@ def read(
         begin = (encode_id(mark, now[:number]) + ("," if number else "")).encode()
         rest = "".join(f",{offset}" for offset in now[number + 1 :]).encode()
         id_bytes = len(begin) + len(rest) + len(str(end))
-        if id_bytes > _SHORT_BYTES:
+        if id_bytes > _EVERY_ID_BYTES:
             id_bytes = 0
-        with Alone() as alone:
+        with LargeBatchSlot() as slot:
             for batch in log.read(now[number], _READ_BYTES, isolation=view.isolation, durable_only=view.durable_only):
                 if batch.base_offset >= end:
                     break
                 left_bytes -= batch.size_bytes
-                alone.see(batch)
+                slot.acquire_for(batch)
                 for part in parts(batch, end, id_bytes):
                     now[number] = part.next_offset
-                    data = events(part, view.values_as, begin, rest, at_each=id_bytes > 0)
-                    yield Piece(data, len(part), tuple(now), number)
+                    data = events(part, view.value_encoding, begin, rest, at_each=id_bytes > 0)
+                    yield EventChunk(data, len(part), tuple(now), number)
                 now[number] = min(batch.next_offset, end)
         if left_bytes > 0 and now[number] < end:
             # Nothing more up to there: a gap, or what is not shown, the ends of transactions and what was aborted.
             now[number] = end
-            yield Piece(b"", 0, tuple(now), number)
+            yield EventChunk(b"", 0, tuple(now), number)
 
 
-def ends_of(logs: Sequence[Partition], view: View) -> list[int]:
+def ends_of(logs: Sequence[Partition], view: StreamView) -> list[int]:
     """Where a reader ends now."""
     return [log.end_offset(isolation=view.isolation, durable_only=view.durable_only) for log in logs]

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.http")
 
 RECORDS_MAX: Final = 100_000
-_COMMIT_EVERY_S: Final = 5.0
-_MATCH_EVERY_S: Final = 1.0
-_SETTLE_S: Final = 2.0
+_COMMIT_INTERVAL_S: Final = 5.0
+_MATCH_INTERVAL_S: Final = 1.0
+_ASSIGN_WAIT_S: Final = 2.0
 _POLL_INTERVAL_MS: Final = 420_000
 """Longer than an instance lives without being asked: it is the instance that ends, and not its membership."""
 
@@ -43,7 +43,7 @@ class ReaderOptions(msgspec.Struct, frozen=True):
     isolation: Isolation = "read_uncommitted"
 
 
-class GroupReader:
+class InstanceReader:
     """Reads for one instance; one thread at a time."""
 
     def __init__(self, store: LogStore, group: str, name: str, options: ReaderOptions) -> None:
@@ -58,7 +58,7 @@ class GroupReader:
         self._chosen: list[TopicPartition] = []
         self._delivered: dict[TopicPartition, int] = {}
         """Where the client is: behind what was handed out by requests before this one."""
-        self._commit_due_s = time.monotonic() + _COMMIT_EVERY_S
+        self._commit_due_s = time.monotonic() + _COMMIT_INTERVAL_S
 
     @property
     def is_member(self) -> bool:
@@ -70,7 +70,7 @@ class GroupReader:
     def subscribe(self, topics: list[str], pattern: str | None, may_read: MayRead) -> None:
         """Become a member that reads these topics, or those that match, instead of what it read before."""
         if self._chosen:
-            raise illegal("it has partitions assigned, and cannot subscribe: delete the subscription first")
+            raise illegal_state("it has partitions assigned, and cannot subscribe: delete the subscription first")
         compiled = None
         if pattern is not None:
             try:
@@ -86,7 +86,7 @@ class GroupReader:
             self._store.topic(check_topic_name(topic))
         self._leave()
         self._pattern, self._topics = compiled, topics
-        self._match_due_s = time.monotonic() + _MATCH_EVERY_S
+        self._match_due_s = time.monotonic() + _MATCH_INTERVAL_S
         self._join({})
 
     def unsubscribe(self) -> None:
@@ -101,11 +101,11 @@ class GroupReader:
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these, outside of what the group's members share. Raises `UnknownTopic`."""
         if self.is_member:
-            raise illegal("it has subscribed, and cannot be assigned partitions: delete the subscription first")
+            raise illegal_state("it has subscribed, and cannot be assigned partitions: delete the subscription first")
         chosen = sorted(set(partitions))
         for tp in chosen:
             if tp.partition >= self._store.topic(check_topic_name(tp.topic)).partition_count:
-                raise rest_error_codes.no_partition(tp.topic, tp.partition)
+                raise rest_error_codes.unknown_partition(tp.topic, tp.partition)
         before = self._positions()
         self._leave()
         self._chosen = chosen
@@ -142,12 +142,12 @@ class GroupReader:
     def _matching(self, pattern: TopicPattern, may_read: MayRead) -> list[str]:
         return [topic for topic in pattern.matching(self._store.topics()) if may_read(topic)]
 
-    def _join(self, carried: Mapping[TopicPartition, int]) -> None:
+    def _join(self, former_positions: Mapping[TopicPartition, int]) -> None:
         """Become a member. Where it is further than what the group knows, it goes on there."""
         if not self._topics:
             return
         options = self._options
-        left = dict(carried)
+        left = dict(former_positions)
 
         def begin(partitions: list[TopicPartition]) -> None:
             for tp in partitions:
@@ -189,13 +189,13 @@ class GroupReader:
             return
         if time.monotonic() < self._match_due_s and all(map(may_read, self._topics)):
             return
-        self._match_due_s = time.monotonic() + _MATCH_EVERY_S
+        self._match_due_s = time.monotonic() + _MATCH_INTERVAL_S
         topics = self._matching(self._pattern, may_read)
         if topics != self._topics:
-            carried = self._positions()
+            former_positions = self._positions()
             self._leave()
             self._topics = topics
-            self._join(carried)
+            self._join(former_positions)
 
     def close(self) -> None:
         """Commit if that is automatic, and leave."""
@@ -203,7 +203,7 @@ class GroupReader:
 
     # ------------------------------------------------------------ reading
 
-    def records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
+    def read_records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
         """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing.
 
         What cannot be read ends it: what was read before is handed out, and whoever asks next is told. Raises
@@ -217,7 +217,7 @@ class GroupReader:
         if consumer is None:
             return []
         if self._options.auto_commit and time.monotonic() >= self._commit_due_s:
-            self._commit_due_s = time.monotonic() + _COMMIT_EVERY_S
+            self._commit_due_s = time.monotonic() + _COMMIT_INTERVAL_S
             self._commit_quietly(self._delivered)
         found: list[Record] = []
         size = 0
@@ -238,13 +238,13 @@ class GroupReader:
             # Positions are behind what was read: dropped here, it would be committed and never handed out.
             logger.warning("consumer %s of group %s: stopped reading: %s", self._name, self.group, error)
         except BaseException:
-            self.give_back(found)
+            self.return_records(found)
             raise
         finally:
             handed_out.close()  # type: ignore[attr-defined]
         return found
 
-    def give_back(self, records: Iterable[Record]) -> None:
+    def return_records(self, records: Iterable[Record]) -> None:
         """Records that were read and are not handed out after all: they are read again."""
         if self._consumer is None:
             return
@@ -255,7 +255,7 @@ class GroupReader:
             if tp in self._positions():
                 self._consumer.seek(tp.topic, tp.partition, offset)
 
-    def delivered(self) -> None:
+    def mark_delivered(self) -> None:
         """What was read so far is the client's now."""
         self._delivered = self._positions()
 
@@ -270,20 +270,20 @@ class GroupReader:
 
     def seek(self, tp: TopicPartition, to: int | Literal["earliest", "latest"], *, from_time: bool = False) -> None:
         """Go on there; ``from_time``: at the first record of that time. Raises `HttpProblem` for what is not read."""
-        consumer = self._settled(tp)
+        consumer = self._assigned_consumer(tp)
         if from_time:
             found = self._store.open_partition(tp.topic, tp.partition).offset_for_timestamp(int(to))
             to = "latest" if found is None else found
         self._delivered[tp] = consumer.seek(tp.topic, tp.partition, to)
 
-    def _settled(self, tp: TopicPartition) -> Consumer:
+    def _assigned_consumer(self, tp: TopicPartition) -> Consumer:
         """With the partition assigned; a member that has not asked for records yet is given its partitions first."""
         if self._consumer is None:
-            raise illegal("it reads nothing: subscribe, or assign partitions first")
+            raise illegal_state("it reads nothing: subscribe, or assign partitions first")
         if tp not in self._positions() and self.is_member:
-            self._member_assignment(_SETTLE_S)
+            self._member_assignment(_ASSIGN_WAIT_S)
         if tp not in self._positions():
-            raise illegal(f"{tp} is not assigned to it")
+            raise illegal_state(f"{tp} is not assigned to it")
         return self._consumer
 
     def commit(self, positions: Mapping[TopicPartition, tuple[int, str]] | None, *, sync: bool = True) -> None:
@@ -302,14 +302,14 @@ class GroupReader:
             return
         if self.is_member and self._consumer is not None:
             for tp in positions:
-                self._settled(tp)
+                self._assigned_consumer(tp)
             self._consumer.commit(positions, metadata=text, sync=sync)
         else:
             self._store.groups.reset(self.group, positions, metadata=text, sync=sync)
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, int]) -> None:
         """For what nobody asked for: what is not committed is read again by others."""
-        moved = {tp: offset for tp, offset in positions.items() if self._known(tp) != offset}
+        moved = {tp: offset for tp, offset in positions.items() if self._committed_offset(tp) != offset}
         try:
             if moved and self.is_member and self._consumer is not None:
                 self._consumer.commit(moved, sync=False)
@@ -318,7 +318,7 @@ class GroupReader:
         except (ConsumerFenced, SegmentlogError) as error:
             logger.warning("consumer %s of group %s: not committed: %s", self._name, self.group, error)
 
-    def _known(self, tp: TopicPartition) -> int:
+    def _committed_offset(self, tp: TopicPartition) -> int:
         found = self._store.group_offsets.committed(self.group).get(tp)
         return -1 if found is None else found.offset
 
@@ -328,6 +328,6 @@ class GroupReader:
         return [(tp, known[tp].offset, known[tp].metadata) for tp in partitions if tp in known]
 
 
-def illegal(why: str) -> HttpProblem:
+def illegal_state(why: str) -> HttpProblem:
     """What the state of the instance does not allow."""
     return HttpProblem(HTTPStatus.CONFLICT, f"Illegal state: {why}", error_code=rest_error_codes.ILLEGAL_STATE)

@@ -20,11 +20,11 @@ _SPACE: Final = b" \t\r\n"
 _DEPTH_MAX: Final = 200
 
 
-class Malformed(ValueError):
+class MalformedJson(ValueError):
     """What came is no sequence of objects; nothing behind it can be understood."""
 
 
-class Objects(Generic[_T]):
+class JsonObjectSplitter(Generic[_T]):
     """Feed it pieces, and it hands out what is whole. ``size_max``: of one object."""
 
     def __init__(self, decode: Callable[[bytes], _T], size_max: int) -> None:
@@ -37,7 +37,7 @@ class Objects(Generic[_T]):
         self._in_string = False
 
     @property
-    def kept_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Of what was fed: an object that has not ended."""
         return len(self._buffer)
 
@@ -53,7 +53,7 @@ class Objects(Generic[_T]):
                 if self._start >= len(self._buffer):
                     break
                 if self._buffer[self._start] != ord("{"):
-                    raise Malformed(f"an object begins with {{, and not with {chr(self._buffer[self._start])!r}")
+                    raise MalformedJson(f"an object begins with {{, and not with {chr(self._buffer[self._start])!r}")
                 if self._start > self._tried:
                     found = self._try_line()
                     if found is not None:
@@ -62,7 +62,7 @@ class Objects(Generic[_T]):
             end = self._find_end()
             if end is None:
                 if len(self._buffer) - self._start > self._size_max:
-                    raise Malformed(f"one object has more than {self._size_max} bytes")
+                    raise MalformedJson(f"one object has more than {self._size_max} bytes")
                 break
             yield self._take(end)
         del self._buffer[: self._start]
@@ -73,7 +73,7 @@ class Objects(Generic[_T]):
     def finish(self) -> None:
         """It ends here. Raises `Malformed` in the middle of an object."""
         if self._buffer.strip():
-            raise Malformed("it ends in the middle of an object")
+            raise MalformedJson("it ends in the middle of an object")
 
     def _skip_space(self) -> None:
         buffer, at = self._buffer, self._start
@@ -106,7 +106,7 @@ class Objects(Generic[_T]):
         except msgspec.ValidationError as error:
             return error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(str(error)) from None
+            raise MalformedJson(str(error)) from None
 
     def _find_end(self) -> int | None:
         """Where the object ends that begins at `_start`, looked for from `_at` on."""
@@ -128,7 +128,7 @@ class Objects(Generic[_T]):
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth > _DEPTH_MAX:
-                    raise Malformed("it is nested too deeply")
+                    raise MalformedJson("it is nested too deeply")
             else:
                 self._depth -= 1
                 if self._depth <= 0:

@@ -17,41 +17,41 @@ LARGE_BYTES: Final = 16 << 20
 _WAIT_S: Final = 20.0
 
 
-class _Gate:
+class _ProcessMutex:
     """One for all doors of the process."""
 
     def __init__(self) -> None:
         self.mutex = fork_safety.lock(self, "mutex")
 
 
-_gate = _Gate()
+_process = _ProcessMutex()
 
 
-class Alone:
+class LargeBatchSlot:
     """``with Alone() as alone:`` around reading; until it ends nobody else has a large batch, once it has seen one.
 
     Nothing that waits for a client may be within it.
     """
 
     def __init__(self) -> None:
-        self._is_alone = False
+        self._is_held = False
 
-    def __enter__(self) -> Alone:
+    def __enter__(self) -> LargeBatchSlot:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_alone:
-            _gate.mutex.release()
+        if self._is_held:
+            _process.mutex.release()
 
-    def see(self, batch: RecordBatch) -> None:
+    def acquire_for(self, batch: RecordBatch) -> None:
         """Before anything of the batch is looked at. Raises `HttpProblem` when others take too long with theirs."""
-        if self._is_alone or batch.raw_size_bytes <= LARGE_BYTES:
+        if self._is_held or batch.raw_size_bytes <= LARGE_BYTES:
             return
-        if not _gate.mutex.acquire(timeout=_WAIT_S):
+        if not _process.mutex.acquire(timeout=_WAIT_S):
             raise HttpProblem(
                 HTTPStatus.SERVICE_UNAVAILABLE, "too many large batches are read at this moment: try again",
                 headers={"retry-after": "5"},
             )  # fmt: skip
-        self._is_alone = True
+        self._is_held = True

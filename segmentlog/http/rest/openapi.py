@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.endpoint_table import PATH_TYPES, Endpoint, Gives, Problem
+from segmentlog.http.rest.endpoint_table import PATH_TYPES, Endpoint, Problem, ResponseSpec
 
 _ALWAYS: Final = (400, 401, 403, 408, 413, 415, 417, 421, 500, 501, 503)
 """Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
@@ -73,7 +73,7 @@ def _types(endpoints: Iterable[Endpoint]) -> list[Any]:
     """Everything that is sent or answered, each once."""
     found: dict[Any, Any] = {_key(Problem): Problem}
     for endpoint in endpoints:
-        for kind in (*endpoint.body_types().values(), *(gives.type for gives in endpoint.gives.values())):
+        for kind in (*endpoint.body_types().values(), *(response.type for response in endpoint.responses.values())):
             if kind is not None:
                 found[_key(kind)] = kind
     return list(found.values())
@@ -102,7 +102,7 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
         "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint)],
         "responses": _responses(endpoint, schemas),
     }
-    if endpoint.takes:
+    if endpoint.accepts:
         operation["requestBody"] = {
             "required": not endpoint.body_optional,
             "content": {
@@ -165,7 +165,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
-    responses = {str(status): _response(status, gives, schemas) for status, gives in endpoint.gives.items()}
+    responses = {str(status): _response(status, spec, schemas) for status, spec in endpoint.responses.items()}
     for status in sorted({*_ALWAYS, *endpoint.problems}):
         responses.setdefault(
             str(status),
@@ -174,12 +174,12 @@ def _responses(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
     return responses
 
 
-def _response(status: int, gives: Gives, schemas: _Schemas) -> dict[str, Any]:
-    response: dict[str, Any] = {"description": gives.what or HTTPStatus(status).phrase}
+def _response(status: int, spec: ResponseSpec, schemas: _Schemas) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": spec.description or HTTPStatus(status).phrase}
     content: dict[str, Any] = {
-        one: {"schema": {"type": "string"} if gives.type is None else schemas.of(gives.type)} for one in gives.media
+        one: {"schema": {"type": "string"} if spec.type is None else schemas.of(spec.type)} for one in spec.media
     }
-    content |= {one: {"schema": {"type": "string"}} for one in gives.also}
+    content |= {one: {"schema": {"type": "string"}} for one in spec.other_media}
     if content:
         response["content"] = content
     return response

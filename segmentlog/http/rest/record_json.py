@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import Headers
 
-ValuesAs = Literal["text", "json", "base64"]
+ValueEncoding = Literal["text", "json", "base64"]
 
 _PIECE_BYTES: Final = 256 << 10
 _NAMES_BYTES: Final = 80
@@ -54,12 +54,12 @@ class RecordDocument(Struct, gc=False):
     value_text: str | UnsetType = UNSET
 
 
-def documents(batch: RecordBatch, values_as: ValuesAs) -> list[RecordDocument]:
+def documents(batch: RecordBatch, value_encoding: ValueEncoding) -> list[RecordDocument]:
     """The records of a batch."""
     partition = repeat(batch.partition)
     offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()
     keys: Any = batch.keys if batch.has_keys else repeat(None)
-    if values_as == "text" and not batch.has_headers:
+    if value_encoding == "text" and not batch.has_headers:
         try:
             texts = list(map(bytes.decode, batch.values))  # type: ignore[arg-type]
             key_texts: Any = list(map(bytes.decode, keys)) if batch.has_keys else keys
@@ -73,11 +73,11 @@ def documents(batch: RecordBatch, values_as: ValuesAs) -> list[RecordDocument]:
         document.key, document.key_base64 = _text(key)
         if value is None:
             document.value = None
-        elif values_as == "base64":
+        elif value_encoding == "base64":
             document.value_base64 = b64encode(value).decode()
-        elif values_as == "text" or not _put_json(document, value):
+        elif value_encoding == "text" or not _put_json(document, value):
             text, document.value_base64 = _text(value)
-            if values_as == "text":
+            if value_encoding == "text":
                 document.value = text
             elif text is not UNSET and text is not None:
                 document.value_text = text
@@ -115,9 +115,9 @@ def _headers(pairs: Headers) -> list[HeaderDocument]:
     return found
 
 
-def lines(batch: RecordBatch, values_as: ValuesAs) -> bytes:
+def lines(batch: RecordBatch, value_encoding: ValueEncoding) -> bytes:
     """A line of JSON each."""
-    return _encode_lines(documents(batch, values_as))
+    return _encode_lines(documents(batch, value_encoding))
 
 
 def bare_values(batch: RecordBatch) -> bytes:
@@ -129,9 +129,11 @@ def bare_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes, *, at_each: bool = True) -> bytes:
+def events(
+    batch: RecordBatch, value_encoding: ValueEncoding, begin: bytes, end: bytes, *, at_each: bool = True
+) -> bytes:
     """A server-sent event each, with an id ``at_each`` or at the last: ``begin``, the offset behind it, ``end``."""
-    rendered = lines(batch, values_as).split(b"\n")
+    rendered = lines(batch, value_encoding).split(b"\n")
     if not at_each:
         rendered.pop()  # what is behind the last line
         rendered[-1] = b"%b\nid: %b%d%b" % (rendered[-1], begin, batch.next_offset, end)

@@ -13,27 +13,27 @@ from segmentlog.http.error_responses import HttpProblem
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-    from segmentlog.http.large_bodies import RequestRoom
+    from segmentlog.http.large_bodies import RequestMemory
 
 
-class Disconnected(Exception):
+class ClientDisconnected(Exception):
     """Nobody is there any more to be answered."""
 
 
-class Body:
+class RequestBody:
     """The body of one request: as a whole, or piece by piece."""
 
-    __slots__ = ("_receive", "_room")
+    __slots__ = ("_memory", "_receive")
 
-    def __init__(self, receive: Receive, room: RequestRoom) -> None:
+    def __init__(self, receive: Receive, memory: RequestMemory) -> None:
         self._receive = receive
-        self._room = room
+        self._memory = memory
 
-    async def whole(self) -> bytes:
+    async def read_all(self) -> bytes:
         """All of it. Raises `Disconnected`, and `HttpProblem` for one that is too large or too slow."""
         message = await self._receive()
         if message["type"] != "http.request":
-            raise Disconnected
+            raise ClientDisconnected
         body: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             return body
@@ -41,7 +41,7 @@ class Body:
         async for piece in self.pieces():
             pieces.append(piece)
             size += len(piece)
-            await self.keep(size)
+            await self.reserve(size)
         return b"".join(pieces)
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -51,18 +51,18 @@ class Body:
         """
         more = True
         while more:
-            message = await self._room.receive(self._receive)
+            message = await self._memory.receive(self._receive)
             if message["type"] != "http.request":
-                raise Disconnected
+                raise ClientDisconnected
             more = message.get("more_body", False)
             if piece := message.get("body", b""):
                 yield piece
 
-    async def keep(self, size_bytes: int) -> None:
+    async def reserve(self, size_bytes: int) -> None:
         """Hold room for the bytes that are kept of it now. Raises `HttpProblem` (503) when there is none for long."""
-        await self._room.hold("body", size_bytes)
+        await self._memory.reserve("body", size_bytes)
 
-    async def gone(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Return once the client is gone, for an answer that goes on: what is sent to nobody raises nothing."""
         while (await self._receive())["type"] == "http.request":
             pass

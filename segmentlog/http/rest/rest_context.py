@@ -10,15 +10,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.rest.batch_append import AckName, Appending
-from segmentlog.http.rest.consumer_instances import Instances
-from segmentlog.http.rest.rest_schemas import StoreSchemas
-from segmentlog.http.rest.topic_broadcast import Tails
-from segmentlog.http.rest.value_formats import Schemas
+from segmentlog.http.rest.batch_append import AckName, BatchAppender
+from segmentlog.http.rest.consumer_instances import ConsumerInstances
+from segmentlog.http.rest.rest_schemas import StoreSchemaCodec
+from segmentlog.http.rest.topic_broadcast import BroadcastHub
+from segmentlog.http.rest.value_formats import SchemaCodec
 from segmentlog.objects.ownership.binding import is_bound
 
 if TYPE_CHECKING:
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
 
 _T = TypeVar("_T")
 
@@ -31,22 +31,24 @@ _SHIPPED_AT_A_TIME: Final = 12
 _with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-class Rest:
+class RestContext:
     """One for each door."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.schemas: Schemas = StoreSchemas(site.store)
-        self.appending = Appending(site.store)
-        self.tails = Tails(site)
-        self.instances = Instances(site)
+    def __init__(self, context: HttpContext) -> None:
+        self.context = context
+        self.schemas: SchemaCodec = StoreSchemaCodec(context.store)
+        self.appender = BatchAppender(context.store)
+        self.broadcasts = BroadcastHub(context)
+        self.instances = ConsumerInstances(context)
         self._shipping = asyncio.Semaphore(_SHIPPED_AT_A_TIME)
 
     async def append(self, ack: AckName | None, do: Callable[..., _T], *args: Any) -> _T:
         """`work` that appends: who waits for an object store leaves threads for everybody else."""
         if ack != "shipped":
             return await self.work(do, *args)
-        if not is_bound(self.site.store.fs, self.site.store.path):  # else it would be appended, and then be a failure
+        if not is_bound(
+            self.context.store.fs, self.context.store.path
+        ):  # else it would be appended, and then be a failure
             why = "nobody ships this store: nothing was appended; see 'segmentlog ship', or ask for ack=durable"
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, why)
         async with self._shipping:

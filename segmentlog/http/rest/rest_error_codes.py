@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Final
 
 from segmentlog import errors
-from segmentlog.http.error_responses import Forbidden, HttpProblem, problem_of, words_of
+from segmentlog.http.error_responses import Forbidden, HttpProblem, client_message, problem_of
 from segmentlog.schemas.registry_errors import SchemaError
 
 BAD_REQUEST: Final = 40002
@@ -60,10 +60,10 @@ def v3_problem(error: BaseException) -> HttpProblem:
     return _numbered(error, _ADMIN_CODES)
 
 
-def own_problem(error: BaseException) -> HttpProblem:
+def native_problem(error: BaseException) -> HttpProblem:
     """What an error comes to where the API is ours: its status says all."""
     if isinstance(error, errors.InvalidTopicName):
-        return HttpProblem(HTTPStatus.NOT_FOUND, words_of(error))
+        return HttpProblem(HTTPStatus.NOT_FOUND, client_message(error))
     return problem_of(error)
 
 
@@ -82,7 +82,7 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
         return error
     for kind, status, code in codes:
         if isinstance(error, kind):
-            return HttpProblem(status, words_of(error), error_code=code)
+            return HttpProblem(status, client_message(error), error_code=code)
     problem = problem_of(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         problem.error_code = FAILED
@@ -91,7 +91,7 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
     return problem
 
 
-def no_partition(topic: str, partition: object) -> HttpProblem:
+def unknown_partition(topic: str, partition: object) -> HttpProblem:
     """The topic has no such partition."""
     return HttpProblem(
         HTTPStatus.NOT_FOUND, f"topic {topic!r} has no partition {partition}", error_code=PARTITION_NOT_FOUND

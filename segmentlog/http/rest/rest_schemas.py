@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.http.rest.value_formats import SchemaWish
+from segmentlog.http.rest.value_formats import SchemaSelector
 from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.schema_id_framing import encode_head, encode_indexes
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _TYPES: Final = {"avro": "AVRO", "jsonschema": "JSON", "protobuf": "PROTOBUF"}
 _FORMATS: Final = {kind: name for name, kind in _TYPES.items()}
-_KEPT: Final = 1000
+_ENCODERS_MAX: Final = 1000
 
 Encode = Callable[[Any], bytes]
 
 
-class Writer:
+class StoreSchemaWriter:
     """A `SchemaWriter` of what is registered."""
 
     def __init__(self, record: SchemaRecord, encode: Encode) -> None:
@@ -41,7 +41,7 @@ class Writer:
             raise InvalidPayload(f"it is not as its schema says: {error}") from None
 
 
-class StoreSchemas:
+class StoreSchemaCodec:
     """`Schemas` of a store's own registry. Thread-safe."""
 
     def __init__(self, store: LogStore) -> None:
@@ -49,26 +49,28 @@ class StoreSchemas:
         self._encoders: dict[tuple[str, int], Encode] = {}
         self._reader: AnyDeserializer | None = None
 
-    def writer(self, topic: str, wish: SchemaWish, *, is_key: bool) -> Writer:
+    def writer(self, topic: str, selector: SchemaSelector, *, is_key: bool) -> StoreSchemaWriter:
         """See `Schemas`. Without any wish the latest version of the topic's subject."""
         registry = self._store.schemas
-        subject = wish.subject or _subject(topic, wish, is_key)
-        if wish.schema is not None:
-            kind = _TYPES[wish.format or "avro"]
-            record = registry.register(subject, Draft(wish.schema, kind))
-        elif wish.schema_id is not None:
-            record = registry.by_id(wish.schema_id, subject)
+        subject = selector.subject or _subject(topic, selector, is_key)
+        if selector.schema is not None:
+            kind = _TYPES[selector.format or "avro"]
+            record = registry.register(subject, Draft(selector.schema, kind))
+        elif selector.schema_id is not None:
+            record = registry.by_id(selector.schema_id, subject)
         else:
-            record = registry.version(subject, wish.version or "latest")
-        if wish.format is not None and record.schema_type != _TYPES[wish.format]:
-            raise InvalidSchema(f"Invalid schema: {record.id} is {record.schema_type}, and not {_TYPES[wish.format]}")
+            record = registry.version(subject, selector.version or "latest")
+        if selector.format is not None and record.schema_type != _TYPES[selector.format]:
+            raise InvalidSchema(
+                f"Invalid schema: {record.id} is {record.schema_type}, and not {_TYPES[selector.format]}"
+            )
         key = (record.schema, record.id)
         encode = self._encoders.get(key)
         if encode is None:
-            if len(self._encoders) >= _KEPT:
+            if len(self._encoders) >= _ENCODERS_MAX:
                 self._encoders.clear()
             encode = self._encoders[key] = _encoder(registry.parsed(record), record)
-        return Writer(record, encode)
+        return StoreSchemaWriter(record, encode)
 
     def read(self, data: bytes) -> Any:
         """See `Schemas`."""
@@ -79,10 +81,10 @@ class StoreSchemas:
         return self._reader.deserialize("", [data])[0]
 
 
-def _subject(topic: str, wish: SchemaWish, is_key: bool) -> str:
-    if wish.strategy in (None, "TOPIC_NAME"):
+def _subject(topic: str, selector: SchemaSelector, is_key: bool) -> str:
+    if selector.strategy in (None, "TOPIC_NAME"):
         return f"{topic}-{'key' if is_key else 'value'}"
-    raise InvalidSchema(f"Invalid schema: subject_name_strategy {wish.strategy}: say the subject instead")
+    raise InvalidSchema(f"Invalid schema: subject_name_strategy {selector.strategy}: say the subject instead")
 
 
 def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:

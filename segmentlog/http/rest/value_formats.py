@@ -31,7 +31,7 @@ class SchemaWriter(Protocol):
         """The schema's id and the data. Raises ValueError for data that is not as the schema says."""
 
 
-class SchemaWish(msgspec.Struct, frozen=True, kw_only=True):
+class SchemaSelector(msgspec.Struct, frozen=True, kw_only=True):
     """How a client says which schema it means; what it does not say is None."""
 
     format: str | None = None
@@ -42,10 +42,10 @@ class SchemaWish(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
 
 
-class Schemas(Protocol):
+class SchemaCodec(Protocol):
     """What a schema registry does for the formats that need one."""
 
-    def writer(self, topic: str, wish: SchemaWish, *, is_key: bool) -> SchemaWriter:
+    def writer(self, topic: str, selector: SchemaSelector, *, is_key: bool) -> SchemaWriter:
         """For one schema, which is registered if it was given in full. Raises `SegmentlogError`, ValueError."""
 
     def read(self, data: bytes) -> Any:

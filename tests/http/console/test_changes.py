@@ -10,7 +10,7 @@ from console_shop import HOSTILE, Page
 from doors import Client
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -158,7 +158,10 @@ def test_a_read_only_door_has_no_forms_and_takes_none(store: LogStore, read_only
         assert answer.status_code == 403
         assert "--allow-writes" in answer.text
     assert store.topics() == ["t"]
-    with LogStore(store.path, read_only=True) as again, Client(Site(again, HttpSettings(allow_writes=True))) as client:
+    with (
+        LogStore(store.path, read_only=True) as again,
+        Client(HttpContext(again, HttpSettings(allow_writes=True))) as client,
+    ):
         assert client.post("/ui/topics/t/delete", data={"name": "t"}).status_code == 403
         assert "Delete" not in client.get("/ui/topics/t").text
 

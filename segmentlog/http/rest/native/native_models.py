@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from segmentlog.http.rest.endpoint_table import Natural, PartitionNumber
-from segmentlog.http.rest.record_json import RecordDocument, ValuesAs
+from segmentlog.http.rest.record_json import RecordDocument, ValueEncoding
 
 _ValuesAs = Annotated[
-    ValuesAs,
+    ValueEncoding,
     Meta(
         description="How values come: `text` (base64 where they are no UTF-8), `json` (as part of the document where"
         " they are JSON) or `base64`."
@@ -94,7 +94,7 @@ class AppendQuery(Struct):
     ] = 0
 
 
-class Range(Struct):
+class AppendedRange(Struct):
     """Records that lie one behind the other."""
 
     partition: int
@@ -102,20 +102,20 @@ class Range(Struct):
     records: int
 
 
-class Appended(Struct):
+class AppendResult(Struct):
     """How many records were appended, and where."""
 
     records: int
-    ranges: list[Range]
+    ranges: list[AppendedRange]
     skipped: int | UnsetType = UNSET
     next_sequence: int | UnsetType = UNSET
 
 
-class Broken(Struct):
+class PartialAppend(Struct):
     """Why not all of the lines were appended, and which were."""
 
     error_code: int
     message: str
-    appended: Appended
+    appended: AppendResult
     next_line: int
     """The first line of the body, counted from 1, that is not known to be appended."""

@@ -14,7 +14,7 @@ ABSENT: Raw = cast(Raw, None)
 # ---------------------------------------------------------------- topics
 
 
-class Replica(Struct):
+class ReplicaInfo(Struct):
     broker: int
     leader: bool
     in_sync: bool
@@ -23,7 +23,7 @@ class Replica(Struct):
 class PartitionInfo(Struct):
     partition: int
     leader: int
-    replicas: list[Replica]
+    replicas: list[ReplicaInfo]
 
 
 class TopicInfo(Struct):
@@ -81,7 +81,7 @@ class RecordOffset(Struct):
     error: str | None
 
 
-class Produced(Struct):
+class ProducedOffsets(Struct):
     offsets: list[RecordOffset]
     key_schema_id: int | None = None
     value_schema_id: int | None = None
@@ -107,7 +107,7 @@ class NewInstance(Struct):
     isolation_level: Literal["read_committed", "read_uncommitted"] | None = field(name="isolation.level", default=None)
 
 
-class Instance(Struct):
+class CreatedInstance(Struct):
     instance_id: str
     base_uri: str
 
@@ -121,23 +121,23 @@ class Subscribed(Struct):
     topics: list[str]
 
 
-class OnePartition(Struct):
+class PartitionRef(Struct):
     topic: str
     partition: PartitionNumber
 
 
-class Partitions(Struct):
-    partitions: list[OnePartition]
+class TopicPartitions(Struct):
+    partitions: list[PartitionRef]
 
 
-class OneOffset(Struct):
+class PartitionOffset(Struct):
     topic: str
     partition: PartitionNumber
     offset: Annotated[int, Meta(ge=0, le=2**63 - 2)]
     metadata: str | None = None
 
 
-class OneTimestamp(Struct):
+class PartitionTimestamp(Struct):
     topic: str
     partition: PartitionNumber
     timestamp: str
@@ -145,16 +145,16 @@ class OneTimestamp(Struct):
 
 
 class OffsetsToCommit(Struct):
-    offsets: list[OneOffset] | None = None
+    offsets: list[PartitionOffset] | None = None
 
 
 class Seek(Struct):
-    offsets: list[OneOffset] = []
-    timestamps: list[OneTimestamp] = []
+    offsets: list[PartitionOffset] = []
+    timestamps: list[PartitionTimestamp] = []
 
 
 class CommittedOffsets(Struct):
-    offsets: list[OneOffset]
+    offsets: list[PartitionOffset]
 
 
 class ConsumedRecord(Struct, gc=False):

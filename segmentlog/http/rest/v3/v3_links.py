@@ -7,11 +7,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.path_names import segment
+from segmentlog.http.path_names import path_segment
 from segmentlog.http.rest.v3.v3_models import ListMetadata, Metadata, Related
 
 if TYPE_CHECKING:
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 BROKER: Final = 1
 """As at the Kafka door: the first of its workers."""
@@ -25,17 +25,17 @@ def cluster_id_of(store_id: str) -> str:
 class Links:
     """Of the cluster in the path. Raises `HttpProblem` when it is another one."""
 
-    def __init__(self, call: Call) -> None:
-        self.cluster_id = cluster_id_of(call.store.store_id)
-        asked = call.path.get("cluster_id", self.cluster_id)
+    def __init__(self, request: RestRequest) -> None:
+        self.cluster_id = cluster_id_of(request.store.store_id)
+        asked = request.path.get("cluster_id", self.cluster_id)
         if asked != self.cluster_id:
             raise HttpProblem(HTTPStatus.NOT_FOUND, f"Cluster {asked} cannot be found.")
-        self._clusters = f"{call.base_url}/v3/clusters"
+        self._clusters = f"{request.base_url}/v3/clusters"
         self._root = f"{self._clusters}/{self.cluster_id}"
 
     def url(self, *path: object) -> str:
         """Of something in the cluster."""
-        return "/".join((self._root, *map(segment, path)))
+        return "/".join((self._root, *map(path_segment, path)))
 
     def related(self, *path: object) -> Related:
         """A link to it."""
