@@ -1,7 +1,7 @@
 """An HTTP/1.1 parser that ignores requests to switch to another protocol.
 
 Some clients offer HTTP/2 with their first request; Java's HTTP client does so by default. A server that continues with
-HTTP/1.1 handles the request as if no upgrade had been offered (RFC 9110, section 7.8). httptools, however, would treat
+HTTP/1.1 handles the request as if no upgrade had been offered (RFC 9110, section 7.8). But httptools would treat
 the body as data of the new protocol. The body would be lost: a request to append would append nothing and report
 success.
 """

@@ -1,4 +1,5 @@
-"""Where lines and boxes of drawings go. The templates make SVG of it: a strict policy lets no style in."""
+"""Geometry of the console's charts. The templates render it as SVG: the content security policy allows no inline
+style."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _NARROWEST: Final = 5.0
 
 
 class SegmentBlock(NamedTuple):
-    """One segment of a strip, or neighbours that are alike."""
+    """One segment in a strip, or several adjacent segments of the same state."""
 
     state: str
     """"sealed", "active", "compacted" or "remote"."""
@@ -33,7 +34,7 @@ class SegmentBlock(NamedTuple):
 
 
 def segment_state(segment: SegmentInfo, cleaned_offset: int) -> str:
-    """What a segment is, for people."""
+    """Return the state of a segment as the console shows it."""
     if segment.active:
         return "active"
     if segment.remote:
@@ -42,7 +43,10 @@ def segment_state(segment: SegmentInfo, cleaned_offset: int) -> str:
 
 
 def segment_strip(segments: Sequence[SegmentInfo], cleaned_offset: int) -> list[SegmentBlock]:
-    """The segments side by side, as wide as they are large, but none too narrow to be seen."""
+    """Return one block for each segment, with a width in proportion to its size but wide enough to be seen.
+
+    Adjacent segments of one state are merged while there are more than 80 blocks.
+    """
     blocks = [
         SegmentBlock(segment_state(one, cleaned_offset), one.base_offset, one.end_offset, one.size_bytes, 1)
         for one in segments
@@ -63,7 +67,7 @@ def segment_strip(segments: Sequence[SegmentInfo], cleaned_offset: int) -> list[
 
 
 def _merge_pairs(blocks: list[SegmentBlock]) -> list[SegmentBlock]:
-    """Neighbours that are alike, two and two."""
+    """Merge every two adjacent blocks of the same state."""
     paired: list[SegmentBlock] = []
     at = 0
     while at < len(blocks):
@@ -91,25 +95,25 @@ _GROUPS_MAX: Final = 2000
 
 
 class Sample(NamedTuple):
-    """How far a group was behind, at a time."""
+    """Lag of a group at one time."""
 
     at_ms: int
     lag: int
 
 
 class Plot(NamedTuple):
-    """Samples as points of a line, in a box of `PLOT_WIDTH` by `PLOT_HEIGHT`."""
+    """Points of a line chart, in a box of `PLOT_WIDTH` by `PLOT_HEIGHT`."""
 
     points: str
     max_lag: int
     begin_ms: int
     end_ms: int
     samples: list[Sample]
-    """Some of them, for a table."""
+    """About a dozen samples, newest first, for a table."""
 
 
 class LagHistory:
-    """How far groups were behind whenever somebody looked, as long as this process lives. Thread-safe."""
+    """Lag of groups over time, sampled when a page shows a group. Kept in memory. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = fork_safety.lock(self, "_mutex")
@@ -117,7 +121,7 @@ class LagHistory:
         self._added_s: dict[str, float] = {}
 
     def add(self, group: str, at_ms: int, lag: int) -> None:
-        """Keep it, unless one was kept a moment ago."""
+        """Add a sample, unless the group has one from the last two seconds."""
         now_s = time.monotonic()
         with self._mutex:
             if now_s - self._added_s.get(group, -_INTERVAL_S) < _INTERVAL_S:
@@ -129,7 +133,7 @@ class LagHistory:
             self._samples.setdefault(group, deque(maxlen=_SAMPLES_MAX)).append(Sample(at_ms, lag))
 
     def plot(self, group: str) -> Plot | None:
-        """The line; None before there are two samples."""
+        """Return the chart of a group; None before there are two samples."""
         with self._mutex:
             samples = list(self._samples.get(group, ()))
         if len(samples) < 2:

@@ -1,4 +1,4 @@
-"""The page about what went wrong: damage, lost ranges, recoveries, and what keeps failing now."""
+"""The page about damage: findings of the scrubber, lost ranges, recoveries and current errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from segmentlog.records import LostRange, RecoveryReport
 
 _SHOWN_MAX: Final = 200
-"""Of each kind."""
-# As `LogStore.health` calls them.
+"""Maximum number of rows in each table."""
+# Keys of `LogStore.health`.
 _PARTITION: Final = re.compile(r"(?:ship )?([^/ ]+)/\d+")
 _PRODUCER: Final = re.compile(r"transaction of (.+)", re.DOTALL)
 _QUIET: Final = frozenset(("new", "clean", "live"))
-"""Recoveries that found nothing to do."""
+"""Verdicts of recoveries that found nothing to repair."""
 
 
 class DamagePages:
-    """One page."""
+    """Handler of the page about damage."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._store = console.store
 
-    def show(self, request: Request) -> Response:
-        """What is known, of topics that who asks may see."""
+    def show_damage(self, request: Request) -> Response:
+        """Render the page, limited to topics that the principal may see."""
         console = self._console
         sees_all = console.may_see(request, Thing.CLUSTER)
         scrub = self._store.scrub_report()
@@ -63,7 +63,7 @@ class DamagePages:
         )  # fmt: skip
 
     def _health(self, request: Request) -> dict[str, str]:
-        """What keeps failing, except of topics and producers that who asks may not see."""
+        """Return current errors, without those about topics and producers that the principal may not see."""
         found = {}
         for name, why in self._store.health().items():
             partition, producer = _PARTITION.fullmatch(name), _PRODUCER.fullmatch(name)
@@ -77,5 +77,5 @@ class DamagePages:
     def _lost(self, topic: str, number: int) -> list[LostRange]:
         try:
             return self._store.topic(topic).partition(number).lost_ranges()
-        except (SegmentlogError, OSError):  # it is told as failed, or gone
+        except (SegmentlogError, OSError):  # listed as failed, or deleted meanwhile
             return []

@@ -1,4 +1,4 @@
-"""A value as JSON by the schema that it names, of the registry in the same store."""
+"""Decodes values to JSON by their schemas, from the registry of the same store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from segmentlog.schemas.any_values import document_decoder
 
 
 def schema_decoder(context: HttpContext) -> Callable[[str, bytes], str | None]:
-    """For `RecordPages`. What has no schema here, does not fit it, or is too large, is shown as any other value."""
+    """Return the ``decode`` function of `RecordPages`.
+
+    It returns None for values without a known schema, values that do not match it and values that are too large.
+    """
     decode_document = document_decoder(context.store.schemas)
 
     def decode(topic: str, value: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""The pages about topics and partitions."""
+"""Pages about topics and partitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOPICS: Final = 100
 _PARTITIONS: Final = 25
 _SEGMENTS: Final = 50
 _STRIP_SEGMENTS: Final = 200
-"""A partition with more segments has its strip on its own page: each is looked at."""
+"""Partitions with more segments show their strip on their own page only: it reads every segment's size."""
 _PRODUCERS: Final = 100
 
 _SORTS: Final[dict[str, Callable[[TopicOverview], Any]]] = {
@@ -42,16 +42,16 @@ _SORTS: Final[dict[str, Callable[[TopicOverview], Any]]] = {
 
 
 class TopicPages:
-    """The list of topics; one topic, its configuration, its deletion; one partition."""
+    """Handlers of the pages about topics and partitions."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._store = console.store
 
-    # ------------------------------------------------------------ all of them
+    # ------------------------------------------------------------ list
 
-    def all(self, request: Request) -> Response:
-        """Every topic that who asks may see."""
+    def list_topics(self, request: Request) -> Response:
+        """List every topic that the principal may see."""
         params = request.query_params
         console = self._console
         overview = console.overview()
@@ -87,15 +87,15 @@ class TopicPages:
 
         return to
 
-    # ------------------------------------------------------------ one
+    # ------------------------------------------------------------ one topic
 
-    def show(self, request: Request) -> Response:
-        """One topic."""
+    def show_topic(self, request: Request) -> Response:
+        """Show one topic."""
         console = self._console
         topic = console.topic(request)
         name = topic.name
         overview = console.overview()
-        if name not in overview.topics or overview.topics[name].id != topic.id:  # made just now
+        if name not in overview.topics or overview.topics[name].id != topic.id:  # created after the refresh
             console.overviews.invalidate()
             overview = console.overview()
         seen = overview.topics.get(name)
@@ -118,13 +118,13 @@ class TopicPages:
         row: dict[str, Any] = {"number": number, "state": state, "blocks": None, "error": ""}
         if state is None or state.segment_count <= _STRIP_SEGMENTS:
             try:
-                row["blocks"] = _blocks(topic.partition(number))
+                row["blocks"] = _segment_blocks(topic.partition(number))
             except (SegmentlogError, OSError) as error:
                 row["error"] = self._console.context.problem_of(error).message
         return row
 
-    def partition(self, request: Request) -> Response:
-        """One partition: segments, epochs, what was lost, retention, compaction, producers."""
+    def show_partition(self, request: Request) -> Response:
+        """Show one partition: segments, epochs, lost ranges, retention, compaction and producers."""
         console = self._console
         topic = console.topic(request)
         log = topic.partition(parse_number(request.path_params["partition"], -1, -1))
@@ -133,7 +133,7 @@ class TopicPages:
         paging = Paging(request, len(segments), _SEGMENTS)
         shown = [(one, segment_state(one, cleaned_offset)) for one in segments[paging.begin : paging.end]]
         may_read = console.may_see(request, Thing.RECORDS, topic.name)
-        # As DescribeProducers has it, that takes the right to read.
+        # As in Kafka's DescribeProducers, this requires the right to read.
         producers = log.producers() if may_read and log.handle.page.words[PRODUCERS_WORD] else []
         overview = console.overview()
         findings = [
@@ -150,26 +150,26 @@ class TopicPages:
         )  # fmt: skip
 
     def _producer_names(self, request: Request) -> dict[int, str]:
-        """By their ids, those that who asks may see."""
+        """Return the producer names that the principal may see, by producer id."""
         return {
             state.producer_id: name
             for name, state in self._store.transactions.states().items()
             if self._console.may_see(request, Thing.TRANSACTIONAL_ID, name)
         }
 
-    # ------------------------------------------------------------ changing one
+    # ------------------------------------------------------------ changes
 
-    def edit(self, request: Request) -> Response:
-        """The form for the configuration."""
+    def show_config_form(self, request: Request) -> Response:
+        """Show the form for the configuration."""
         self._console.check_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, request.path_params["topic"])
         topic = self._console.topic(request, Operation.DESCRIBE_CONFIGS)
-        return self._form(request, topic, {}, {})
+        return self._render_config_form(request, topic, {}, {})
 
-    def alter(self, request: Request, form: Form) -> Response:
-        """Change what is another value than the form had; errors come back beside their fields."""
+    def change_config(self, request: Request, form: Form) -> Response:
+        """Apply the changed fields of the form; errors are shown beside their fields."""
         name = request.path_params["topic"]
         self._console.check_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
-        topic = self._console.topic(request, Operation.DESCRIBE_CONFIGS)  # a form with errors shows all of it
+        topic = self._console.topic(request, Operation.DESCRIBE_CONFIGS)  # a form with errors shows the configuration
         config = topic.config
         given: dict[str, str] = {}
         errors: dict[str, str] = {}
@@ -178,25 +178,29 @@ class TopicPages:
             if value != first_value(form, f"was:{line.key}", line.value):
                 given[line.key] = value
         together = _check(config, given)
-        for key, value in given.items():  # every one that is wrong, not only the first; but not for lack of another
+        for key, value in given.items():  # report every invalid value, but not those that depend on another key
             if together:
                 errors.update(_check(config, {key: value}))
         errors = {key: why for key, why in errors.items() if key in given} or together
         count = topic.partition_count
-        wanted = parse_number(first_value(form, "partitions"), count, -1, 1 << 31)
-        if wanted != count:
+        new_count = parse_number(first_value(form, "partitions"), count, -1, 1 << 31)
+        if new_count != count:
             self._console.check_write(request, Operation.ALTER, ResourceType.TOPIC, name)
-        if not errors and (given or wanted != count):
+        if not errors and (given or new_count != count):
             try:
-                self._store.alter_topic(name, given, partitions=wanted if wanted != count else None)
+                self._store.alter_topic(name, given, partitions=new_count if new_count != count else None)
             except InvalidConfig as error:
                 errors[error.key] = error.accepted
         if errors:
-            return self._form(request, topic, {**given, "partitions": first_value(form, "partitions")}, errors)
+            return self._render_config_form(
+                request, topic, {**given, "partitions": first_value(form, "partitions")}, errors
+            )
         self._console.overviews.invalidate()
-        return redirect_after_post(f"/topics/{name}", done="altered" if given or wanted != count else "unchanged")
+        return redirect_after_post(f"/topics/{name}", done="altered" if given or new_count != count else "unchanged")
 
-    def _form(self, request: Request, topic: Topic, given: dict[str, str], errors: dict[str, str]) -> Response:
+    def _render_config_form(
+        self, request: Request, topic: Topic, given: dict[str, str], errors: dict[str, str]
+    ) -> Response:
         defaults = {line.key: line.value for line in type(topic.config)().describe()}
         may_alter = self._console.may_write(request, Operation.ALTER, ResourceType.TOPIC, topic.name)
         return self._console.render(
@@ -204,32 +208,32 @@ class TopicPages:
             defaults=defaults, given=given, errors=errors, partition_count=topic.partition_count, may_alter=may_alter,
         )  # fmt: skip
 
-    def ask_delete(self, request: Request) -> Response:
-        """The page that has one type the name."""
+    def show_delete_form(self, request: Request) -> Response:
+        """Ask for the topic's name before deleting it."""
         self._console.check_write(request, Operation.DELETE, ResourceType.TOPIC, request.path_params["topic"])
         topic = self._console.topic(request)
-        return self._ask_delete(request, topic, "")
+        return self._render_delete_form(request, topic, "")
 
-    def _ask_delete(self, request: Request, topic: Topic, error: str) -> Response:
+    def _render_delete_form(self, request: Request, topic: Topic, error: str) -> Response:
         seen = self._console.overview().topics.get(topic.name)
         return self._console.render(
             request, "delete.html", 422 if error else 200, nav="topics", topic=topic, seen=seen, error=error
         )
 
-    def delete(self, request: Request, form: Form) -> Response:
-        """Delete it, if its name was typed."""
+    def delete_topic(self, request: Request, form: Form) -> Response:
+        """Delete the topic if its name was typed."""
         name = request.path_params["topic"]
         self._console.check_write(request, Operation.DELETE, ResourceType.TOPIC, name)
         topic = self._console.topic(request)
         if first_value(form, "name").strip() != name:
-            return self._ask_delete(request, topic, "That is not the topic's name.")
+            return self._render_delete_form(request, topic, "This is not the topic's name; nothing was deleted.")
         self._store.delete_topic(name)
         self._console.overviews.invalidate()
         return redirect_after_post("/", done="deleted")
 
 
 def _totals(topics: list[TopicOverview]) -> dict[str, int]:
-    """Here and not in the page: over thousands it is ten times as fast."""
+    """Sum up all topics. In Python, because a template takes ten times as long for thousands of topics."""
     return {
         "partition_count": sum(topic.partition_count for topic in topics),
         "record_count": sum(topic.record_count for topic in topics),
@@ -246,12 +250,12 @@ def _check(config: TopicConfig, changes: dict[str, str]) -> dict[str, str]:
     return {}
 
 
-def _blocks(log: Partition) -> list[SegmentBlock]:
+def _segment_blocks(log: Partition) -> list[SegmentBlock]:
     return segment_strip(log.segments(), log.cleaned_offset)
 
 
 def _retention(log: Partition) -> dict[str, Any]:
-    """What would go now."""
+    """Return what retention would delete now."""
     try:
         report = log.retain(dry_run=True)
     except (SegmentlogError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What is asked about configurations and modes."""
+"""Registry endpoints about compatibility levels and modes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ if TYPE_CHECKING:
     from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def config(request: RegistryRequest) -> dict[str, Any]:
+def get_config(request: RegistryRequest) -> dict[str, Any]:
     return dict(request.registry.config(request.subject, default_to_global=request.flag("defaultToGlobal")))
 
 
 def set_config(request: RegistryRequest) -> dict[str, Any]:
-    """What is sent calls it ``compatibility``, and so does the answer; everywhere else it is ``compatibilityLevel``."""
+    """Set the compatibility level.
+
+    Request and response of this endpoint call it ``compatibility``; all other messages call it ``compatibilityLevel``.
+    """
     asked = request.decode(dict[str, Any])
-    wanted = {("compatibilityLevel" if name == "compatibility" else name): value for name, value in asked.items()}
-    request.registry.set_config(request.subject, wanted)
-    return {("compatibility" if name == "compatibilityLevel" else name): value for name, value in wanted.items()}
+    settings = {("compatibilityLevel" if name == "compatibility" else name): value for name, value in asked.items()}
+    request.registry.set_config(request.subject, settings)
+    return {("compatibility" if name == "compatibilityLevel" else name): value for name, value in settings.items()}
 
 
 def delete_config(request: RegistryRequest) -> dict[str, Any]:
     return dict(request.registry.delete_config(request.subject))
 
 
-def mode(request: RegistryRequest) -> dict[str, str]:
+def get_mode(request: RegistryRequest) -> dict[str, str]:
     return {"mode": request.registry.mode(request.subject, default_to_global=request.flag("defaultToGlobal"))}
 
 
 def set_mode(request: RegistryRequest) -> dict[str, str]:
-    wanted = request.decode(dict[str, Any]).get("mode")
-    return {"mode": request.registry.set_mode(request.subject, wanted, force=request.flag("force"))}
+    mode_name = request.decode(dict[str, Any]).get("mode")
+    return {"mode": request.registry.set_mode(request.subject, mode_name, force=request.flag("force"))}
 
 
 def delete_mode(request: RegistryRequest) -> dict[str, str]:

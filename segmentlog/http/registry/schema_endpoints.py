@@ -1,4 +1,4 @@
-"""What is asked about schemas, whatever subjects they are of."""
+"""Registry endpoints about schemas of any subject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def every(request: RegistryRequest) -> list[dict[str, Any]]:
+def list_schemas(request: RegistryRequest) -> list[dict[str, Any]]:
     found = request.registry.schemas(
         request.query.get("subjectPrefix", ":*:"),
         deleted=request.flag("deleted"),
@@ -22,15 +22,15 @@ def every(request: RegistryRequest) -> list[dict[str, Any]]:
     return [version_document(record, record.schema) for record in request.part(found)]
 
 
-def types(request: RegistryRequest) -> list[str]:
+def list_types(request: RegistryRequest) -> list[str]:
     return request.registry.types()
 
 
-def contexts(request: RegistryRequest) -> list[str]:
+def list_contexts(request: RegistryRequest) -> list[str]:
     return request.registry.contexts()
 
 
-def by_id(request: RegistryRequest) -> dict[str, Any]:
+def get_schema(request: RegistryRequest) -> dict[str, Any]:
     record = request.registry.by_id(request.schema_id, request.query.get("subject"))
     found = document(record, request.formatted(record))
     if request.flag("fetchMaxId"):
@@ -38,16 +38,16 @@ def by_id(request: RegistryRequest) -> dict[str, Any]:
     return found
 
 
-def text(request: RegistryRequest) -> PlainTextResponse:
+def get_schema_text(request: RegistryRequest) -> PlainTextResponse:
     record = request.registry.by_id(request.schema_id, request.query.get("subject"))
     return PlainTextResponse(request.formatted(record))
 
 
-def subjects(request: RegistryRequest) -> list[str]:
+def list_subjects(request: RegistryRequest) -> list[str]:
     found = request.registry.holders(request.schema_id, request.query.get("subject"), deleted=request.flag("deleted"))
     return request.part(list(dict.fromkeys(record.subject for record in found)))
 
 
-def versions(request: RegistryRequest) -> list[dict[str, Any]]:
+def list_versions(request: RegistryRequest) -> list[dict[str, Any]]:
     found = request.registry.holders(request.schema_id, request.query.get("subject"), deleted=request.flag("deleted"))
     return request.part([{"subject": record.subject, "version": record.version} for record in found])

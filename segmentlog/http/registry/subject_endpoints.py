@@ -1,4 +1,4 @@
-"""What is asked about subjects and their versions."""
+"""Registry endpoints about subjects and their versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def names(request: RegistryRequest) -> list[str]:
+def list_subjects(request: RegistryRequest) -> list[str]:
     return request.part(
         request.registry.subjects(
             request.query.get("subjectPrefix", ":*:"),
@@ -23,7 +23,7 @@ def names(request: RegistryRequest) -> list[str]:
     )
 
 
-def versions(request: RegistryRequest) -> list[int]:
+def list_versions(request: RegistryRequest) -> list[int]:
     return request.part(
         request.registry.versions(
             request.named_subject, deleted=request.flag("deleted"), only_deleted=request.flag("deletedOnly")
@@ -31,42 +31,42 @@ def versions(request: RegistryRequest) -> list[int]:
     )
 
 
-def version(request: RegistryRequest) -> dict[str, Any]:
+def get_version(request: RegistryRequest) -> dict[str, Any]:
     record = request.registry.version(request.named_subject, request.version, deleted=request.flag("deleted"))
     return version_document(record, request.formatted(record))
 
 
-def text(request: RegistryRequest) -> PlainTextResponse:
+def get_schema_text(request: RegistryRequest) -> PlainTextResponse:
     record = request.registry.version(request.named_subject, request.version, deleted=request.flag("deleted"))
     return PlainTextResponse(request.formatted(record))
 
 
-def referenced_by(request: RegistryRequest) -> list[int]:
+def list_references(request: RegistryRequest) -> list[int]:
     return request.part(
         request.registry.referenced_by(request.named_subject, request.version, deleted=request.flag("deleted"))
     )
 
 
-def register(request: RegistryRequest) -> dict[str, Any]:
-    """Without its text: clients keep the one that they have sent, in the form that they read."""
+def register_schema(request: RegistryRequest) -> dict[str, Any]:
+    """Register a schema. The response omits its text unless a format is requested: the client already has it."""
     record = request.registry.register(request.named_subject, request.draft(), normalize=request.flag("normalize"))
     found = {"id": record.id, "version": record.version}
     return found | ({"schema": request.formatted(record)} if "format" in request.query else {})
 
 
-def lookup(request: RegistryRequest) -> dict[str, Any]:
+def find_schema(request: RegistryRequest) -> dict[str, Any]:
     record = request.registry.lookup(
         request.named_subject,
         request.draft(),
         normalize=request.flag("normalize"),
-        # Newer clients say "deleted", older ones the other.
+        # Newer clients send "deleted", older clients send "lookupDeletedSchema".
         deleted=request.flag("deleted") or request.flag("lookupDeletedSchema"),
     )
     return version_document(record, request.formatted(record))
 
 
-def check(request: RegistryRequest) -> dict[str, Any]:
-    """Whether a schema may follow, or stand beside one version; why not, where that is asked for."""
+def check_compatibility(request: RegistryRequest) -> dict[str, Any]:
+    """Return whether a schema is compatible with a subject or one of its versions, and on request why not."""
     try:
         problems = request.registry.check(request.named_subject, request.draft(), request.path.get("version"))
     except InvalidSchema as error:
@@ -76,7 +76,7 @@ def check(request: RegistryRequest) -> dict[str, Any]:
     return {"is_compatible": not problems} | ({"messages": problems} if request.flag("verbose") else {})
 
 
-def delete(request: RegistryRequest) -> list[int]:
+def delete_subject(request: RegistryRequest) -> list[int]:
     return request.registry.delete_subject(request.named_subject, permanent=request.flag("permanent"))
 
 

@@ -1,4 +1,4 @@
-"""What requests bring: read within limits, and made sense of."""
+"""Request bodies: reading within limits, and decoding JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ClientDisconnected(Exception):
-    """Nobody is there any more to be answered."""
+    """The client closed the connection, so no response can be sent."""
 
 
 class RequestBody:
-    """The body of one request: as a whole, or piece by piece."""
+    """The body of one request, read as a whole or in pieces."""
 
     __slots__ = ("_memory", "_receive")
 
@@ -30,7 +30,7 @@ class RequestBody:
         self._memory = memory
 
     async def read_all(self) -> bytes:
-        """All of it. Raises `Disconnected`, and `HttpProblem` for one that is too large or too slow."""
+        """Return the whole body. Raises `ClientDisconnected`, and `HttpProblem` if it is too large or too slow."""
         message = await self._receive()
         if message["type"] != "http.request":
             raise ClientDisconnected
@@ -45,9 +45,9 @@ class RequestBody:
         return b"".join(pieces)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """As it comes, empty pieces left out. Raises `Disconnected` when it breaks off.
+        """Yield the body as it arrives, without empty pieces. Raises `ClientDisconnected`.
 
-        Whoever reads it so has to say with `keep` how much of it is kept.
+        The caller must report with `reserve` how many bytes it buffers.
         """
         more = True
         while more:
@@ -59,25 +59,25 @@ class RequestBody:
                 yield piece
 
     async def reserve(self, size_bytes: int) -> None:
-        """Hold room for the bytes that are kept of it now. Raises `HttpProblem` (503) when there is none for long."""
+        """Reserve memory for the buffered bytes. Raises `HttpProblem` (503) if none becomes free."""
         await self._memory.reserve("body", size_bytes)
 
     async def wait_for_disconnect(self) -> None:
-        """Return once the client is gone, for an answer that goes on: what is sent to nobody raises nothing."""
+        """Return once the client has disconnected. Sending to a closed connection raises nothing."""
         while (await self._receive())["type"] == "http.request":
             pass
 
 
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """A document of the decoder's type. Raises `HttpProblem`: 422 for another shape, 400 for what is no JSON."""
+    """Decode a JSON document. Raises `HttpProblem`: 422 for a wrong shape, 400 for malformed JSON."""
     try:
         found = decoder.decode(body)
         if not body.isascii():
-            body.decode()  # texts that are kept as they came were not looked into
+            body.decode()  # raw parts of the document were not decoded
     except msgspec.ValidationError as error:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the body is no JSON: it is nested too deeply") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the body is not JSON: it is nested too deeply") from None
     return found

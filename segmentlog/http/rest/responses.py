@@ -1,4 +1,4 @@
-"""Answers: bytes that are there, and bytes that come."""
+"""Responses: complete ones and streamed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class RestResponse:
-    """An answer that is there as a whole. (Starlette's own take 10 us more each.)"""
+    """A complete response. (Starlette's own takes 10 us more.)"""
 
     __slots__ = ("body", "headers", "status")
 
@@ -37,15 +37,15 @@ class RestResponse:
             self.headers.append((b"content-length", b"%d" % len(body)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
 class StreamedResponse:
-    """An answer that comes in pieces, for as long as the client takes them.
+    """A response sent in pieces, as fast as the client reads them.
 
-    What goes wrong once it has begun can only be told by an end that is none: the connection is closed in the middle.
+    An error after the response has started can only be signalled by closing the connection before the body ends.
     """
 
     __slots__ = ("has_started", "headers", "pieces")
@@ -56,7 +56,8 @@ class StreamedResponse:
         self.headers = [(b"content-type", content_type.encode()), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. The first piece is waited for before anything is said: until then a problem is an answer."""
+        """Send the response. Headers are sent after the first piece is ready: until then an error has its own
+        response."""
         pieces = self.pieces
         try:
             if scope["method"] == "HEAD":
@@ -75,10 +76,10 @@ class StreamedResponse:
 
 
 def json_response(document: Any, status: int = HTTPStatus.OK, content_type: str = media_types.JSON) -> RestResponse:
-    """A document as JSON."""
+    """Return a document as a JSON response."""
     return RestResponse(encode_json(document), status, content_type)
 
 
 def no_content() -> RestResponse:
-    """Done, and nothing to say."""
+    """Return an empty response (204)."""
     return RestResponse(status=HTTPStatus.NO_CONTENT)

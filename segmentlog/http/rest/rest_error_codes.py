@@ -1,4 +1,4 @@
-"""Problems with the numbers that clients of the REST Proxy know: the status times 100, and one of its own."""
+"""Error codes of the REST Proxy: the HTTP status times 100, plus a number."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ _ADMIN_CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
 
 
 def v2_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to in version 2."""
+    """Return the REST v2 response for an error."""
     return _numbered(error, _CODES)
 
 
 def v3_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to in version 3."""
+    """Return the REST v3 response for an error."""
     return _numbered(error, _ADMIN_CODES)
 
 
 def native_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to where the API is ours: its status says all."""
+    """Return the response of segmentlog's own endpoints for an error. Its code is the status."""
     if isinstance(error, errors.InvalidTopicName):
         return HttpProblem(HTTPStatus.NOT_FOUND, client_message(error))
     return problem_of(error)
 
 
 def record_code(error: BaseException) -> int:
-    """What is told of a record that was not appended, where others may have been."""
+    """Return the error code for one record that was not appended."""
     problem = v2_problem(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return FAILED
@@ -92,7 +92,7 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
 
 
 def unknown_partition(topic: str, partition: object) -> HttpProblem:
-    """The topic has no such partition."""
+    """Return the response (404) for a partition that the topic does not have."""
     return HttpProblem(
         HTTPStatus.NOT_FOUND, f"topic {topic!r} has no partition {partition}", error_code=PARTITION_NOT_FOUND
     )

@@ -1,4 +1,4 @@
-"""A request on its way: what it asks for, and what its handler may use."""
+"""One REST request: its validated parameters, and the services that its handler may use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUERY_FIELDS_MAX: Final = 100
 
 
 class PreparedEndpoint:
-    """An endpoint, with what is the same for all of its requests made once."""
+    """An endpoint with the values that are the same for all of its requests."""
 
     __slots__ = ("accepts", "decoders", "default_query", "endpoint", "offered")
 
@@ -54,7 +54,7 @@ class PreparedEndpoint:
 
 
 class RestRequest:
-    """One request. Its handler checks who may do what, and answers."""
+    """One request. Its handler must check access rights."""
 
     __slots__ = (
         "_endpoint",
@@ -70,7 +70,7 @@ class RestRequest:
     )
 
     def __init__(self, rest: RestContext, prepared: PreparedEndpoint, scope: Scope, receive: Receive) -> None:
-        """Raises `HttpProblem` for what can be told without its body: parameters, media types."""
+        """Check parameters and media types. Raises `HttpProblem`."""
         self.rest = rest
         self._endpoint = prepared
         self.scope = scope
@@ -84,7 +84,7 @@ class RestRequest:
 
     @property
     def context(self) -> HttpContext:
-        """The store, and who may do what."""
+        """The store and the access rules."""
         return self.rest.context
 
     @property
@@ -102,9 +102,9 @@ class RestRequest:
                               errors="strict")  # fmt: skip
             return msgspec.convert(dict(pairs), query, strict=False)
         except msgspec.ValidationError as error:
-            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the query: {error}") from None
+            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"invalid query: {error}") from None
         except ValueError:
-            raise HttpProblem(HTTPStatus.BAD_REQUEST, "the query is no form of names and values in UTF-8") from None
+            raise HttpProblem(HTTPStatus.BAD_REQUEST, "invalid query: it must be names and values in UTF-8") from None
 
     def _negotiate(self) -> str:
         offered = self._endpoint.offered
@@ -112,7 +112,9 @@ class RestRequest:
             return ""
         chosen = media_types.choose(self.headers.get("accept", ""), offered)
         if chosen is None:
-            raise HttpProblem(HTTPStatus.NOT_ACCEPTABLE, f"there is {', '.join(offered)}, and none of that is accepted")
+            raise HttpProblem(
+                HTTPStatus.NOT_ACCEPTABLE, f"the client accepts none of the available media types: {', '.join(offered)}"
+            )
         return chosen
 
     def _content_type(self) -> str:
@@ -126,65 +128,66 @@ class RestRequest:
             if not given and endpoint.body_optional:
                 return endpoint.accepts[0]
             raise HttpProblem(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the content type is one of {', '.join(endpoint.accepts)}"
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"unsupported Content-Type {given!r}; use one of {', '.join(endpoint.accepts)}",
             )
         return given
 
     async def document(self) -> Any:
-        """The body, decoded; None where there is none, and there need not be."""
+        """Return the decoded body; None if it is optional and empty."""
         body = await self.body.read_all()
         if not body and self._endpoint.endpoint.body_optional:
             return None
         return self.decode(body)
 
     def decode(self, body: bytes) -> Any:
-        """A body as its content type has it. Raises `HttpProblem`."""
+        """Decode a body according to its content type. Raises `HttpProblem`."""
         return decode(self._endpoint.decoders[self.content_type], body)
 
-    # ------------------------------------------------------------ who may do what
+    # ------------------------------------------------------------ access rights
 
     def check(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> None:
-        """Raises `Forbidden` where the rules do not allow it."""
+        """Raise `Forbidden` if the principal may not perform the operation."""
         self.rest.context.check(self.connection, operation, resource, name)
 
     def check_topic(self, operation: Operation, topic: str) -> None:
-        """The same for a topic."""
+        """Raise `Forbidden` if the principal may not perform the operation on the topic."""
         self.rest.context.check(self.connection, operation, ResourceType.TOPIC, topic)
 
     def allows(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Whether the rules allow it."""
+        """Return whether the principal may perform the operation."""
         return self.rest.context.allows(self.connection, operation, resource, name)
 
     def may_see(self, thing: Thing, name: str = "") -> bool:
-        """Whether who asks may see the thing of this name."""
+        """Return whether the principal may see the named thing."""
         return self.rest.context.may_see(self.connection, thing, name)
 
     def check_schemas(self) -> None:
-        """Raises `Forbidden` where who asks may not see schemas."""
+        """Raise `Forbidden` if the principal may not read schemas."""
         self.check_topic(Operation.READ, SCHEMAS_TOPIC)
 
     def check_administration(self) -> None:
-        """Raises `Forbidden` where this door lets nobody change anything."""
+        """Raise `Forbidden` if the server is read-only."""
         self.rest.context.check_writes()
 
-    # ------------------------------------------------------------ what takes time
+    # ------------------------------------------------------------ blocking calls
 
     async def work(self, do: Callable[..., _T], *args: Any) -> _T:
-        """Call it in a thread: what may wait for a disk, or a lock."""
+        """Run a function that may block in a thread."""
         return await self.rest.work(do, *args)
 
     async def append(self, do: Callable[..., _T], *args: Any) -> _T:
-        """The same for what appends with the query's ``ack``."""
+        """Run an append with the query's ``ack`` in a thread."""
         return await self.rest.append(self.query.ack, do, *args)
 
     @property
     def base_url(self) -> str:
-        """Of this door, as the client knows it, without a slash at the end."""
+        """URL of this server as the client knows it, without a final slash."""
         return str(self.connection.base_url).rstrip("/")
 
 
 def _path_of(given: Mapping[str, str]) -> dict[str, Any]:
-    """Parameters in the path, the numbers among them as such. Raises `HttpProblem` for what is no number."""
+    """Return the path parameters with numbers converted. Raises `HttpProblem` (404) for an invalid number."""
     path: dict[str, Any] = dict(given)
     for name in given:
         kind = PATH_TYPES.get(name)
@@ -192,12 +195,14 @@ def _path_of(given: Mapping[str, str]) -> dict[str, Any]:
             try:
                 path[name] = msgspec.convert(given[name], kind, strict=False)
             except msgspec.ValidationError:
-                raise HttpProblem(HTTPStatus.NOT_FOUND, f"{given[name]!r} is no {name.replace('_', ' ')}") from None
+                raise HttpProblem(
+                    HTTPStatus.NOT_FOUND, f"{given[name]!r} is not a valid {name.replace('_', ' ')}"
+                ) from None
     return path
 
 
 class PathApp:
-    """An ASGI application: the methods of one path."""
+    """ASGI application for all methods of one path."""
 
     def __init__(self, rest: RestContext, endpoints: Mapping[str, Endpoint]) -> None:
         self._rest = rest
@@ -210,7 +215,7 @@ class PathApp:
         """Answer a request."""
         prepared = self._by_method.get(scope["method"])
         if prepared is None:
-            message = f"this path has {self._allow.decode()}"
+            message = f"method {scope['method']} is not allowed; this path supports {self._allow.decode()}"
             await problem_response(
                 HttpProblem(HTTPStatus.METHOD_NOT_ALLOWED, message, headers={"allow": self._allow.decode()})
             )(scope, receive, send)
@@ -228,12 +233,12 @@ class PathApp:
             if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 logger.error("%s %s", scope["method"], scope["path"], exc_info=error)
             elif has_started:
-                logger.warning("%s %s: broken off: %s", scope["method"], scope["path"], error)
+                logger.warning("%s %s: response aborted: %s", scope["method"], scope["path"], error)
             if not has_started:
                 await problem_response(problem)(scope, receive, send)
 
 
 def problem_response(problem: HttpProblem) -> RestResponse:
-    """A problem as JSON."""
+    """Return a problem as a JSON response."""
     headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
     return RestResponse(encode_json(Problem(problem.error_code, problem.message)), problem.status, headers=headers)

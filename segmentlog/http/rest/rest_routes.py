@@ -1,4 +1,4 @@
-"""All of REST as routes of the HTTP door, and the document that describes them."""
+"""Routes of the REST API, and its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _rendered: list[bytes] = []
 
 
 async def _openapi(request: RestRequest) -> RestResponse:
-    """The document, made when it is first asked for."""
+    """Return the OpenAPI document, built at the first request."""
     if not _rendered:
         _rendered.append(encode_json(openapi()))
     return RestResponse(_rendered[0])
@@ -40,16 +40,16 @@ ENDPOINTS: Final = (
         responses={200: ResponseSpec(dict[str, Any], (media_types.JSON,))}, problems=(406,),
     ),
 )  # fmt: skip
-"""In the order in which paths are tried: what is asked for most comes first."""
+"""All endpoints, in the order in which paths are matched: frequent requests come first."""
 
 
 def openapi() -> dict[str, Any]:
-    """The OpenAPI document of all of it."""
+    """Return the OpenAPI document of all endpoints."""
     return document(ENDPOINTS, version("segmentlog"))
 
 
 def routes(context: HttpContext) -> list[BaseRoute]:
-    """For the root of the port."""
+    """Return the REST routes for the root of the port."""
     rest = RestContext(context)
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in ENDPOINTS:

@@ -1,4 +1,4 @@
-"""Keys and values by the schemas of the store's registry."""
+"""Encodes and decodes keys and values by the schemas of the store's registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Encode = Callable[[Any], bytes]
 
 
 class StoreSchemaWriter:
-    """A `SchemaWriter` of what is registered."""
+    """`SchemaWriter` for one registered schema."""
 
     def __init__(self, record: SchemaRecord, encode: Encode) -> None:
         self.subject, self.schema_id, self.version = record.subject, record.id, record.version
@@ -34,15 +34,15 @@ class StoreSchemaWriter:
         self._encode = encode
 
     def encode(self, data: Any) -> bytes:
-        """Raises ValueError for what the schema does not describe."""
+        """Encode data. Raises ValueError if the schema does not allow them."""
         try:
             return self._encode(data)
         except (TypeError, OverflowError, KeyError) as error:
-            raise InvalidPayload(f"it is not as its schema says: {error}") from None
+            raise InvalidPayload(f"the data do not match the schema: {error}") from None
 
 
 class StoreSchemaCodec:
-    """`Schemas` of a store's own registry. Thread-safe."""
+    """`SchemaCodec` for the registry of a store. Thread-safe."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class StoreSchemaCodec:
         self._reader: AnyDeserializer | None = None
 
     def writer(self, topic: str, selector: SchemaSelector, *, is_key: bool) -> StoreSchemaWriter:
-        """See `Schemas`. Without any wish the latest version of the topic's subject."""
+        """Implement `SchemaCodec.writer`. An empty selector means the latest version of the topic's subject."""
         registry = self._store.schemas
         subject = selector.subject or _subject(topic, selector, is_key)
         if selector.schema is not None:
@@ -62,7 +62,7 @@ class StoreSchemaCodec:
             record = registry.version(subject, selector.version or "latest")
         if selector.format is not None and record.schema_type != _TYPES[selector.format]:
             raise InvalidSchema(
-                f"Invalid schema: {record.id} is {record.schema_type}, and not {_TYPES[selector.format]}"
+                f"Invalid schema: schema {record.id} is {record.schema_type}, not {_TYPES[selector.format]}"
             )
         key = (record.schema, record.id)
         encode = self._encoders.get(key)
@@ -73,7 +73,7 @@ class StoreSchemaCodec:
         return StoreSchemaWriter(record, encode)
 
     def read(self, data: bytes) -> Any:
-        """See `Schemas`."""
+        """Implement `SchemaCodec.read`."""
         if self._reader is None:
             from segmentlog.schemas.any_values import AnyDeserializer
 
@@ -84,7 +84,9 @@ class StoreSchemaCodec:
 def _subject(topic: str, selector: SchemaSelector, is_key: bool) -> str:
     if selector.strategy in (None, "TOPIC_NAME"):
         return f"{topic}-{'key' if is_key else 'value'}"
-    raise InvalidSchema(f"Invalid schema: subject_name_strategy {selector.strategy}: say the subject instead")
+    raise InvalidSchema(
+        f"Invalid schema: subject_name_strategy {selector.strategy} is not supported; set subject instead"
+    )
 
 
 def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:
@@ -109,7 +111,7 @@ def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:
 
 
 def _protobuf_encoder(parsed: ParsedSchema, head: bytes) -> Encode:
-    """Of the first message of the file, as the REST Proxy has it."""
+    """Return an encoder for the first message of the file, as in the REST Proxy."""
     from google.protobuf import json_format
     from google.protobuf.message_factory import GetMessageClass
 
@@ -126,6 +128,6 @@ def _protobuf_encoder(parsed: ParsedSchema, head: bytes) -> Encode:
         try:
             return begin + bytes(json_format.ParseDict(data, kind()).SerializeToString())
         except (json_format.ParseError, AttributeError) as error:
-            raise InvalidPayload(f"it is no message {kind.DESCRIPTOR.full_name}: {error}") from None
+            raise InvalidPayload(f"the data are not a message {kind.DESCRIPTOR.full_name}: {error}") from None
 
     return encode

@@ -1,13 +1,13 @@
-"""What is appended to a topic, read and encoded once for all who listen.
+"""Reads and encodes new records of a topic once for all clients that stream it.
 
-One thread reads for all tails. What it reads of one goes into a ring of pieces, and each listener sends them at its
-own pace. The ring has a bound: when it is full, the thread waits for the slowest listener, a second at the most if
-others wait for more. One that is too slow for that falls out of the ring, and reads the log by itself, as does one
-that begins further back: the log is the buffer, and nobody gets anything twice, or misses any of it. It joins again
-once it stands where the ring is.
+One thread reads for all broadcasts. It puts the encoded chunks of a topic into a ring, and each listener sends them at
+its own pace. The ring has a size limit. When it is full, the thread waits for the slowest listener, at most one second
+if other listeners are waiting. A listener that is too slow is removed from the ring and reads the log itself, as does a
+listener that starts further back. The log is the buffer: each listener receives every record exactly once. It rejoins
+the ring once it has caught up.
 
-    ring      pieces [first, next), each with the positions behind it
-    positions those behind the last piece: where the thread reads on
+    ring       chunks [first, next), each with the positions after it
+    positions  positions after the last chunk, where the thread continues to read
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ RING_BYTES: Final = 8 << 20
 _SLOW_LISTENER_S: Final = 1.0
 _POLL_S: Final = 1.0
 _DURABLE_POLL_S: Final = 0.02
-"""Nobody is woken when something becomes durable."""
+"""Readers are not notified when records become durable, so the thread polls."""
 
 
 class BroadcastListener:
-    """Somebody who listens to a tail. All of it is for the event loop, but for `index`."""
+    """A client that streams a topic. Used by the event loop, except `index`."""
 
     __slots__ = ("index", "positions", "wakeup")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: tuple[int, ...] = tuple(positions)
         self.index = -1
-        """Of the piece that comes next; -1: it is not in the ring, and reads by itself."""
+        """Number of the next chunk; -1 if the listener reads the log itself."""
         self.wakeup = asyncio.Event()
 
     @property
     def is_live(self) -> bool:
-        """Whether it is given pieces of the ring."""
+        """Whether the listener takes chunks from the ring."""
         return self.index >= 0
 
 
 class TopicBroadcast:
-    """One topic, as one view shows it."""
+    """Ring of encoded chunks of one topic in one view."""
 
     def __init__(self, topic: Topic, view: StreamView, loop: asyncio.AbstractEventLoop) -> None:
         self.topic = topic
@@ -69,18 +69,18 @@ class TopicBroadcast:
         self.listeners: set[BroadcastListener] = set()
         self.logs: list[Partition] = topic.partitions()
         self.failure_count = 0
-        """How often the thread could not read on: each listener then reads by itself, and meets the reason."""
+        """How often reading failed. After each failure every listener reads the log itself, and gets the error."""
         self.is_full = False
-        """The thread waits for room in the ring: who makes some tells it."""
+        """Whether the thread waits for free space in the ring. The listener that frees it interrupts the wait."""
         self._mutex = fork_safety.lock(self, "_mutex")
         self._ring: deque[EventChunk] = deque()
         self._size_bytes = 0
         self._first = 0
         self._positions: tuple[int, ...] = (0,) * len(self.logs)
         self._first_partition = 0
-        """Read first the next time: the one after that of the last piece, when the ring was full then."""
+        """Partition to read first in the next cycle: the one after that of the last chunk."""
         self._version = 0
-        """Changes when positions do without a piece: what was read for the old ones does not count."""
+        """Changes whenever positions change without a chunk. Chunks read for an older version are dropped."""
         self._full_since_s = 0.0
         self._is_waking = False
         self._counted_s = time.monotonic()
@@ -88,7 +88,7 @@ class TopicBroadcast:
     # ------------------------------------------------------------ listeners
 
     def try_join(self, listener: BroadcastListener) -> bool:
-        """Give it what comes from now on, if it stands where a piece ends, or if nobody is given anything yet."""
+        """Attach a listener to the ring if its positions match a chunk's end, or if the ring has no listener."""
         with self._mutex:
             positions = listener.positions
             if not any(one.is_live for one in self.listeners):
@@ -108,14 +108,14 @@ class TopicBroadcast:
             return False
 
     def target(self, positions: Sequence[int]) -> tuple[int, ...] | None:
-        """Up to where somebody who is behind in every partition reads to join; None for one who is ahead in some."""
+        """Return the positions up to which a listener must read to join; None if it is ahead in a partition."""
         with self._mutex:
             target_positions = self._positions
         behind = len(target_positions) == len(positions) and all(map(int.__le__, positions, target_positions))
         return target_positions if behind else None
 
     def take(self, listener: BroadcastListener) -> EventChunk | None:
-        """The next piece for a live listener; None when there is none yet, or when it fell out of the ring."""
+        """Return the next chunk of a live listener; None if there is none yet or the listener was removed."""
         with self._mutex:
             if listener.index < self._first:
                 listener.index = -1
@@ -130,7 +130,7 @@ class TopicBroadcast:
             return piece
 
     def _drop_delivered(self) -> None:
-        """Let go of pieces that every live listener has taken."""
+        """Drop chunks that every live listener has taken."""
         least = min((one.index for one in self.listeners.copy() if one.is_live), default=self._next)
         while self._first < least:
             self._size_bytes -= len(self._ring.popleft().data)
@@ -141,7 +141,7 @@ class TopicBroadcast:
         return self._first + len(self._ring)
 
     def remove_listener(self, listener: BroadcastListener) -> None:
-        """It listens no more."""
+        """Remove a listener."""
         with self._mutex:
             self.listeners.discard(listener)
             self._drop_delivered()
@@ -149,7 +149,7 @@ class TopicBroadcast:
     # ------------------------------------------------------------ the thread
 
     def advance(self) -> bool:
-        """Read what there is of each partition into the ring; whether there was anything, or no room for it."""
+        """Read new records of each partition into the ring, and return whether there were any or reading failed."""
         with self._mutex:
             if not any(one.is_live for one in self.listeners):
                 return False
@@ -174,9 +174,9 @@ class TopicBroadcast:
                         break
                 self.wake()
         except Exception as error:
-            # Whatever it is, a MemoryError too: the thread is everybody's, and those who listen here read on without.
+            # Catch everything, also MemoryError: all broadcasts share the thread, and the listeners can read the log.
             if not isinstance(error, SegmentlogError | OSError):
-                logger.exception("the tail of %s", self.topic.name)
+                logger.exception("the broadcast of topic %s failed; its listeners read the log", self.topic.name)
             self.detach_listeners()
             is_any = True
         if is_any:
@@ -184,7 +184,7 @@ class TopicBroadcast:
         return is_any
 
     def detach_listeners(self) -> None:
-        """It cannot be read on: each listener reads by itself from where it is, and meets the reason."""
+        """Make every listener read the log itself from its own positions, after a failure."""
         with self._mutex:
             self._version += 1
             self.failure_count += 1
@@ -203,7 +203,7 @@ class TopicBroadcast:
         live = [one for one in self.listeners.copy() if one.is_live]
         is_waited_for = any(one.index == self._next for one in live)
         if now_s - self._full_since_s >= _SLOW_LISTENER_S and is_waited_for:
-            # Who is in the older half of the ring goes on by himself.
+            # Remove the listeners in the older half of the ring: they read the log.
             for one in live:
                 if one.index < self._first + len(self._ring) / 2:
                     one.index = -1
@@ -221,10 +221,10 @@ class TopicBroadcast:
                 self.logs = self.topic.partitions()
 
     def wake(self) -> None:
-        """Let everybody who waits look again; from any thread."""
+        """Wake all waiting listeners. Any thread may call it."""
         if not self._is_waking:
             self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self.loop.call_soon_threadsafe(self._wake_in_loop)
 
     def _wake_in_loop(self) -> None:
@@ -237,10 +237,13 @@ _Key = tuple[str, StreamView, int]
 
 
 class BroadcastHub:
-    """All tails of a door. `listen` and `leave` are for event loops; the thread ends with the last listener."""
+    """All broadcasts of a server, and the thread that reads for them. The thread ends with the last listener.
+
+    Event loops call `join` and `leave`.
+    """
 
     def __init__(self, context: HttpContext) -> None:
-        self._site = context
+        self._context = context
         self._mutex = fork_safety.lock(self, "_mutex")
         self._broadcasts: dict[_Key, TopicBroadcast] = {}
         self._watch: Watch | None = None
@@ -248,7 +251,7 @@ class BroadcastHub:
     def join(
         self, topic: Topic, view: StreamView, listener: BroadcastListener, broadcast: TopicBroadcast
     ) -> TopicBroadcast:
-        """Join the tail of that topic and view: the one that there is, or the given one."""
+        """Add a listener to the existing broadcast of this topic and view, or to the given one."""
         key = (topic.id, view, id(asyncio.get_running_loop()))
         with self._mutex:
             broadcast = self._broadcasts.setdefault(key, broadcast)
@@ -261,7 +264,7 @@ class BroadcastHub:
         return broadcast
 
     def leave(self, broadcast: TopicBroadcast, listener: BroadcastListener) -> None:
-        """End listening."""
+        """Remove a listener."""
         broadcast.remove_listener(listener)
         with self._mutex:
             for key, one in list(self._broadcasts.items()):
@@ -270,7 +273,7 @@ class BroadcastHub:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Have the thread look again."""
+        """Make the thread read again at once."""
         with self._mutex:
             if self._watch is not None:
                 self._watch.interrupt()
@@ -281,21 +284,21 @@ class BroadcastHub:
                 try:
                     self._run_cycle(watch, broadcasts)
                 except Exception:
-                    logger.exception("reading for event streams")
+                    logger.exception("reading for event streams failed; their listeners read the log")
                     for broadcast in broadcasts:
                         broadcast.detach_listeners()
                     time.sleep(_POLL_S)
         finally:
             with self._mutex:
-                if self._watch is watch:  # it is not by itself that it ends: whoever comes next begins another one
+                if self._watch is watch:  # the thread ends because of an error: the next listener starts a new thread
                     self._watch = None
             watch.close()
 
     def _active_broadcasts(self, watch: Watch) -> list[TopicBroadcast]:
-        """The tails that are read; none: it ends."""
+        """Return the broadcasts to read; an empty list ends the thread."""
         with self._mutex:
             broadcasts = list(self._broadcasts.values())
-            if not broadcasts or self._site.is_closing:
+            if not broadcasts or self._context.is_closing:
                 for broadcast in broadcasts:
                     broadcast.wake()
                 self._watch = None

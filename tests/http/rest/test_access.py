@@ -231,10 +231,10 @@ def test_administration(guarded: Client) -> None:
         ("/topics/a?ack=shipped", {"content": b'{"records":[{"value":1}]}', "headers": by("ann", **JSON)}),
     ],
 )
-def test_what_nobody_ships_is_not_appended_to_wait_for_that(guarded: Client, path: str, sent: dict[str, Any]) -> None:
-    """It is refused before, in a sentence that says what to do."""
+def test_ack_shipped_is_refused_if_the_store_is_not_shipped(guarded: Client, path: str, sent: dict[str, Any]) -> None:
+    """The request is refused before anything is appended, and the error says what to do."""
     before = guarded.context.store.topic("a").partition(0).log_end_offset
     answer = guarded.post(path, **sent)
     assert answer.status_code == 422, answer.text
-    assert "nobody ships this store" in answer.text
+    assert "this store is not shipped; nothing was appended" in answer.text
     assert guarded.context.store.topic("a").partition(0).log_end_offset == before

@@ -1,4 +1,4 @@
-"""A topic as server-sent events, resumed exactly where it broke off: the id of each event says where that is."""
+"""Streams a topic as server-sent events. The id of an event is the exact position to resume at."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 15.0
 _POLL_S: Final = 1.0
 _CATCH_UP_S: Final = 0.05
-"""How often somebody who is ahead of the others looks."""
+"""Interval at which a listener that is ahead of the ring polls."""
 _HEADERS: Final = ((b"x-accel-buffering", b"no"),)
 
 
 async def stream(request: RestRequest) -> StreamedResponse:
-    """Records as they come, and those behind the last event that the client had."""
+    """Stream new records, and those after the event in ``Last-Event-ID``."""
     name = check_topic_name(request.path["topic"])
     request.check_topic(Operation.READ, name)
     query: StreamQuery = request.query
@@ -44,7 +44,7 @@ async def stream(request: RestRequest) -> StreamedResponse:
     view = StreamView(query.values, query.isolation, query.durable_only)
     loop = asyncio.get_running_loop()
 
-    def begin() -> tuple[TopicBroadcast, list[int]]:
+    def open_broadcast() -> tuple[TopicBroadcast, list[int]]:
         topic = request.store.topic(name)
         check_partitions(topic)
         broadcast = TopicBroadcast(topic, view, loop)
@@ -61,12 +61,12 @@ async def stream(request: RestRequest) -> StreamedResponse:
             positions = ends_of(broadcast.logs, view)
         return broadcast, positions
 
-    broadcast, positions = await request.work(begin)
+    broadcast, positions = await request.work(open_broadcast)
     return StreamedResponse(_Stream(request, broadcast, positions).pieces(), media_types.EVENTS, _HEADERS)
 
 
 class _Stream:
-    """One client's."""
+    """The event stream of one client."""
 
     def __init__(self, request: RestRequest, broadcast: TopicBroadcast, positions: list[int]) -> None:
         self._call = request
@@ -74,13 +74,13 @@ class _Stream:
         self._listener = BroadcastListener(positions)
         self._is_gone = False
         self._failure_count = 0
-        """Those of the tail that it has looked into."""
+        """Failures of the broadcast that this stream has handled."""
         self._skips = request.query.gaps == "skip"
         self._first_partition = 0
-        """Read first the next time, when it reads by itself: the one after that of the last piece."""
+        """Partition to read first from the log: the one after that of the last chunk."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What is sent: a first id, events, and now and then a comment, so that both ends know of each other."""
+        """Yield the first id, events, and comments as heartbeats."""
         request, listener = self._call, self._listener
         yield f"retry: 1000\nid: {encode_id(self._broadcast.mark, listener.positions)}\n\n".encode()
         broadcasts = request.rest.broadcasts
@@ -123,7 +123,7 @@ class _Stream:
                 await watcher
 
     async def _watch(self) -> None:
-        """Notice that the client is gone, also when there is nothing to send."""
+        """Notice a disconnected client even if there is nothing to send."""
         await self._call.body.wait_for_disconnect()
         self._is_gone = True
         self._listener.wakeup.set()
@@ -136,7 +136,7 @@ class _Stream:
             self._listener.wakeup.clear()
 
     def _take_chunks(self) -> bytes:
-        """What the ring has for it, one piece or several small ones."""
+        """Return chunks from the ring, up to 256 KiB."""
         data, broadcast, listener = [], self._broadcast, self._listener
         size = 0
         while size < _SEND_BYTES:
@@ -154,7 +154,7 @@ class _Stream:
     # ------------------------------------------------------------ by itself
 
     async def _read_log(self, ends: tuple[int, ...] | None) -> tuple[bytes, HttpProblem | None]:
-        """Some of what lies before it, up to where the ring is; or the problem that ends the stream."""
+        """Read events from the log up to the ring's positions; also return the problem that ends the stream, if any."""
         broadcast, listener = self._broadcast, self._listener
         logs = broadcast.logs
         if len(listener.positions) < len(logs):
@@ -192,7 +192,7 @@ class _Stream:
         return data, None
 
     def _gap(self, error: Exception) -> bytes | None:
-        """Step over what is gone, and tell; None where that is not wanted, or is no gap."""
+        """Skip lost or deleted offsets and return an event that reports them; None if the stream must end."""
         if not self._skips or not isinstance(error, LogTruncated | OffsetOutOfRange):
             return None
         positions = list(self._listener.positions)

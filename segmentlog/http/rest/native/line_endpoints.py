@@ -1,4 +1,4 @@
-"""Lines to a topic, a chunk of them at a time, as fast as they come."""
+"""Appends lines to a topic as they arrive, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LINE_MAX: Final = 64 << 20
 
 
 async def append(request: RestRequest) -> RestResponse:
-    """Each chunk of lines becomes visible at once. What was appended is told, also when the rest is not."""
+    """Append the lines of the body. Each chunk is visible at once. An error response states what was appended."""
     name = check_topic_name(request.path["topic"])
     request.check_topic(Operation.WRITE, name)
     query: AppendQuery = request.query
@@ -40,18 +40,20 @@ async def append(request: RestRequest) -> RestResponse:
     appender = await request.work(_open, request, name, query)
     try:
         async for piece in request.body.pieces():
-            request.check_topic(Operation.WRITE, name)  # a body may go on for hours
+            request.check_topic(Operation.WRITE, name)  # a body may take hours: check the rights again
             if appender.add(piece):
                 await request.append(appender.flush)
             await request.body.reserve(appender.buffered_bytes)
         await request.append(appender.finish)
     except ClientDisconnected:
-        logger.info("lines to %s broke off after %d records", name, appender.appended.records)
+        logger.info(
+            "client disconnected while appending lines to topic %s, after %d records", name, appender.appended.records
+        )
         raise
     except (SegmentlogError, OSError) as error:
         problem = request.context.problem_of(error)
         if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            logger.error("lines to %s", name, exc_info=error)
+            logger.error("cannot append lines to topic %s", name, exc_info=error)
         broken = PartialAppend(problem.error_code, problem.message, appender.appended, appender.next_line)
         return json_response(broken, problem.status)
     finally:
@@ -69,7 +71,7 @@ def _open(request: RestRequest, topic: str, query: AppendQuery) -> LineAppender:
 
 
 class LineAppender:
-    """Lines on their way. What is appended is told by `appended`."""
+    """Appends lines as they arrive. `appended` holds the result."""
 
     def __init__(self, request: RestRequest, topic: str, query: AppendQuery) -> None:
         self.appended = AppendResult(0, [])
@@ -79,26 +81,26 @@ class LineAppender:
         self._skips_empty = request.content_type == media_types.NDJSON
         self._buffer = bytearray()
         self._searched_bytes = 0
-        """No line ends in so many bytes at the begin of `_rest`."""
+        """Bytes at the start of `_buffer` that contain no line end."""
         self.next_line = 1
-        """Of the body: all lines before it are appended, or were before."""
+        """Number of the first line that is not appended, from 1."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Of the body: the lines that are not appended yet."""
+        """Bytes of the body that are not appended yet."""
         return len(self._buffer)
 
     def add(self, piece: bytes) -> bool:
-        """Take a piece of the body; whether there is enough for a chunk: then `flush`."""
+        """Add a piece of the body. Return whether `flush` should be called."""
         self._buffer += piece
         return len(self._buffer) >= _CHUNK_BYTES
 
     def flush(self) -> None:
-        """Append the lines that are whole, a chunk at a time. Raises what that raises; nothing of it was appended."""
+        """Append complete lines, a chunk at a time. If it raises, the failing chunk was not appended."""
         rest, at = self._buffer, 0
         try:
             while len(rest) - at >= _CHUNK_BYTES:
-                # Each byte of a long line is looked at once, however many pieces it comes in.
+                # Scan each byte of a long line once, however many pieces it arrives in.
                 end = -1 if self._searched_bytes >= _CHUNK_BYTES else rest.rfind(b"\n", at, at + _CHUNK_BYTES)
                 if end < 0:
                     end = rest.find(b"\n", at + max(self._searched_bytes, _CHUNK_BYTES))
@@ -107,7 +109,7 @@ class LineAppender:
                     if len(rest) - at > _LINE_MAX:
                         raise HttpProblem(
                             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                            f"line {self.next_line} has more than {_LINE_MAX} bytes",
+                            f"line {self.next_line} has more than {_LINE_MAX:,} bytes",
                         )
                     return
                 block, at, self._searched_bytes = bytes(memoryview(rest)[at:end]), end + 1, 0
@@ -116,7 +118,7 @@ class LineAppender:
             del rest[:at]
 
     def finish(self) -> None:
-        """Append what is left: the last line need not end."""
+        """Append the remaining lines. The last line need not end."""
         self.flush()
         block = bytes(self._buffer)
         self._buffer.clear()
@@ -124,13 +126,13 @@ class LineAppender:
             self._append(block.removesuffix(b"\n").split(b"\n"))
 
     def close(self) -> None:
-        """It is done, or broken off."""
+        """Release the producer, if there is one."""
 
     def _append(self, found: list[bytes]) -> None:
         records = self._records(found, self.next_line)
         if records.values:
             self._send(records)
-        self.next_line += len(found)  # only now: a chunk that fails in a partition is sent again whole
+        self.next_line += len(found)  # only now: a client must resend the whole chunk if one partition fails
 
     def _records(self, found: list[bytes], first: int) -> RecordColumns:
         if self._query.form == "records":
@@ -159,16 +161,16 @@ class LineAppender:
 
 
 def _parsed(found: list[bytes], first: int) -> RecordColumns:
-    """Lines that are records, as `segmentlog import` reads them."""
+    """Decode lines that are records, as `segmentlog import` does."""
     documents = []
     for number, line in enumerate(found, first):
         if line.strip():
             try:
                 document = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise _unprocessable(f"line {number} is no JSON: {error}") from None
+                raise _unprocessable(f"line {number} is not JSON: {error}") from None
             if not isinstance(document, dict):
-                raise _unprocessable(f"line {number} is no JSON object")
+                raise _unprocessable(f"line {number} is not a JSON object")
             documents.append(document)
     if not documents:
         return RecordColumns([])
@@ -185,7 +187,7 @@ def _unprocessable(message: str) -> HttpProblem:
 
 
 class NumberedLineAppender(LineAppender):
-    """The same by a named producer, to one partition: what it has appended before is left out."""
+    """Appends lines of a named producer to one partition, and skips those appended by earlier requests."""
 
     def __init__(self, request: RestRequest, topic: str, query: AppendQuery) -> None:
         super().__init__(request, topic, query)
@@ -204,7 +206,7 @@ class NumberedLineAppender(LineAppender):
         self.appended.skipped, self.appended.next_sequence = 0, self._next
 
     def close(self) -> None:
-        """The name is free for the next request."""
+        """Close the producer so that the next request can use its name."""
         self._producer.close()
 
     def _send(self, records: RecordColumns) -> None:
@@ -215,7 +217,7 @@ class NumberedLineAppender(LineAppender):
         values = records.values[skipped:]
         if not values:
             return
-        stamps = cast("list[int] | None", records.timestamps)  # `_parsed` gives every record one, or none
+        stamps = cast("list[int] | None", records.timestamps)  # `_parsed` sets all timestamps or none
         deliveries = self._producer.send_many(
             self._topic, values,
             keys=None if records.keys is None else records.keys[skipped:],

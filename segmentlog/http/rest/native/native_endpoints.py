@@ -1,4 +1,4 @@
-"""What is ours."""
+"""Table of segmentlog's own REST endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of one partition from an offset on: as a document, or as lines for as many as there are."""
+"""Returns records of one partition from an offset on: a page, or all of them as lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAGE_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 4 << 20
 _SEND_BYTES: Final = 1 << 20
 _RENDER_BYTES: Final = 8 << 20
-"""What is rendered before it is sent. The rest of a batch is decompressed once more."""
+"""Bytes to render before sending. The rest of a batch is decompressed again later."""
 
 
 def _log(request: RestRequest) -> Partition:
@@ -48,7 +48,7 @@ def _start(log: Partition, query: ReadQuery) -> int:
 
 @contextmanager
 def _until_damage(found: list[bytes]) -> Iterator[None]:
-    """Within: damage or an unreadable batch ends an answer that has something. The request that begins at it raises."""
+    """Stop at a damaged batch if there are records before it. A request that starts at the batch gets the error."""
     try:
         yield
     except CorruptBatch:
@@ -57,7 +57,7 @@ def _until_damage(found: list[bytes]) -> Iterator[None]:
 
 
 async def read(request: RestRequest) -> RestResponse | StreamedResponse:
-    """A page, or lines."""
+    """Return a page of records, or stream them as lines."""
     request.check_topic(Operation.READ, request.path["topic"])
     if request.media == media_types.NDJSON:
         return StreamedResponse(_lines(request), media_types.NDJSON)
@@ -101,7 +101,7 @@ async def _lines(request: RestRequest) -> AsyncIterator[bytes]:
     wait_for_disconnect = asyncio.ensure_future(request.body.wait_for_disconnect())
     try:
         while (piece := await coming) is not None and not (wait_for_disconnect.done() or request.context.is_closing):
-            coming = asyncio.ensure_future(request.work(next, pieces, None))  # while this one is sent
+            coming = asyncio.ensure_future(request.work(next, pieces, None))  # render it while `piece` is sent
             yield piece
     finally:
         wait_for_disconnect.cancel()
@@ -110,7 +110,7 @@ async def _lines(request: RestRequest) -> AsyncIterator[bytes]:
 
 
 def _pieces(request: RestRequest) -> Iterator[bytes]:
-    """Raises at once what is wrong with the offset."""
+    """Check the offset at once, and return the iterator over lines."""
     query: ReadQuery = request.query
     log = _log(request)
     start = _start(log, query)
@@ -119,7 +119,7 @@ def _pieces(request: RestRequest) -> Iterator[bytes]:
 
 
 def _merge_chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Fewer and larger ones: each costs a change of threads, and a write."""
+    """Merge small chunks: each costs a thread switch and a write."""
     found: list[bytes] = []
     size = 0
     try:
@@ -138,7 +138,7 @@ def _merge_chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
-    """Up to where the log ended when it began, so that it comes to an end while others append."""
+    """Yield lines up to the end at the start of the request, so that the response ends while producers append."""
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     left: Any = query.max or float("inf")
     at = start
@@ -151,7 +151,8 @@ def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
 
 
 def _read_some(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tuple[list[bytes], int, Any]:
-    """Some pieces, where they end, and how many records are left: no batch is kept while a client takes them."""
+    """Return lines, the offset after them and the number of records left. No batch stays in memory while a client
+    reads."""
     found: list[bytes] = []
     size = 0
     with LargeBatchSlot() as slot, _until_damage(found):

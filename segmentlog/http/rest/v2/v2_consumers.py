@@ -1,4 +1,4 @@
-"""Consumer instances: made, subscribed, read, committed, deleted."""
+"""REST v2 endpoints of consumer instances."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _TIMEOUT_MS: Final = 1000
 _MAX_BYTES: Final = 16 << 20
 _LOOK_S: Final = 0.02
-"""How often somebody who waits for records looks whether there are any, which takes microseconds..."""
+"""Interval at which a waiting request checks for records, which takes microseconds."""
 _POLL_S: Final = 0.5
-"""...and how often he takes part in the group, which takes a thread."""
+"""Interval at which a waiting request polls the group, which needs a thread."""
 _WITHOUT_SCHEMA: Final = ("binary", "json")
 _RESETS: Final = {"earliest": "earliest", "latest": "latest", "none": "error", None: "latest"}
 
@@ -52,13 +52,13 @@ def _check_group(request: RestRequest) -> str:
 
 
 def _check_format(request: RestRequest, name: str) -> None:
-    """Raises `Forbidden` where records would be decoded by schemas that who asks may not see."""
+    """Raise `Forbidden` if the format needs schemas that the principal may not see."""
     if name not in _WITHOUT_SCHEMA:
         request.check_schemas()
 
 
 def _using(request: RestRequest) -> Any:
-    """The instance in the path, for this request."""
+    """Lock the instance in the path for this request."""
     return request.rest.instances.locked(
         request.context.principal(request.connection), _check_group(request), request.path["instance"]
     )
@@ -68,19 +68,19 @@ def _may_read(request: RestRequest) -> Callable[[str], bool]:
     return lambda topic: request.allows(Operation.READ, ResourceType.TOPIC, topic)
 
 
-def _partitions(request: RestRequest, wanted: Iterable[PartitionRef | PartitionOffset]) -> list[TopicPartition]:
-    """Those in a request, which whoever asks may read."""
-    found = [TopicPartition(one.topic, one.partition) for one in wanted]
+def _partitions(request: RestRequest, refs: Iterable[PartitionRef | PartitionOffset]) -> list[TopicPartition]:
+    """Return the partitions of the request, after checking that the principal may read them."""
+    found = [TopicPartition(one.topic, one.partition) for one in refs]
     for topic in {tp.topic for tp in found}:
         request.check_topic(Operation.READ, topic)
     return found
 
 
-# ------------------------------------------------------------ made and deleted
+# ------------------------------------------------------------ creation and deletion
 
 
 async def create(request: RestRequest) -> RestResponse:
-    """Make an instance, which reads nothing yet."""
+    """Create an instance, without a subscription."""
     group = _check_group(request)
     request.store.check_writable("join a group")
     asked: NewInstance = await request.document() or NewInstance()
@@ -96,27 +96,27 @@ async def create(request: RestRequest) -> RestResponse:
         isolation=asked.isolation_level or "read_uncommitted",
     )
     principal = request.context.principal(request.connection)
-    made = request.rest.instances.create(principal, group, asked.id or asked.name, options, settings)
-    uri = f"{request.base_url}/consumers/{path_segment(group)}/instances/{path_segment(made.name)}"
-    return json_response(CreatedInstance(made.name, uri), content_type=request.media)
+    instance = request.rest.instances.create(principal, group, asked.id or asked.name, options, settings)
+    uri = f"{request.base_url}/consumers/{path_segment(group)}/instances/{path_segment(instance.name)}"
+    return json_response(CreatedInstance(instance.name, uri), content_type=request.media)
 
 
 async def delete(request: RestRequest) -> RestResponse:
-    """Close it."""
+    """Close an instance."""
     group = _check_group(request)
     await request.rest.instances.remove(request.context.principal(request.connection), group, request.path["instance"])
     return no_content()
 
 
-# ------------------------------------------------------------ what it reads
+# ------------------------------------------------------------ subscription and assignment
 
 
 async def subscribe(request: RestRequest) -> RestResponse:
-    """Share topics, or those that match a pattern, with the group's other members."""
+    """Subscribe to topics, or to topics that match a pattern."""
     asked = await request.document()
     async with _using(request) as instance:
         if (asked.topics is None) == (asked.topic_pattern is None):
-            raise illegal_state("a subscription is to topics or to a topic_pattern, one of them")
+            raise illegal_state("a subscription must have either topics or topic_pattern")
         for topic in asked.topics or ():
             request.check_topic(Operation.READ, topic)
         topics = sorted(set(asked.topics or ()))
@@ -125,20 +125,20 @@ async def subscribe(request: RestRequest) -> RestResponse:
 
 
 async def subscription(request: RestRequest) -> RestResponse:
-    """The topics that it subscribes to."""
+    """Return the topics of the subscription."""
     async with _using(request) as instance:
         return json_response(Subscribed(instance.reader.subscription()), content_type=request.media)
 
 
 async def unsubscribe(request: RestRequest) -> RestResponse:
-    """Read nothing any more."""
+    """Drop the subscription or the assignment."""
     async with _using(request) as instance:
         await request.work(instance.reader.unsubscribe)
     return no_content()
 
 
 async def assign(request: RestRequest) -> RestResponse:
-    """Read partitions by hand."""
+    """Assign partitions without group membership."""
     asked = await request.document()
     async with _using(request) as instance:
         await request.work(instance.reader.assign, _partitions(request, asked.partitions))
@@ -146,7 +146,7 @@ async def assign(request: RestRequest) -> RestResponse:
 
 
 async def assignments(request: RestRequest) -> RestResponse:
-    """The partitions that it reads."""
+    """Return the assigned partitions."""
     async with _using(request) as instance:
         found = await request.work(instance.reader.assignment)
     return json_response(TopicPartitions([PartitionRef(*tp) for tp in found]), content_type=request.media)
@@ -156,7 +156,7 @@ async def assignments(request: RestRequest) -> RestResponse:
 
 
 async def commit(request: RestRequest) -> RestResponse:
-    """Commit what was handed out, or the given offsets: those of the last records that were processed."""
+    """Commit all returned records, or the given offsets, which are those of the last processed records."""
     asked = await request.document()
     async with _using(request) as instance:
         positions = None
@@ -169,7 +169,7 @@ async def commit(request: RestRequest) -> RestResponse:
 
 
 async def committed(request: RestRequest) -> RestResponse:
-    """Where the group goes on, in the partitions of the body."""
+    """Return the group's committed offsets of these partitions."""
     asked = await request.document()
     async with _using(request) as instance:
         tps = _partitions(request, asked.partitions)
@@ -179,7 +179,7 @@ async def committed(request: RestRequest) -> RestResponse:
 
 
 async def seek(request: RestRequest) -> RestResponse:
-    """Go on at offsets, or at times."""
+    """Move to offsets, or to times."""
     asked = await request.document()
     times = [_milliseconds(one.timestamp) for one in asked.timestamps]
     async with _using(request) as instance:
@@ -201,18 +201,18 @@ def _milliseconds(text: str) -> int:
         return milliseconds_of(datetime.fromisoformat(text))
     except ValueError:
         raise HttpProblem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, f"{text!r} is no time as ISO 8601 has it",
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"timestamp {text!r} is not in ISO 8601",
             error_code=rest_error_codes.INVALID_PAYLOAD,
         ) from None  # fmt: skip
 
 
 async def seek_to_beginning(request: RestRequest) -> RestResponse:
-    """Go on at the first records that there are."""
+    """Move to the first records."""
     return await _seek_to(request, "earliest")
 
 
 async def seek_to_end(request: RestRequest) -> RestResponse:
-    """Go on behind the last records that there are."""
+    """Move to the ends."""
     return await _seek_to(request, "latest")
 
 
@@ -233,15 +233,15 @@ async def _seek_to(request: RestRequest, to: str) -> RestResponse:
 
 
 async def records(request: RestRequest) -> RestResponse:
-    """What comes next; waits for it as long as the client says."""
+    """Return the next records, after a wait of at most the client's time-out."""
     async with _using(request) as instance:
         settings: InstanceSettings = instance.settings
         _check_format(request, settings.format)
-        wanted = media_types.V2_EMBEDDED[settings.format]
-        if request.media not in (wanted, media_types.V2):
+        media_type = media_types.V2_EMBEDDED[settings.format]
+        if request.media not in (media_type, media_types.V2):
             raise HttpProblem(
                 HTTPStatus.NOT_ACCEPTABLE,
-                f"this consumer was made for the format {settings.format!r}: accept {wanted}",
+                f"this consumer instance has the format {settings.format!r}; send the header Accept: {media_type}",
                 error_code=rest_error_codes.FORMAT_MISMATCH,
             )
         timeout_ms = settings.timeout_ms
@@ -250,7 +250,7 @@ async def records(request: RestRequest) -> RestResponse:
         max_bytes = min(request.query.max_bytes, _MAX_BYTES) if request.query.max_bytes > 0 else _MAX_BYTES
         found = await _gather(request, instance, max_bytes, min(settings.min_bytes, max_bytes), timeout_ms / 1000)
         body = await request.work(_render, request, instance.reader, found, settings.format)
-    return RestResponse(body, content_type=wanted)
+    return RestResponse(body, content_type=media_type)
 
 
 async def _gather(
@@ -275,7 +275,7 @@ async def _gather(
                 return found
     except (SegmentlogError, OSError) as error:
         if found and not isinstance(error, HttpProblem):
-            return found  # whoever asks next is told
+            return found  # the next request gets the error
         await request.work(reader.return_records, found)
         raise
     except BaseException:
@@ -284,7 +284,8 @@ async def _gather(
 
 
 def _render(request: RestRequest, reader: InstanceReader, found: list[Record], name: str) -> bytes:
-    """As JSON. What cannot be told is given back, and is first in the next answer, which says so."""
+    """Encode records as JSON. A record that cannot be encoded is read again by the next request, which gets the
+    error."""
     lines: list[bytes] = []
     try:
         for record in found:
@@ -297,15 +298,15 @@ def _render(request: RestRequest, reader: InstanceReader, found: list[Record], n
                 where = f"{record.topic}/{record.partition}, offset {record.offset}"
                 raise HttpProblem(
                     HTTPStatus.UNPROCESSABLE_ENTITY,
-                    f"the record at {where} is not of the format {name!r}: {error}; go on behind it (positions), or"
-                    " read it with an instance for binary",
+                    f"the record at {where} is not in the format {name!r}: {error}; seek past it (positions), or"
+                    " read it with an instance of the format binary",
                     error_code=rest_error_codes.CONVERSION_FAILED,
                 ) from None
         body = b"[" + b",".join(lines) + b"]"
     except BaseException:
         reader.return_records(found)
         raise
-    reader.mark_delivered()  # not before all of it is there
+    reader.mark_delivered()  # only once the whole response is encoded
     return body
 
 

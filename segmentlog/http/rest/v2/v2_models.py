@@ -1,4 +1,4 @@
-"""What version 2 is sent and answers, field by field."""
+"""Requests and responses of REST v2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct, field
 from segmentlog.http.rest.endpoint_table import PartitionNumber
 
 ABSENT: Raw = cast(Raw, None)
-"""Instead of a key or a value that was left out. (A default that is a `Raw` cannot be told by a schema.)"""
+"""Stands for a key or value that the request omits. (JSON schemas cannot express a default that is a `Raw`.)"""
 
 # ---------------------------------------------------------------- topics
 
@@ -65,7 +65,7 @@ class JsonRecords(Struct):
 
 
 class SchemaRecords(Struct):
-    """Keys and values as a schema describes them: by its id, or in full, which registers it."""
+    """Keys and values with a schema: an id, or its text, which is registered."""
 
     records: Annotated[list[JsonRecord], Meta(min_length=1)]
     key_schema: str | None = None
@@ -93,7 +93,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class NewInstance(Struct):
-    """Everything has a default."""
+    """Options of a new consumer instance. All have defaults."""
 
     name: _Name | None = None
     id: _Name | None = None
@@ -167,9 +167,11 @@ class ConsumedRecord(Struct, gc=False):
 
 class RecordsQuery(Struct):
     timeout: Annotated[
-        int, Meta(description="Milliseconds to wait for records, at most what the instance was made with.")
+        int, Meta(description="Milliseconds to wait for records, at most the request time-out of the instance.")
     ] = -1
-    max_bytes: Annotated[int, Meta(description="Of keys and values; one record comes however large it is.")] = -1
+    max_bytes: Annotated[
+        int, Meta(description="Maximum bytes of keys and values; at least one record is returned, whatever its size.")
+    ] = -1
 
 
 class CommitQuery(Struct):
@@ -179,5 +181,7 @@ class CommitQuery(Struct):
 class ProduceQuery(Struct):
     ack: Annotated[
         Literal["written", "durable", "shipped"] | None,
-        Meta(description="What records survive before the answer; by default as the topic's fsync policy says."),
+        Meta(
+            description="When to respond: after the write, the fsync, or the upload. Default: the topic's fsync policy."
+        ),
     ] = None

@@ -1,4 +1,4 @@
-"""Topics and partitions as version 2 tells them, and the one broker that there is."""
+"""REST v2 endpoints of topics and partitions, and of the single broker."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from segmentlog.topics.topic_registry import Topic
 
 BROKER: Final = 1
-"""As at the Kafka door: the first of its workers."""
+"""The broker id of the Kafka server's first worker."""
 
 
 def visible_topics(request: RestRequest) -> list[str]:
-    """Names of the topics that whoever asks may know of."""
+    """Return the names of the topics that the principal may see."""
     return [name for name in request.store.topics() if request.may_see(Thing.TOPIC, name)]
 
 
 def visible_topic(request: RestRequest, operation: Operation = Operation.DESCRIBE) -> Topic:
-    """The topic in the path, none of the store's own. Raises `UnknownTopic`, `Forbidden`."""
+    """Return the topic in the path, which must not be internal. Raises `UnknownTopic`, `Forbidden`."""
     name = request.path["topic"]
     request.check_topic(operation, name)
     return request.store.topic(check_topic_name(name))
 
 
 def _count(request: RestRequest) -> int:
-    """How many partitions there are. Raises `HttpProblem` when the one in the path is none of them."""
+    """Return the number of partitions. Raises `HttpProblem` (404) for an unknown partition in the path."""
     topic = visible_topic(request)
     count = topic.partition_count
     if request.path.get("partition", 0) >= count:
@@ -46,45 +46,45 @@ def _partition(number: int) -> PartitionInfo:
 
 
 async def list_topics(request: RestRequest) -> RestResponse:
-    """Names."""
+    """Return the names of topics."""
     return json_response(await request.work(visible_topics, request), content_type=request.media)
 
 
 async def get_topic(request: RestRequest) -> RestResponse:
-    """One topic with its configuration, in Kafka's words; without the right to see that, none of it."""
+    """Return a topic and its configuration in Kafka's terms, which is empty without the right to see it."""
 
-    def look() -> TopicInfo:
+    def build_response() -> TopicInfo:
         topic = visible_topic(request)
         sees_config = request.may_see(Thing.TOPIC_CONFIG, topic.name)
         configs = {entry.name: entry.value or "" for entry in describe(topic.config)} if sees_config else {}
         return TopicInfo(topic.name, configs, [_partition(number) for number in range(topic.partition_count)])
 
-    return json_response(await request.work(look), content_type=request.media)
+    return json_response(await request.work(build_response), content_type=request.media)
 
 
 async def list_partitions(request: RestRequest) -> RestResponse:
-    """Partitions of a topic."""
+    """Return the partitions of a topic."""
     count = await request.work(_count, request)
     return json_response([_partition(number) for number in range(count)], content_type=request.media)
 
 
 async def get_partition(request: RestRequest) -> RestResponse:
-    """One partition."""
+    """Return one partition."""
     await request.work(_count, request)
     return json_response(_partition(request.path["partition"]), content_type=request.media)
 
 
 async def get_offsets(request: RestRequest) -> RestResponse:
-    """Where a partition begins and ends."""
+    """Return the start and end offset of a partition."""
 
-    def look() -> Offsets:
+    def build_response() -> Offsets:
         _count(request)
         log = visible_topic(request).partition(request.path["partition"])
         return Offsets(log.log_start_offset, log.log_end_offset)
 
-    return json_response(await request.work(look), content_type=request.media)
+    return json_response(await request.work(build_response), content_type=request.media)
 
 
 async def list_brokers(request: RestRequest) -> RestResponse:
-    """The one."""
+    """Return the single broker."""
     return json_response(Brokers([BROKER]), content_type=request.media)

@@ -1,4 +1,4 @@
-"""Records as version 3 is sent them, and what it answers of each."""
+"""Requests and responses of REST v3 about records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NULL = Raw(b"null")
 
 
 def _null() -> Raw:
-    """By a function: the schema would tell a default."""
+    """Return null. A function, so that the JSON schema contains no default."""
     return _NULL
 
 
@@ -57,7 +57,7 @@ class EncodedSize(Struct, omit_defaults=True):
 
 
 class ProduceResponse(Struct, omit_defaults=True):
-    """The outcome of one record; those of several follow each other. 200 is success."""
+    """Outcome of one record; 200 is success. The outcomes of several records follow each other."""
 
     error_code: int
     message: str | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""The rules of access, by the file that all doors go by."""
+"""REST v3 endpoints of ACLs, for the ACL file that all servers of the store use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _check(request: RestRequest, operation: Operation) -> None:
         request.check_administration()
     request.check(operation, ResourceType.CLUSTER)
     if request.context.authorizer.is_open:
-        raise bad_request("No Authorizer is configured: --acls FILE")
+        raise bad_request("No Authorizer is configured: start the server with --acls FILE")
 
 
 def _filter(query: v3_models.AclQuery) -> RuleFilter:
@@ -61,7 +61,7 @@ def _data(links: Links, rule: Rule) -> v3_models.AclData:
 
 
 async def list_acls(request: RestRequest) -> RestResponse:
-    """Those that are asked for."""
+    """Return the rules that match the query."""
     links = Links(request)
     _check(request, Operation.DESCRIBE)
     rules = await request.work(request.context.authorizer.rules, _filter(request.query))
@@ -70,12 +70,12 @@ async def list_acls(request: RestRequest) -> RestResponse:
 
 
 async def create_acl(request: RestRequest) -> RestResponse:
-    """One more."""
+    """Add one rule."""
     return await _create(request, [await request.document()])
 
 
 async def create_acls(request: RestRequest) -> RestResponse:
-    """Several: all of them, or none."""
+    """Add several rules, all or none."""
     return await _create(request, (await request.document()).data)
 
 
@@ -102,12 +102,12 @@ def _rule(asked: v3_models.NewAcl) -> Rule:
 
 
 async def delete_acls(request: RestRequest) -> RestResponse:
-    """Those that are meant. What kind of resource, pattern, operation and permission has to be said."""
+    """Delete the matching rules. The query must name resource type, pattern, operation and permission."""
     links = Links(request)
     _check(request, Operation.ALTER)
     given = request.connection.query_params
     if missing := [name for name in ("resource_type", "pattern_type", "operation", "permission") if name not in given]:
-        raise bad_request(f"say {', '.join(missing)}: ANY deletes rules of all kinds")
+        raise bad_request(f"missing parameters: {', '.join(missing)} (ANY matches all rules); nothing was deleted")
     removed = await request.work(lambda: request.context.authorizer.remove([_filter(request.query)]))
     for rule in removed:
         logger.info("%s deleted the rule %s", request.context.principal(request.connection), rule)

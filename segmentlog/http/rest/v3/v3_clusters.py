@@ -1,4 +1,4 @@
-"""The cluster, which is the store, and its one broker."""
+"""REST v3 endpoints of the cluster, which is the store, and of its single broker."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ def _broker(request: RestRequest, links: Links) -> BrokerData:
 
 
 def check_broker(request: RestRequest) -> None:
-    """Raises `HttpProblem` when the broker in the path is not the one."""
+    """Raise `HttpProblem` (404) for another broker in the path."""
     if request.path["broker_id"] != BROKER:
         raise HttpProblem(
-            HTTPStatus.NOT_FOUND, f"Broker {request.path['broker_id']} cannot be found: there is {BROKER}"
+            HTTPStatus.NOT_FOUND, f"Broker {request.path['broker_id']} cannot be found: the only broker is {BROKER}"
         )
 
 
 async def list_clusters(request: RestRequest) -> RestResponse:
-    """The one."""
+    """Return the single cluster."""
     links = Links(request)
     return json_response(ClusterList(metadata=links.clusters_metadata(), data=[_cluster(links)]))
 
 
 async def get_cluster(request: RestRequest) -> RestResponse:
-    """The one."""
+    """Return the cluster."""
     return json_response(_cluster(Links(request)))
 
 
 async def list_brokers(request: RestRequest) -> RestResponse:
-    """The one: this door, by the name that the client knows it by."""
+    """Return the single broker: this server, with the host name that the client uses."""
     links = Links(request)
     return json_response(BrokerList(metadata=links.list_metadata("brokers"), data=[_broker(request, links)]))
 
 
 async def get_broker(request: RestRequest) -> RestResponse:
-    """The one."""
+    """Return the broker."""
     links = Links(request)
     check_broker(request)
     return json_response(_broker(request, links))
 
 
 async def list_broker_configs(request: RestRequest) -> RestResponse:
-    """None: they are those of a command line."""
+    """Return an empty list: a server's settings are its command-line options."""
     links = Links(request)
     request.check(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
     if "broker_id" in request.path:

@@ -1,4 +1,4 @@
-"""A topic's configuration in Kafka's words: told, set, reset, several keys at once."""
+"""REST v3 endpoints of topic configurations, in Kafka's terms."""
 
 from __future__ import annotations
 
@@ -49,43 +49,43 @@ def _all(links: Links, topic: str, config: TopicConfig) -> list[v3_models.TopicC
 
 
 async def list_configs(request: RestRequest) -> RestResponse:
-    """Every key of a topic."""
+    """Return every key of a topic."""
     links = Links(request)
 
-    def look() -> v3_models.TopicConfigList:
+    def build_response() -> v3_models.TopicConfigList:
         topic = visible_topic(request, Operation.DESCRIBE_CONFIGS)
         metadata = links.list_metadata("topics", topic.name, "configs")
         return v3_models.TopicConfigList(metadata=metadata, data=_all(links, topic.name, topic.config))
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def list_all_configs(request: RestRequest) -> RestResponse:
-    """Every key of every topic."""
+    """Return every key of every topic."""
     links = Links(request)
 
-    def look() -> v3_models.TopicConfigList:
+    def build_response() -> v3_models.TopicConfigList:
         found = []
         for name in request.store.topics():
             if request.may_see(Thing.TOPIC_CONFIG, name):
                 found += _all(links, name, request.store.topic(name).config)
         return v3_models.TopicConfigList(metadata=links.list_metadata("topics", "-", "configs"), data=found)
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def get_config(request: RestRequest) -> RestResponse:
-    """One key."""
+    """Return one key."""
     links = Links(request)
 
-    def look() -> v3_models.TopicConfigData:
+    def build_response() -> v3_models.TopicConfigData:
         topic = visible_topic(request, Operation.DESCRIBE_CONFIGS)
         for data in _all(links, topic.name, topic.config):
             if data.name == request.path["name"]:
                 return data
         raise _unknown(request.path["name"], topic.name)
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 def _unknown(key: str, topic: str) -> HttpProblem:
@@ -99,14 +99,14 @@ async def set_config(request: RestRequest) -> RestResponse:
 
 
 async def reset_config(request: RestRequest) -> RestResponse:
-    """One key back to its default."""
+    """Reset one key to its default."""
     if request.path["name"] not in known_keys():
         raise _unknown(request.path["name"], request.path["topic_name"])
     return await _alter(request, [v3_models.ConfigChange(request.path["name"], None, "DELETE")])
 
 
 async def alter_configs(request: RestRequest) -> RestResponse:
-    """Several keys at once: all of them, or none."""
+    """Change several keys, all or none."""
     asked: v3_models.ConfigChanges = await request.document()
     return await _alter(request, asked.data, validate_only=asked.validate_only)
 
@@ -128,12 +128,12 @@ async def _alter(
                 raise InvalidConfig(change.name, None, "a value, or the operation DELETE")
             else:
                 settings[change.name] = change.value
-        wanted = to_engine(settings, topic.config, resets)
-        altered = topic.config.replace(wanted)
+        engine_settings = to_engine(settings, topic.config, resets)
+        altered = topic.config.replace(engine_settings)
         if validate_only:
             return
-        if wanted:
-            request.store.alter_topic(topic.name, wanted)
+        if engine_settings:
+            request.store.alter_topic(topic.name, engine_settings)
         if ineffective := without_effect(settings, altered, is_shipped=request.store.is_shipped):
             logger.warning("topic %s was given settings that have no effect: %s", topic.name, ineffective)
 

@@ -1,4 +1,4 @@
-"""Consumer groups: members, assignments, how far they are."""
+"""REST v3 endpoints of consumer groups: members, assignments and lag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS: Final = "consumer-groups"
 
 
 def _describe(request: RestRequest) -> GroupDescription:
-    """The group in the path. Raises `HttpProblem` where nobody knows it."""
+    """Return the group in the path. Raises `HttpProblem` (404) if it does not exist."""
     group = request.path["consumer_group_id"]
     request.check(Operation.DESCRIBE, ResourceType.GROUP, group)
     found = request.store.groups.describe(group)
@@ -51,19 +51,19 @@ def _group(links: Links, found: GroupDescription) -> v3_models.GroupData:
 
 
 async def list_groups(request: RestRequest) -> RestResponse:
-    """Those that whoever asks may know of."""
+    """Return the groups that the principal may see."""
     links = Links(request)
 
-    def look() -> v3_models.GroupList:
+    def build_response() -> v3_models.GroupList:
         groups = request.store.groups
         found = [_group(links, groups.describe(name)) for name in groups.names() if request.may_see(Thing.GROUP, name)]
         return v3_models.GroupList(metadata=links.list_metadata(_GROUPS), data=found)
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def get_group(request: RestRequest) -> RestResponse:
-    """One."""
+    """Return one group."""
     links = Links(request)
     return json_response(_group(links, await request.work(_describe, request)))
 
@@ -94,7 +94,7 @@ def _member(request: RestRequest, found: GroupDescription) -> MemberDescription:
 
 
 async def list_consumers(request: RestRequest) -> RestResponse:
-    """The members of a group."""
+    """Return the members of a group."""
     links, found = Links(request), await request.work(_describe, request)
     data = [_consumer(links, found.group, member) for member in found.members]
     return json_response(
@@ -103,7 +103,7 @@ async def list_consumers(request: RestRequest) -> RestResponse:
 
 
 async def get_consumer(request: RestRequest) -> RestResponse:
-    """One member."""
+    """Return one member."""
     links, found = Links(request), await request.work(_describe, request)
     return json_response(_consumer(links, found.group, _member(request, found)))
 
@@ -124,7 +124,7 @@ def _assignment(links: Links, group: str, member: str, tp: TopicPartition) -> v3
 
 
 async def list_assignments(request: RestRequest) -> RestResponse:
-    """What a member is given, of topics that whoever asks may see."""
+    """Return a member's partitions, of topics that the principal may see."""
     links, found = Links(request), await request.work(_describe, request)
     member = _member(request, found)
     data = [_assignment(links, found.group, member.id, tp) for tp in member.partitions if _may_see(request, tp.topic)]
@@ -133,13 +133,13 @@ async def list_assignments(request: RestRequest) -> RestResponse:
 
 
 async def get_assignment(request: RestRequest) -> RestResponse:
-    """One partition that a member is given."""
+    """Return one partition of a member."""
     links, found = Links(request), await request.work(_describe, request)
     member = _member(request, found)
-    wanted = TopicPartition(request.path["topic_name"], request.path["partition_id"])
-    if wanted in member.partitions and _may_see(request, wanted.topic):
-        return json_response(_assignment(links, found.group, member.id, wanted))
-    raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer {member.id} has no such partition.")
+    tp = TopicPartition(request.path["topic_name"], request.path["partition_id"])
+    if tp in member.partitions and _may_see(request, tp.topic):
+        return json_response(_assignment(links, found.group, member.id, tp))
+    raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer {member.id} is not assigned this partition.")
 
 
 # ------------------------------------------------------------ lags
@@ -174,28 +174,30 @@ def _lag(links: Links, group: str, one: PartitionDescription, member: MemberDesc
 
 
 async def list_lags(request: RestRequest) -> RestResponse:
-    """Of every partition that the group has a position in."""
+    """Return the lag of every partition with a committed offset."""
     links, group = Links(request), request.path["consumer_group_id"]
     data = [_lag(links, group, *one) for one in await request.work(_lags, request)]
     return json_response(v3_models.LagList(metadata=links.list_metadata(_GROUPS, group, "lags"), data=data))
 
 
 async def get_lag(request: RestRequest) -> RestResponse:
-    """Of one partition."""
+    """Return the lag of one partition."""
     links, group = Links(request), request.path["consumer_group_id"]
     where = (request.path["topic_name"], request.path["partition_id"])
     for one, member in await request.work(_lags, request):
         if (one.topic, one.partition) == where:
             return json_response(_lag(links, group, one, member))
-    raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer group {group} has no position in {where[0]}/{where[1]}.")
+    raise HttpProblem(
+        HTTPStatus.NOT_FOUND, f"Consumer group {group} has no committed offset for {where[0]}/{where[1]}."
+    )
 
 
 async def get_lag_summary(request: RestRequest) -> RestResponse:
-    """The largest, and the sum."""
+    """Return the largest lag of a partition, and the sum."""
     links, group = Links(request), request.path["consumer_group_id"]
     found = await request.work(_lags, request)
     if not found:
-        raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer group {group} has no positions.")
+        raise HttpProblem(HTTPStatus.NOT_FOUND, f"Consumer group {group} has no committed offsets.")
     most, member = max(found, key=lambda one: one[0].lag or 0)
     return json_response(
         v3_models.LagSummary(

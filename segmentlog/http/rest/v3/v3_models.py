@@ -1,4 +1,4 @@
-"""What version 3 is sent and answers, field by field."""
+"""Requests and responses of REST v3."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ReplicaList(Struct, kw_only=True):
 
 
 class ReassignmentList(Struct, kw_only=True):
-    """Always empty: there is one copy of each partition."""
+    """Always empty: each partition has one replica."""
 
     kind: Literal["KafkaReassignmentList"] = "KafkaReassignmentList"
     metadata: ListMetadata
@@ -186,7 +186,7 @@ class TopicConfigList(Struct, kw_only=True):
 
 
 class BrokerConfigList(Struct, kw_only=True):
-    """Always empty: a server's settings are those of its command line."""
+    """Always empty: a server's settings are its command-line options."""
 
     kind: Literal["KafkaBrokerConfigList", "KafkaClusterConfigList"]
     metadata: ListMetadata

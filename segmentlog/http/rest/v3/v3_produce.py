@@ -1,4 +1,4 @@
-"""Records one by one: objects that come one behind the other, and an outcome for each, for as long as they come."""
+"""REST v3 endpoints that append records: a stream of JSON objects with an outcome for each, or one batch."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _decode(data: bytes) -> record_models.NewRecord:
 
 
 class EncodedRecord:
-    """One record as it is appended, and what its answer says of it."""
+    """One record in stored form, and the sizes that its outcome reports."""
 
     __slots__ = ("headers", "key", "key_size", "partition", "timestamp", "value", "value_size")
 
     def __init__(self, request: RestRequest, topic: str, asked: record_models.NewRecord) -> None:
-        """Raises `HttpProblem` and `SegmentlogError` for what cannot be appended."""
+        """Encode a record. Raises `HttpProblem` and `SegmentlogError`."""
         if asked.partition_id is not None and asked.partition_id < 0:
             raise _no_partition()
         self.partition = asked.partition_id
@@ -79,7 +79,7 @@ def _milliseconds(text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
         return milliseconds_of(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
     except ValueError:
-        raise _bad(f"timestamp={text!r} is no time as ISO 8601 has it.") from None
+        raise _bad(f"timestamp={text!r} is not in ISO 8601.") from None
 
 
 def _encode(
@@ -98,15 +98,15 @@ def _encode(
 
 
 def _text(kind: str, data: bytes) -> bytes | None:
-    """Base64, or text."""
+    """Decode a base64 string, or a string."""
     if kind == "STRING":
-        what, wanted = "string", str
+        type_name, expected_type = "string", str
     else:
-        what, wanted = "base64 string", bytes  # type: ignore[assignment]
+        type_name, expected_type = "base64 string", bytes  # type: ignore[assignment]
     try:
-        found: Any = msgspec.json.decode(data, type=wanted | None)
+        found: Any = msgspec.json.decode(data, type=expected_type | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _bad(f"data={data[:100].decode(errors='replace')} is not a {what}.") from None
+        raise _bad(f"data={data[:100].decode(errors='replace')} is not a {type_name}.") from None
     return found.encode() if isinstance(found, str) else found
 
 
@@ -136,15 +136,15 @@ def _by_schema(
     return encoded, size
 
 
-# ---------------------------------------------------------------- one after the other
+# ---------------------------------------------------------------- streams of records
 
 _EncodedOrProblem = EncodedRecord | HttpProblem
 _Appended = tuple[int, int, int]
-"""(partition, offset, milliseconds)."""
+"""(partition, offset, timestamp in ms)."""
 
 
 def _append(request: RestRequest, topic: str, found: Sequence[_EncodedOrProblem]) -> list[_Appended | HttpProblem]:
-    """Append those that can be, with as few appends as there are partitions; what became of each."""
+    """Append the valid records, with one append for each partition, and return the outcome of each record."""
     results: list[_Appended | HttpProblem] = [one if isinstance(one, HttpProblem) else _no_partition() for one in found]
     count = request.store.topic(topic).partition_count
     rows = [
@@ -188,7 +188,7 @@ def _time(milliseconds: int) -> str:
 
 
 async def produce(request: RestRequest) -> StreamedResponse:
-    """Outcomes come as records come."""
+    """Append records as they arrive, and stream their outcomes."""
     links = Links(request)
     topic = (await request.work(visible_topic, request, Operation.WRITE)).name
     request.store.check_writable("append")
@@ -214,7 +214,7 @@ async def _outcomes(request: RestRequest, cluster_id: str, topic: str) -> AsyncI
         if problem is not None:
             found.append(problem)
         try:
-            request.check_topic(Operation.WRITE, topic)  # the client may go on for hours
+            request.check_topic(Operation.WRITE, topic)  # the request may take hours: check the rights again
             results = _append(request, topic, found)
         except (SegmentlogError, OSError) as error:
             results = [_problem(request, error)] * len(found)
@@ -230,7 +230,7 @@ async def _outcomes(request: RestRequest, cluster_id: str, topic: str) -> AsyncI
                 yield outcomes
             if is_last:
                 return
-    except HttpProblem as problem:  # more than a request may have
+    except HttpProblem as problem:  # the body is too large
         if not is_any:
             raise
         yield encode_json(record_models.ProduceResponse(problem.error_code, problem.message)) + _BETWEEN
@@ -262,7 +262,7 @@ def _outcome(cluster_id: str, topic: str, one: _EncodedOrProblem, results: _Appe
 
 
 async def produce_batch(request: RestRequest) -> RestResponse:
-    """Records with names of their own, and their outcomes by these."""
+    """Append records with ids, and return the outcome of each id."""
     links = Links(request)
     topic = (await request.work(visible_topic, request, Operation.WRITE)).name
     request.store.check_writable("append")

@@ -1,4 +1,4 @@
-"""Topics and partitions: told, made, grown, deleted."""
+"""REST v3 endpoints of topics and partitions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.http")
 
 PARTITIONS_MAX: Final = 1000
-"""That one request may make: they take a folder each, and their time."""
+"""Maximum number of partitions that one request may create: each is a folder, and takes time."""
 
 
 def visible_topic(request: RestRequest, operation: Operation = Operation.DESCRIBE) -> Topic:
-    """The topic in the path, none of the store's own. Raises `UnknownTopic`, `Forbidden`."""
+    """Return the topic in the path, which must not be internal. Raises `UnknownTopic`, `Forbidden`."""
     name = request.path["topic_name"]
     request.check_topic(operation, name)
     return request.store.topic(check_topic_name(name))
@@ -40,7 +40,7 @@ def visible_topic(request: RestRequest, operation: Operation = Operation.DESCRIB
 def topic_data(
     request: RestRequest, links: Links, name: str, count: int, *, with_operations: bool = False
 ) -> v3_models.TopicData:
-    """One topic as it is told."""
+    """Return one topic as REST v3 represents it."""
     data = v3_models.TopicData(
         metadata=links.metadata("topics", name, crn=f"/topic={name}"),
         cluster_id=links.cluster_id,
@@ -60,10 +60,10 @@ def topic_data(
 
 
 async def list_topics(request: RestRequest) -> RestResponse:
-    """Those that whoever asks may know of."""
+    """Return the topics that the principal may see."""
     links = Links(request)
 
-    def look() -> v3_models.TopicList:
+    def build_response() -> v3_models.TopicList:
         found = []
         for name in request.store.topics():
             if request.may_see(Thing.TOPIC, name):
@@ -73,14 +73,14 @@ async def list_topics(request: RestRequest) -> RestResponse:
                 )
         return v3_models.TopicList(metadata=links.list_metadata("topics"), data=found)
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def get_topic(request: RestRequest) -> RestResponse:
-    """One."""
+    """Return one topic."""
     links = Links(request)
 
-    def look() -> v3_models.TopicData:
+    def build_response() -> v3_models.TopicData:
         topic = visible_topic(request)
         return topic_data(
             request,
@@ -90,11 +90,11 @@ async def get_topic(request: RestRequest) -> RestResponse:
             with_operations=request.query.include_authorized_operations,
         )
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def create_topic(request: RestRequest) -> RestResponse:
-    """Make one."""
+    """Create a topic."""
     links = Links(request)
     request.check_administration()
     asked: v3_models.NewTopic = await request.document()
@@ -122,23 +122,23 @@ async def create_topic(request: RestRequest) -> RestResponse:
 def _partitions_of(asked: v3_models.NewTopic) -> int:
     if asked.replicas_assignments:
         if asked.partitions_count is not None or asked.replication_factor is not None:
-            raise bad_request("replicas_assignments exclude partitions_count and replication_factor")
+            raise bad_request("replicas_assignments cannot be combined with partitions_count or replication_factor")
         count = len(asked.replicas_assignments)
         if sorted(asked.replicas_assignments) != sorted(map(str, range(count))):
-            raise bad_request("replicas_assignments name the partitions from 0 on, each once")
+            raise bad_request("replicas_assignments must name the partitions 0, 1, ... once each")
         if any(brokers != [BROKER] for brokers in asked.replicas_assignments.values()):
-            raise bad_request(f"each partition has one copy, of broker {BROKER}")
+            raise bad_request(f"each partition must have exactly one replica, on broker {BROKER}")
     else:
         if asked.replication_factor not in (None, -1, 1):
             raise bad_request(f"Replication factor: {asked.replication_factor} larger than available brokers: 1.")
         count = 1 if asked.partitions_count is None else asked.partitions_count
     if count > PARTITIONS_MAX:
-        raise bad_request(f"{count} partitions in one request, where at most {PARTITIONS_MAX} are made")
+        raise bad_request(f"cannot create {count} partitions in one request: the maximum is {PARTITIONS_MAX}")
     return count
 
 
 def bad_request(message: str) -> HttpProblem:
-    """What Kafka would not do either."""
+    """Return the response (400) for a request that Kafka would refuse, too."""
     return HttpProblem(HTTPStatus.BAD_REQUEST, message, error_code=rest_error_codes.BAD_REQUEST)
 
 
@@ -147,23 +147,23 @@ async def grow_topic(request: RestRequest) -> RestResponse:
     links = Links(request)
     request.check_administration()
     asked: v3_models.PartitionCount = await request.document()
-    wanted = asked.partitions_count
+    new_count = asked.partitions_count
 
     def grow() -> v3_models.TopicData:
         topic = visible_topic(request, Operation.ALTER)
         now = topic.partition_count
-        if not now < wanted <= now + PARTITIONS_MAX:
+        if not now < new_count <= now + PARTITIONS_MAX:
             raise bad_request(
-                f"Topic {topic.name!r} has {now} partitions: there can be {now + 1} to {now + PARTITIONS_MAX}"
+                f"Topic {topic.name!r} has {now} partitions; the new count must be {now + 1} to {now + PARTITIONS_MAX}"
             )
-        request.store.alter_topic(topic.name, partitions=wanted)
-        return topic_data(request, links, topic.name, wanted)
+        request.store.alter_topic(topic.name, partitions=new_count)
+        return topic_data(request, links, topic.name, new_count)
 
     return json_response(await request.work(grow))
 
 
 async def delete_topic(request: RestRequest) -> RestResponse:
-    """Delete it with all that is in it."""
+    """Delete a topic with its records."""
     Links(request)
     request.check_administration()
     await request.work(lambda: request.store.delete_topic(visible_topic(request, Operation.DELETE).name))
@@ -199,7 +199,7 @@ def _replica(links: Links, topic: str, number: int) -> v3_models.ReplicaData:
 
 
 def check_partition(request: RestRequest) -> Topic:
-    """The topic in the path, which has the partition in it."""
+    """Return the topic in the path. Raises `HttpProblem` (404) if it lacks the partition in the path."""
     topic = visible_topic(request)
     if request.path["partition_id"] >= topic.partition_count:
         raise HttpProblem(
@@ -210,7 +210,7 @@ def check_partition(request: RestRequest) -> Topic:
 
 
 async def list_partitions(request: RestRequest) -> RestResponse:
-    """Those of a topic."""
+    """Return the partitions of a topic."""
     links = Links(request)
     topic = await request.work(visible_topic, request)
     count = await request.work(lambda: topic.partition_count)
@@ -221,17 +221,17 @@ async def list_partitions(request: RestRequest) -> RestResponse:
 
 
 async def get_partition(request: RestRequest) -> RestResponse:
-    """One."""
+    """Return one partition."""
     links = Links(request)
     topic = await request.work(check_partition, request)
     return json_response(_partition(links, topic.name, request.path["partition_id"]))
 
 
 async def get_offsets(request: RestRequest) -> RestResponse:
-    """Where a partition begins and ends."""
+    """Return the start and end offset of a partition."""
     links, number = Links(request), request.path["partition_id"]
 
-    def look() -> v3_models.PartitionOffsets:
+    def build_response() -> v3_models.PartitionOffsets:
         topic = check_partition(request)
         log = topic.partition(number)
         return v3_models.PartitionOffsets(
@@ -250,11 +250,11 @@ async def get_offsets(request: RestRequest) -> RestResponse:
             latest_offset=log.log_end_offset,
         )
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def list_replicas(request: RestRequest) -> RestResponse:
-    """The one copy of a partition."""
+    """Return the single replica of a partition."""
     links, number = Links(request), request.path["partition_id"]
     topic = await request.work(check_partition, request)
     metadata = links.list_metadata("topics", topic.name, "partitions", number, "replicas")
@@ -262,7 +262,7 @@ async def list_replicas(request: RestRequest) -> RestResponse:
 
 
 async def get_replica(request: RestRequest) -> RestResponse:
-    """The one copy of a partition."""
+    """Return the single replica of a partition."""
     links = Links(request)
     topic = await request.work(check_partition, request)
     check_broker(request)
@@ -270,22 +270,22 @@ async def get_replica(request: RestRequest) -> RestResponse:
 
 
 async def list_broker_replicas(request: RestRequest) -> RestResponse:
-    """The copies that the one broker has: all."""
+    """Return the replicas of the single broker, which are all."""
     links = Links(request)
     check_broker(request)
 
-    def look() -> v3_models.ReplicaList:
+    def build_response() -> v3_models.ReplicaList:
         found = []
         for name in request.store.topics():
             if request.may_see(Thing.TOPIC, name):
                 found += [_replica(links, name, number) for number in range(request.store.topic(name).partition_count)]
         return v3_models.ReplicaList(metadata=links.list_metadata("brokers", BROKER, "partition-replicas"), data=found)
 
-    return json_response(await request.work(look))
+    return json_response(await request.work(build_response))
 
 
 async def list_reassignments(request: RestRequest) -> RestResponse:
-    """None: no partition is ever moved to another broker."""
+    """Return an empty list: partitions never move to another broker."""
     links, topic = Links(request), "-"
     if "topic_name" in request.path:
         topic = (await request.work(visible_topic, request)).name
