@@ -14,6 +14,7 @@ from segmentlog import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PARTS = ["Start", "Guides", "Operate", "Reference", "Internals"]
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -57,6 +58,23 @@ def _parse(words: list[str]) -> None:
         name, found, words = command.resolve_command(context, [*context._protected_args, *context.args])
         assert found is not None, name
         command, context = found, found.make_context(name, words, parent=context)
+
+
+def test_the_manual_lists_each_page_once() -> None:
+    """`docs/README.md` lists every page in one of its five parts; the site has the same parts, in the same order."""
+    manual = (ROOT / "docs" / "README.md").read_text()
+    parts = re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", manual, re.MULTILINE)
+    assert [name for name, _ in parts] == PARTS
+    listed = {name: re.findall(r"^\| \[.*?\]\((.*?)\)", text, re.MULTILINE) for name, text in parts}
+    pages = [page for part in listed.values() for page in part]
+    assert sorted(page for page in pages if page.count("/") == 0) == sorted(
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"
+    )
+    site = re.findall(r":caption: (.*)\n(?::.*\n)*\n((?:[^`\n].*\n)*)", (ROOT / "index.md").read_text())
+    assert [name for name, _ in site] == PARTS
+    for name, text in site:
+        shown = [line for line in text.split() if "*" not in line and line != "docs/README"]
+        assert shown == [(Path("docs") / page).as_posix().replace("docs/../", "")[:-3] for page in listed[name]], name
 
 
 @pytest.mark.parametrize("name", ["delivery.md", "retention.md", "schemas.md", "table.md"])
