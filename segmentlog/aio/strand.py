@@ -75,7 +75,7 @@ class Strand:
     def check_loop(self) -> None:
         """Raise `SegmentlogError` in another loop than its own, `StoreClosed` in a forked child."""
         if self._made_in != forks.generation():
-            raise StoreClosed(f"what was made before the fork is the parent's: the {self._what}, in this process,")
+            raise StoreClosed.forked(self._what)
         if asyncio.get_running_loop() is not self.loop:
             raise SegmentlogError(f"this {self._what} belongs to another event loop: make one in each")
 

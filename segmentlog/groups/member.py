@@ -187,7 +187,7 @@ class Member:
     def check_process(self) -> None:
         """Raise `StoreClosed` in a forked child: the membership is the parent's."""
         if self.is_foreign:
-            raise StoreClosed(f"member {self.id} of the parent process (make another consumer after the fork), here it")
+            raise StoreClosed.forked(f"member {self.id}")
 
     def _is_member(self) -> bool:
         return self._fd >= 0 and self.folder.is_current(self._fd, f"{self.folder.members_path}/{self.id}")

@@ -27,7 +27,7 @@ killed at any instruction leaves the old copy current, and a block that was dama
 The page is no more than a cache of the page cache's state: it says nothing once the machine
 has restarted, and nothing about a folder that was copied. Both show in words 1-4. Nor does it once
 the disk went away and came back, with any older version of the page on it: no content of the page
-can show that, and so `is_of_this_memory` asks the kernel. See docs/durability.md, "Who is believed".
+can show that, and so `is_of_this_memory` asks the kernel. See docs/durability-evidence.md, "When a state page is trusted".
 """
 
 from __future__ import annotations

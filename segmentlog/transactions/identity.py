@@ -90,7 +90,7 @@ class Identity:
         if self._is_closed:  # nothing fences it any more
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
-            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
+            raise StoreClosed.forked(f"producer {self.label}")
 
     # ------------------------------------------------------------ appending
 
