@@ -626,7 +626,7 @@ class StoreVersionError(SegmentlogError):
 
 
 class ProducerFenced(SegmentlogError):
-    """This producer must stop: it has been replaced, or its transaction was aborted.
+    """The producer must stop: another instance replaced it, or its transaction was aborted.
 
     Cause: another instance opened the same producer name, or the transaction took longer than
     ``transaction_timeout_ms``, or ``segmentlog transactions abort`` was used.

@@ -71,7 +71,7 @@ def _parse(words: list[str]) -> None:
 
 
 def test_the_manual_lists_each_page_once() -> None:
-    """`docs/README.md` lists every page in one of its five parts; the site has the same parts, in the same order."""
+    """Check that `docs/README.md` has every page in one of five parts, and that the site has the same order."""
     manual = (ROOT / "docs" / "README.md").read_text()
     parts = re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", manual, re.MULTILINE)
     assert [name for name, _ in parts] == PARTS

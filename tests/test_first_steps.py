@@ -33,7 +33,7 @@ def matches(shown: str, printed: str) -> bool:
 
 
 def test_dots_stand_for_anything_and_nothing_else_does() -> None:
-    """The comparison can fail."""
+    """Check that the comparison can fail."""
     assert matches("3 records, ...\n", "3 records, 36 bytes in 0.02 s\n")
     assert not matches("3 records, ...\n", "4 records, 36 bytes in 0.02 s\n")
     assert not matches("0 2 apples\n", "0 2 apples\n1 1 pear\n")
@@ -42,7 +42,7 @@ def test_dots_stand_for_anything_and_nothing_else_does() -> None:
 
 @pytest.mark.long
 def test_the_first_steps_in_the_shell_print_what_the_page_shows(tmp_path: Path) -> None:
-    """Each command succeeds and prints the lines below it, first stdout. The follower prints what is appended."""
+    """Check that each command succeeds and prints the lines below it, first stdout; the follower prints new records."""
     shim = tmp_path / "bin" / "segmentlog"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m segmentlog "$@"\n')

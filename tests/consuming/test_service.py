@@ -114,7 +114,7 @@ get("/parent")
 
 
 def test_forked_workers_append_each_record_once(tmp_path: Path) -> None:
-    """Store and producer of the web service are made before the fork, as under `gunicorn --preload`."""
+    """Fork after store and producer of the web service are created, as under `gunicorn --preload`."""
     program = WORKERS.format(app=snippet("def app"))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, timeout=WITHIN_S)
