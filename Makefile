@@ -58,25 +58,27 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    SEGMENTLOG_ADMIN_ROUNDS=5000 SEGMENTLOG_PROTOCOL_ROUNDS=2000 SEGMENTLOG_SHIPPING_ROUNDS=5000 \
 	    SEGMENTLOG_S3_ROUNDS=1000 SEGMENTLOG_REWINDING_ROUNDS=2000 SEGMENTLOG_COST_ELEMENTS=100000 \
 	    SEGMENTLOG_SANITIZED_BATCHES=10000000 \
-	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/groups/test_groups.py tests/exchange/test_transfer.py \
+	    $(PY) -m pytest -n $(WORKERS) --timeout 0 tests/crash tests/groups/test_groups.py tests/exchange/test_record_files.py \
 	    tests/cli/test_loading.py tests/damage/test_batches_in_values.py tests/log/test_lost_descriptors.py \
-	    tests/ecosystem/protocol tests/objects/test_shipping.py tests/objects/test_real_stores.py \
-	    tests/objects/test_rewinding.py tests/server/test_costs.py \
+	    tests/ecosystem/protocol tests/objects/upload/test_service.py tests/objects/test_real_stores.py \
+	    tests/objects/restore/test_point_in_time.py tests/server/test_costs.py \
 	    tests/format/test_speedups.py \
 	    $(PYTEST_ARGS)
 
 test-ecosystem: $(VENV)/.installed-test  ## an hour of what people build around Kafka, killed while it works
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --durations=25 tests/ecosystem $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-test  ## ruff: mistakes and layout; import-linter: which way imports go
+lint: $(VENV)/.installed-test  ## mistakes, layout, the order of imports between packages, spelling, plain English
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(VENV)/bin/lint-imports --config setup.cfg --no-logo
+	$(VENV)/bin/codespell segmentlog pyspark_segmentlog tests tools bench docs *.md setup.* Makefile
+	$(PY) tools/plain_english.py --limits tools/english_limits.cfg
 
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
-codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from its schemas
+codec: $(VENV)/.installed-test  ## generate the classes of Kafka's messages from its schemas
 	$(PY) -m tools.codec.generate
 
 # Anew each time: what is wrong with a page that did not change is not said again.

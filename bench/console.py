@@ -26,7 +26,7 @@ import httpx
 import segmentlog
 from bench.arguments import existing_folder, one_or_more
 from segmentlog.clock import Clock
-from segmentlog.http.console.survey import Survey
+from segmentlog.http.console.topic_overview import Survey
 from segmentlog.http.serving import HttpServer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore

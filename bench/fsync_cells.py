@@ -10,7 +10,7 @@ import cramjam
 import msgspec
 
 from bench.machine import Latency
-from segmentlog.cli.bench import make_values
+from segmentlog.cli.bench_command import make_values
 from segmentlog.config import FsyncPolicy
 
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")

@@ -17,7 +17,7 @@ from typing import Any
 
 import segmentlog
 from bench.fsync_cells import BATCH_LISTS, Cell, Risk, Task
-from segmentlog.cli.bench import make_values
+from segmentlog.cli.bench_command import make_values
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 

@@ -36,7 +36,7 @@ from bench.arguments import existing_folder, one_or_more
 from bench.measure import Row, RowResult, Side, open_store, print_table
 from bench.results import save
 from bench.workload import json_records
-from segmentlog.http.rest.rendering import lines
+from segmentlog.http.rest.record_json import lines
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 

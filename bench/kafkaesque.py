@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from segmentlog.testing.offset_reuse import Entry, Outcome, play
 from segmentlog.testing.ports import free_ports
-from segmentlog.testing.scenario import Entry, Outcome, play
 
 Fsync = Literal["always", "everysec", "no"]
 POLICIES: tuple[Fsync, ...] = ("always", "everysec", "no")
@@ -327,7 +327,7 @@ class KafkaesqueTopic:
 
 
 class RedisLog:
-    """Such a topic as the scenario wants it: `segmentlog.testing.scenario.CrashableLog`. Use it in a ``with``.
+    """Such a topic as the scenario wants it: `segmentlog.testing.offset_reuse.CrashableLog`. Use it in a ``with``.
 
     ``power_cut=False``: only the server is killed, and the machine lives on.
     """
@@ -388,7 +388,7 @@ def play_redis() -> list[Outcome]:
 
 def main() -> int:
     """Print what a power cut does to the log in Redis, as ``segmentlog demo durability`` does for segmentlog."""
-    from segmentlog.cli.demo import show_outcomes  # not above: the command line loads this module
+    from segmentlog.cli.demo_command import show_outcomes  # not above: the command line loads this module
 
     try:
         outcomes = play_redis()

@@ -17,8 +17,8 @@ import segmentlog
 from bench.measure import Row, Side, open_store
 from bench.server.batches import CLIENT_RECORDS
 from bench.workload import Workload, json_records
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.columns import array_of, encode_columns
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_encode import encode_wire_batch
 
 _BATCH = 1024

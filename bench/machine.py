@@ -17,7 +17,7 @@ import cramjam
 import msgspec
 
 from bench import interpreter
-from segmentlog.cli.bench import IMPLAUSIBLE_FSYNC_US, time_fdatasync
+from segmentlog.cli.bench_command import IMPLAUSIBLE_FSYNC_US, time_fdatasync
 
 _NOISE_SAMPLES = 40
 

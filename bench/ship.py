@@ -37,12 +37,12 @@ from bench.arguments import existing_folder, one_or_more
 from bench.measure import Row, RowResult, Side, open_store, print_table
 from bench.results import save
 from bench.workload import json_records
-from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.ranged import PARALLEL as READ_PARALLEL
-from segmentlog.objects.restoring import PARALLEL as RESTORE_PARALLEL
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.uploads import PARALLEL
+from segmentlog.objects.bucket.base import Bucket
+from segmentlog.objects.bucket.upload_pool import PARALLEL
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.restore.restore import PARALLEL as RESTORE_PARALLEL
+from segmentlog.objects.restore.restore import restore
+from segmentlog.objects.tier.block_cache import PARALLEL as READ_PARALLEL
 
 _BATCH = 1000
 _SLICE_S = 2.0

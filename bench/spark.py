@@ -148,9 +148,9 @@ def by_map_in_arrow(spark: SparkSession, folder: Path, schema: str | None) -> Da
     """The same ranges, read and decoded by the same functions, without the data source around them."""
     from pyspark.sql.types import StructType
 
-    from segmentlog.spark.options import read_options
-    from segmentlog.spark.reading import BatchReader, read_task
+    from segmentlog.spark.batch_reader import BatchReader, read_task
     from segmentlog.spark.schema import source_schema
+    from segmentlog.spark.source_options import read_options
 
     options = read_options({"path": str(folder / "store"), "subscribe": "rows"}, streaming=False)
     wanted = source_schema(include_headers=False) if schema is None else StructType.fromDDL(schema)

@@ -11,8 +11,8 @@ import click
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
 from segmentlog.policy.kafka_configs import SETTINGS, describe, engine_keys
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.served import SERVED
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 110

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from segmentlog.codecs import text_codec as text_codec
     from segmentlog.config import FsyncPolicy as FsyncPolicy
     from segmentlog.config import TopicConfig as TopicConfig
-    from segmentlog.consuming.aconsumer import AsyncConsumer as AsyncConsumer
+    from segmentlog.consuming.async_consumer import AsyncConsumer as AsyncConsumer
     from segmentlog.consuming.consumer import Consumer as Consumer
     from segmentlog.consuming.decoding import Undecodable as Undecodable
     from segmentlog.errors import (
@@ -140,19 +140,19 @@ if TYPE_CHECKING:
         UnreadableBatch as UnreadableBatch,
     )
     from segmentlog.format.record_batch import RecordBatch as RecordBatch
-    from segmentlog.groups.admin import GroupDescription as GroupDescription
-    from segmentlog.groups.positions import CommittedOffset as CommittedOffset
-    from segmentlog.log.append.wire import WireAppended as WireAppended
+    from segmentlog.groups.committed_offsets import CommittedOffset as CommittedOffset
+    from segmentlog.groups.group_admin import GroupDescription as GroupDescription
+    from segmentlog.log.append.wire_append import WireAppended as WireAppended
     from segmentlog.log.partition import Partition as Partition
-    from segmentlog.log.producers import ProducerStamp as ProducerStamp
+    from segmentlog.log.producer_state import ProducerStamp as ProducerStamp
     from segmentlog.logs.handler import LogHandler as LogHandler
-    from segmentlog.objects.replica import Replica as Replica
+    from segmentlog.objects.replica.replica import Replica as Replica
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
-    from segmentlog.producing.aproducer import AsyncProducer as AsyncProducer
+    from segmentlog.producing.async_producer import AsyncProducer as AsyncProducer
+    from segmentlog.producing.async_sender import AsyncDelivery as AsyncDelivery
     from segmentlog.producing.delivery import Delivery as Delivery
     from segmentlog.producing.producer import Producer as Producer
-    from segmentlog.producing.queueing import AsyncDelivery as AsyncDelivery
     from segmentlog.records import (
         Appended as Appended,
     )
@@ -183,8 +183,8 @@ if TYPE_CHECKING:
     from segmentlog.records import (
         TopicPartition as TopicPartition,
     )
-    from segmentlog.server.serving import Server as Server
-    from segmentlog.server.settings import AcksAll
+    from segmentlog.server.embedded import Server as Server
+    from segmentlog.server.server_settings import AcksAll
     from segmentlog.store import LogStore as LogStore
     from segmentlog.store import Topic as Topic
     from segmentlog.tables.table import Table as Table
@@ -192,7 +192,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "segmentlog.codecs": ("Codec", "Deserializer", "Serializer", "json_codec", "msgpack_codec", "text_codec"),
     "segmentlog.config": ("FsyncPolicy", "TopicConfig"),
-    "segmentlog.consuming.aconsumer": ("AsyncConsumer",),
+    "segmentlog.consuming.async_consumer": ("AsyncConsumer",),
     "segmentlog.consuming.consumer": ("Consumer",),
     "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
@@ -206,22 +206,22 @@ _HOMES = {
         "UnreadableBatch",
     ),
     "segmentlog.format.record_batch": ("RecordBatch",),
-    "segmentlog.groups.admin": ("GroupDescription",),
-    "segmentlog.groups.positions": ("CommittedOffset",),
-    "segmentlog.log.append.wire": ("WireAppended",),
+    "segmentlog.groups.group_admin": ("GroupDescription",),
+    "segmentlog.groups.committed_offsets": ("CommittedOffset",),
+    "segmentlog.log.append.wire_append": ("WireAppended",),
     "segmentlog.log.partition": ("Partition",),
-    "segmentlog.log.producers": ("ProducerStamp",),
+    "segmentlog.log.producer_state": ("ProducerStamp",),
     "segmentlog.logs.handler": ("LogHandler",),
-    "segmentlog.objects.replica": ("Replica",),
+    "segmentlog.objects.replica.replica": ("Replica",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
-    "segmentlog.producing.aproducer": ("AsyncProducer",),
+    "segmentlog.producing.async_producer": ("AsyncProducer",),
     "segmentlog.producing.producer": ("Producer",),
-    "segmentlog.producing.queueing": ("AsyncDelivery",),
+    "segmentlog.producing.async_sender": ("AsyncDelivery",),
     "segmentlog.records": (
         "Appended", "CompactionReport", "EpochStart", "LostRange", "Record", "RecoveryMode", "RecoveryReport",
         "RetentionReport", "SegmentInfo", "TopicPartition",
     ),
-    "segmentlog.server.serving": ("Server",),
+    "segmentlog.server.embedded": ("Server",),
     "segmentlog.store": ("LogStore", "Topic"),
     "segmentlog.tables.table": ("Table",),
 }  # fmt: skip
@@ -325,7 +325,7 @@ def replica(
     Raises `ShippingRefused` (nothing was shipped there; the folder holds something else, or another process keeps it
     up), `ObjectStoreError`, `InvalidConfig`.
     """
-    from segmentlog.objects.replica import Replica
+    from segmentlog.objects.replica.replica import Replica
 
     return Replica(url, path, topics=topics, interval_ms=interval_ms, threads=background)
 
@@ -367,9 +367,9 @@ def serve(
     that cannot be used, and for an address beyond this machine that nothing protects; OSError for one that is taken.
     """
     from segmentlog.errors import InvalidConfig
-    from segmentlog.security.settings import Security
-    from segmentlog.server.serving import Server
-    from segmentlog.server.settings import ServerSettings
+    from segmentlog.security.security_settings import Security
+    from segmentlog.server.embedded import Server
+    from segmentlog.server.server_settings import ServerSettings
     from segmentlog.store import LogStore
 
     hosts = tuple(allowed_hosts)
@@ -384,7 +384,7 @@ def serve(
     if http is not None:
         from segmentlog.http.serving import HttpServer
         from segmentlog.http.settings import HttpSettings
-        from segmentlog.security.listening import parse_address
+        from segmentlog.security.listen_rules import parse_address
 
         http_host, http_port = parse_address(http, option="http")
         advertised = () if advertise is None else (parse_address(advertise, option="advertise")[0],)

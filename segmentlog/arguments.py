@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.format.names import check_topic_name
+from segmentlog.format.file_names import check_topic_name
 from segmentlog.quantities import INT64_MAX
 from segmentlog.records import TopicPartition
 

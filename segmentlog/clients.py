@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     from segmentlog.codecs import Deserializer, Serializer
-    from segmentlog.consuming.aconsumer import AsyncConsumer
+    from segmentlog.consuming.async_consumer import AsyncConsumer
     from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, Rebalanced, Start
-    from segmentlog.consuming.options import AsyncConsumerKeywords, ConsumerKeywords, ConsumerOptions
-    from segmentlog.groups.admin import Groups
+    from segmentlog.consuming.consumer_options import AsyncConsumerKeywords, ConsumerKeywords, ConsumerOptions
+    from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Ack, Isolation, Partition
     from segmentlog.policy.assignment import Strategy
     from segmentlog.policy.partitioner import Partitioner
-    from segmentlog.producing.aproducer import AsyncProducer
-    from segmentlog.producing.options import ProducerKeywords
+    from segmentlog.producing.async_producer import AsyncProducer
     from segmentlog.producing.producer import Producer
-    from segmentlog.producing.producers import Producers
-    from segmentlog.topics.topics import Topics
+    from segmentlog.producing.producer_options import ProducerKeywords
+    from segmentlog.producing.producer_registry import Producers
+    from segmentlog.topics.topic_registry import Topics
     from segmentlog.tracing import Tracing
-    from segmentlog.transactions.transactions import Transactions
+    from segmentlog.transactions.transaction_coordinator import Transactions
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -81,7 +81,7 @@ class Clients:
     ) -> Producer[Any, Any]:
         """A producer that gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
-        from segmentlog.producing.options import ProducerOptions
+        from segmentlog.producing.producer_options import ProducerOptions
 
         options = ProducerOptions(
             linger_ms=linger_ms, batch_size=batch_size, partitioner=partitioner, ack=ack, name=name,
@@ -92,7 +92,7 @@ class Clients:
 
     def _all_producers(self) -> Producers:
         if self._producers is None:
-            from segmentlog.producing.producers import Producers
+            from segmentlog.producing.producer_registry import Producers
 
             with self._mutex:
                 self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
@@ -207,8 +207,8 @@ class Clients:
         """A producer for asyncio, with the options of `producer`; see `AsyncProducer`. Begin it by ``async with``."""
         self._topics.check_writable("produce")
         from segmentlog.arguments import as_int
-        from segmentlog.producing.aproducer import AsyncProducer
-        from segmentlog.producing.options import ProducerOptions
+        from segmentlog.producing.async_producer import AsyncProducer
+        from segmentlog.producing.producer_options import ProducerOptions
 
         max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, wanted="bytes, from 1 on")
         made = ProducerOptions(**options)
@@ -237,10 +237,10 @@ class Clients:
     def aconsumer(self, *topics: str | tuple[str, int], **options: Any) -> AsyncConsumer[Any, Any]:
         """A consumer for asyncio, with the options of `consumer`; see `AsyncConsumer`. Begin it by ``async with``."""
         self._topics.check_open()
-        from segmentlog.aio.calls import Callbacks
-        from segmentlog.consuming.aconsumer import AsyncConsumer
-        from segmentlog.consuming.options import ConsumerOptions
-        from segmentlog.consuming.steps import SteppedConsumer
+        from segmentlog.aio.loop_callbacks import Callbacks
+        from segmentlog.consuming.async_consumer import AsyncConsumer
+        from segmentlog.consuming.consumer_options import ConsumerOptions
+        from segmentlog.consuming.nonblocking_consumer import SteppedConsumer
 
         callbacks = Callbacks()
         for name in ("on_assigned", "on_revoked", "on_lost"):

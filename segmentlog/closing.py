@@ -14,7 +14,7 @@ from itertools import starmap
 from typing import Final, Protocol
 
 from segmentlog.log.partition import Partition
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 from segmentlog.weak_sets import members_of
 
 logger = logging.getLogger("segmentlog")
@@ -40,7 +40,7 @@ class _BeingClosed(set[Closable]):
 open_stores: weakref.WeakSet[Closable] = weakref.WeakSet()
 """Those of this process; who closes one takes it out."""
 being_closed = _BeingClosed()
-forks.on_fork(being_closed, "clear")
+fork_safety.on_fork(being_closed, "clear")
 
 
 def close_dropped(store: Closable) -> None:
@@ -73,7 +73,7 @@ def _close(store: Closable) -> None:
     """Close a store that nobody can reach any more."""
     try:
         for partition in store.opened_partitions():
-            partition.handle.found_again()
+            partition.handle.resurrect()
         store.close()
     except Exception as error:
         logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)

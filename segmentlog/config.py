@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 from segmentlog.defaults import CLEANER_BUFFER_BYTES as CLEANER_BUFFER_BYTES
 from segmentlog.errors import InvalidConfig
-from segmentlog.format.codecs import CODEC_NAMES, CODECS, Compression, compression
+from segmentlog.format.batch_codecs import CODEC_NAMES, CODECS, Compression, compression
 from segmentlog.quantities import (
     AS_RETENTION,
     INT64_MAX,

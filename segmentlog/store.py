@@ -22,29 +22,29 @@ from segmentlog.defaults import (
     SHIP_INTERVAL_MS,
 )
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreClosed
-from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name, is_topic_id
+from segmentlog.format.file_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_topic_name, is_topic_id
 from segmentlog.inspection.scrubber import ScrubReport
 from segmentlog.log.partition import Partition
 from segmentlog.records import RecoveryMode, RecoveryReport
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored, is_interrupt
+from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.reaching import Reaching
-from segmentlog.topics.topics import Topic as Topic
-from segmentlog.topics.topics import Topics
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.lazy_remote_reader import Reaching
+from segmentlog.topics.topic_registry import Topic as Topic
+from segmentlog.topics.topic_registry import Topics
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
-    from segmentlog.groups.admin import Groups
-    from segmentlog.groups.positions import CommittedPositions
+    from segmentlog.groups.committed_offsets import CommittedPositions
+    from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Isolation
-    from segmentlog.objects.attached import Attached
-    from segmentlog.objects.shipper import ShippedNow
-    from segmentlog.objects.shipping import Shipping
-    from segmentlog.objects.tiered import Tiered
+    from segmentlog.objects.replica.remote_store import Attached
+    from segmentlog.objects.tier.remote_reader import Tiered
+    from segmentlog.objects.upload.service import Shipping
+    from segmentlog.objects.upload.shipper import ShippedNow
     from segmentlog.schemas.registry import SchemaRegistry
     from segmentlog.tables.table import Table
-    from segmentlog.transactions.transactions import Transactions
+    from segmentlog.transactions.transaction_coordinator import Transactions
 
 logger = logging.getLogger("segmentlog")
 
@@ -92,7 +92,7 @@ class LogStore(Clients):
         if url is not None:
             if ship is not None:
                 raise InvalidConfig("ship", ship, "nothing: what is read from an object store is not shipped")
-            from segmentlog.objects.attached import Attached
+            from segmentlog.objects.replica.remote_store import Attached
 
             self._attached = Attached(url, topics=only_topics, cache_bytes=cache_bytes, cache_dir=cache_dir,
                                       refresh_ms=refresh_ms, threads=background, clock=clock)  # fmt: skip
@@ -109,7 +109,7 @@ class LogStore(Clients):
         self._offsets_retention_ms = offsets_retention_minutes * 60_000
         clock = clock or Clock()
         clock.steady_ms()  # from here on a jump of the wall clock is noticed
-        self._mutex = forks.reentrant_lock(self, "_mutex")
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._group_offsets: CommittedPositions | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
@@ -119,7 +119,7 @@ class LogStore(Clients):
         fs, cache_bytes = fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1)
 
         def make_tiered() -> Tiered:
-            from segmentlog.objects.tiered import Tiered
+            from segmentlog.objects.tier.remote_reader import Tiered
 
             return Tiered(cache_bytes=cache_bytes, cache_dir=cache_dir)
 
@@ -149,7 +149,7 @@ class LogStore(Clients):
         self.read_only = self._topics.read_only
         self.store_id = self._topics.store_id
         open_stores.add(self)
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
         self._is_complete = True
         self._topics.background.ensure_running()
         if ship is not None:
@@ -250,7 +250,8 @@ class LogStore(Clients):
 
         One that is made anew under the name is another topic: nothing that knew this one takes it for it. With
         ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic. Raises
-        `PartitionBusy` when somebody is at work in it and does not come to an end; nothing was changed.
+        `PartitionBusy` when somebody is at work in it and does not come to an end, and `LocalError` when this user may
+        not write the topic's files; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
@@ -263,7 +264,7 @@ class LogStore(Clients):
         """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
 
         Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
-        Raises `PartitionBusy` as `delete_topic` does.
+        Raises `PartitionBusy` and `LocalError` as `delete_topic` does.
         """
         self._topics.check_writable("rename a topic")
         check_topic_name(name)
@@ -299,7 +300,7 @@ class LogStore(Clients):
     def transactions(self) -> Transactions:
         """Names of producers and their transactions."""
         if self._transactions is None:
-            from segmentlog.transactions.transactions import Transactions
+            from segmentlog.transactions.transaction_coordinator import Transactions
 
             with self._mutex:
                 self._transactions = self._transactions or Transactions(self._topics)
@@ -332,7 +333,7 @@ class LogStore(Clients):
     def group_offsets(self) -> CommittedPositions:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.positions import CommittedPositions
+            from segmentlog.groups.committed_offsets import CommittedPositions
 
             with self._mutex:
                 self._group_offsets = self._group_offsets or CommittedPositions(self._topics)
@@ -343,7 +344,7 @@ class LogStore(Clients):
         """The consumer groups: list, describe, reset, delete."""
         self._topics.check_open()
         if self._groups is None:
-            from segmentlog.groups.admin import Groups
+            from segmentlog.groups.group_admin import Groups
 
             with self._mutex:
                 self._groups = self._groups or Groups(self._topics, self.group_offsets)
@@ -386,7 +387,7 @@ class LogStore(Clients):
     def shipping(self) -> Shipping:
         """How it is shipped to an object store: begin, end, status; see docs/ship.md."""
         if self._shipping is None:
-            from segmentlog.objects.shipping import Shipping
+            from segmentlog.objects.upload.service import Shipping
 
             with self._mutex:
                 self._shipping = self._shipping or Shipping(self._topics)
@@ -474,7 +475,7 @@ class LogStore(Clients):
             if self._attached.status.error:
                 problems["object store"] = self._attached.status.error
         elif self._topics.is_replica:
-            from segmentlog.objects.replica import replica_status
+            from segmentlog.objects.replica.replica import replica_status
 
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:

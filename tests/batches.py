@@ -18,9 +18,9 @@ from segmentlog.format.batch import (
     check_payload,
     decode_header,
 )
-from segmentlog.format.batches import record_batch
-from segmentlog.format.codecs import CODEC_NONE, CODECS, compression_of
+from segmentlog.format.batch_codecs import CODEC_NONE, CODECS, compression_of
 from segmentlog.format.columns import Int64Array
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import Headers, Record

@@ -11,8 +11,8 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.format.batch import decode_header
-from segmentlog.inspection.findings import Finding
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.finding import Finding
+from segmentlog.inspection.store_inspection import inspect_store
 
 
 class Batch(NamedTuple):

@@ -19,12 +19,12 @@ from trial import FOLDER, Broken, Moment
 from wire import append_either
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.names import SWAP_SUFFIX, parse_copy_name
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.format.file_names import SWAP_SUFFIX, parse_copy_name
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.partition import Partition
-from segmentlog.testing.disk import SimulatedDisk
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 Event = Callable[[KeyedHistory], None]
 

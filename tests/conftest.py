@@ -15,7 +15,7 @@ from hypothesis import settings
 from leftovers import Snapshot, close_opened, left_since
 from seeds import fresh_seed, given_seed
 
-from segmentlog.topics import background
+from segmentlog.topics import background_work
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that has no job control: processes that tests start and
@@ -120,7 +120,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick of retention goes through all of a round, however busy the machine is."""
-    monkeypatch.setattr(background, "_SLICE_S", 60.0)
+    monkeypatch.setattr(background_work, "_SLICE_S", 60.0)
 
 
 _MEMORY = "/dev/shm"
@@ -142,7 +142,7 @@ def small_steps() -> Iterator[None]:
     """Ceilings and recovery points move often enough to fail in a short workload."""
     with (
         mock.patch("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 10),
-        mock.patch("segmentlog.log.granting.OFFSET_CEILING_STEP", 10),
+        mock.patch("segmentlog.log.offset_grants.OFFSET_CEILING_STEP", 10),
         mock.patch("segmentlog.log.append.syncer.CHECKPOINT_BYTES", 800),
     ):
         yield

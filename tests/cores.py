@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 import segmentlog.speedups
-from segmentlog.format import as_wire, wire_encode, wire_numpy, wire_records, wire_scan
+from segmentlog.format import wire_conversion, wire_encode, wire_numpy, wire_records, wire_scan
 from segmentlog.format.wire_records import WireRecords
 from segmentlog.speedups import COMPILED, records
 
@@ -52,7 +52,7 @@ def use_way(way: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire_scan, "core", core)
     patch.setattr(wire_encode, "core", core)
     patch.setattr(wire_encode, "COMPILED", way != "numpy")
-    patch.setattr(as_wire, "COMPILED", way != "numpy")
+    patch.setattr(wire_conversion, "COMPILED", way != "numpy")
     patch.setattr(wire_records, "COMPILED", way != "numpy")
     patch.setattr(wire_records, "_SCANNED_MAX", 0)
 

@@ -17,10 +17,10 @@ from trial import Broken, Moment
 
 from segmentlog.errors import ProducerFenced, SegmentlogError, TransactionAborted, UnknownTopic
 from segmentlog.producing.producer import Producer
-from segmentlog.storage.files import replace_file
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
-from segmentlog.testing.disk import SimulatedDisk
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 PATH = "/simulated/store"
 TOPICS = {"a": 2, "b": 1}

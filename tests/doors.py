@@ -10,7 +10,7 @@ import httpx
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.app import make_app
 from segmentlog.http.console import Console
-from segmentlog.http.site import Site
+from segmentlog.http.context import Site
 
 
 class Client:

@@ -25,10 +25,10 @@ from typing import Any
 
 import segmentlog
 from segmentlog import StoreClosed
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import METHODS
+from segmentlog.testing.fault_injection import METHODS
 
 PACKAGE = os.path.dirname(segmentlog.__file__) + os.sep
 LIMIT_S = 20.0
@@ -143,13 +143,13 @@ class WatchedFiles(FileSystem):
 @contextlib.contextmanager
 def watched_locks() -> Iterator[None]:
     """Every lock that is made within tells the stopper."""
-    made = forks._make_lock, forks._make_reentrant_lock
-    forks._make_lock = lambda: WatchedLock(threading.Lock())  # type: ignore[assignment,return-value]
-    forks._make_reentrant_lock = lambda: WatchedLock(threading.RLock())  # type: ignore[assignment,return-value]
+    made = fork_safety._make_lock, fork_safety._make_reentrant_lock
+    fork_safety._make_lock = lambda: WatchedLock(threading.Lock())  # type: ignore[assignment,return-value]
+    fork_safety._make_reentrant_lock = lambda: WatchedLock(threading.RLock())  # type: ignore[assignment,return-value]
     try:
         yield
     finally:
-        forks._make_lock, forks._make_reentrant_lock = made
+        fork_safety._make_lock, fork_safety._make_reentrant_lock = made
 
 
 # ---------------------------------------------------------------- what parent and child work on

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
 
 _GRACE_S = 5.0
 """For threads and children that are ending."""

@@ -16,7 +16,7 @@ import lz4.frame
 
 from segmentlog.format.wire import pack_wire_batch
 from segmentlog.format.wire_records import varint
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
 
 HOUR_MS: Final = 3_600_000
 NOBODY: Final = (-1, -1, -1)

@@ -16,7 +16,7 @@ from logs import NoSyncFileSystem
 
 from segmentlog.records import TopicPartition
 from segmentlog.schemas import AvroSerializer
-from segmentlog.schemas.library import Draft
+from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Principal
 from segmentlog.store import LogStore

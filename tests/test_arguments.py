@@ -19,7 +19,7 @@ import pytest
 import segmentlog
 from segmentlog.consuming.consumer import Consumer
 from segmentlog.errors import SegmentlogError
-from segmentlog.groups.admin import Groups
+from segmentlog.groups.group_admin import Groups
 from segmentlog.log.partition import Partition
 from segmentlog.producing.producer import Producer
 from segmentlog.store import LogStore, Topic

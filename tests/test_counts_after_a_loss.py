@@ -13,13 +13,13 @@ from doors import Client
 from server.scraping import scrape, value
 
 import segmentlog
+from segmentlog.http.context import Site
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.restoring import restore
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.records import TopicPartition
-from segmentlog.spark.progress import behind
+from segmentlog.spark.query_lag import behind
 from segmentlog.store import LogStore
 
 RECORDS = 73

@@ -18,11 +18,11 @@ from logs import open_log, values
 
 import segmentlog
 from segmentlog import closing
-from segmentlog.format.names import CHECKPOINT_FILE
-from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.format.file_names import CHECKPOINT_FILE
+from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.topics.workers import Worker, Workers
+from segmentlog.topics.background_threads import Worker, Workers
 
 
 def _descriptors(below: Path) -> list[str]:

@@ -13,9 +13,9 @@ from logs import FakeClock
 
 import segmentlog
 from segmentlog.errors import ConsumerFenced, GroupNotEmpty, OutOfOrderSequence, ProducerFenced, TransactionAborted
-from segmentlog.format.producers import NAMED_ID_END, SEQUENCE_END
+from segmentlog.format.producer_snapshot import NAMED_ID_END, SEQUENCE_END
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 

@@ -28,7 +28,7 @@ import segmentlog
 from segmentlog.errors import InvalidConfig, UnknownTopic
 from segmentlog.logs.handler import LogHandler
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 
 @pytest.fixture

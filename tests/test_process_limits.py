@@ -12,7 +12,7 @@ import pytest
 
 import segmentlog
 from segmentlog.errors import LocalError
-from segmentlog.topics.descriptors import DescriptorBudget, budget
+from segmentlog.topics.descriptor_budget import DescriptorBudget, budget
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes as Linux has them")
 

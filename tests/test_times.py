@@ -17,9 +17,9 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.config import FsyncPolicy, TopicConfig
-from segmentlog.consuming.places import parse_place, resolve
+from segmentlog.consuming.start_position import parse_place, resolve
 from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError
-from segmentlog.objects.cutting import target_of
+from segmentlog.objects.restore.cut_points import target_of
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, milliseconds_of, parse_duration_ms
 from segmentlog.store import LogStore
 

@@ -16,23 +16,23 @@ from doors import Client
 from leftovers import opened
 from logs import NoSyncFileSystem, contents, open_log, values
 from server.wire_client import WireClient
-from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, REMEDY, append_around, append_unreadable, encode_unchecked
-from wire import Sent, append_sent, foreign, forged
+from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, REMEDY, append_around, append_unreadable
+from wire import Sent, append_sent, encoded, foreign, forged
 
 import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
 from segmentlog.errors import SegmentlogError
+from segmentlog.http.context import Site
 from segmentlog.http.serving import HttpServer
-from segmentlog.http.site import Site
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
-from segmentlog.security.settings import Security
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +149,7 @@ def test_what_was_aborted_need_not_be_readable(tmp_path: Path, kind: str) -> Non
     batch = KINDS[kind]()
     if kind != "columns":
         made = foreign([Sent(b"k", b"v")], producer=(7, 0, 0), transactional=True)
-        batch = encode_unchecked(forged(made, record_count=COUNT, last_offset_delta=COUNT - 1))
+        batch = encoded(forged(made, record_count=COUNT, last_offset_delta=COUNT - 1))
     log.append_batches([batch], producer=ProducerStamp(7, 0, 0, transactional=True))
     log.end_transaction(7, 0, committed=False)
     log.append([b"after"])

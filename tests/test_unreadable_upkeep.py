@@ -18,7 +18,7 @@ from wire import append_sent
 
 import segmentlog
 from segmentlog import UnreadableBatch
-from segmentlog.format.encoded import read_encoded
+from segmentlog.format.stored_batch import read_encoded
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from broken import command, copied, crash, findings, flip, log_files
 from logs import tree_bytes
-from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, append_around, append_unreadable, encode_unchecked
-from wire import Sent, foreign, forged
+from unreadable import COUNT, KINDS, NOW_MS, ONE_OF_EACH, append_around, append_unreadable
+from wire import Sent, encoded, foreign, forged
 
 import segmentlog
 from segmentlog import LogTruncated, UnreadableBatch
-from segmentlog.inspection.findings import Tally
+from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
-from segmentlog.inspection.segment import inspect_segment
-from segmentlog.inspection.split import pack, unpack
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.inspection.segment_inspection import inspect_segment
+from segmentlog.inspection.split_inspection import pack, unpack
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.fs import FileSystem
 
 each_layout = pytest.mark.parametrize("kind", ONE_OF_EACH)
@@ -324,7 +324,7 @@ def test_a_wrong_largest_timestamp_is_no_damage(tmp_path: Path, capfd: pytest.Ca
     made = foreign([Sent(b"k", b"v", NOW_MS), Sent(b"k", b"w", NOW_MS + 5)])
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("t", fsync="never").partition(0)
-        log.append_batches([encode_unchecked(forged(made, max_timestamp=NOW_MS))])
+        log.append_batches([encoded(forged(made, max_timestamp=NOW_MS))])
     store = tmp_path / "store"
     (found,) = findings(store)
     assert (found.severity, found.base_offset, found.end_offset) == ("warning", 0, 2)

@@ -22,10 +22,10 @@ from wire import CODECS, NOW_MS, Sent, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.wire_codecs import PADDING, decompress_records
-from segmentlog.security.settings import Security
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 RECORDS = [Sent(b"key %d" % n, b"value %d " % n * (n % 60), NOW_MS + n) for n in range(900)]

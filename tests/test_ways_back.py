@@ -24,10 +24,10 @@ from round_trip import LARGE, PARTITIONS, Sent, all_kinds, by_partition, content
 
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
+from segmentlog.http.context import Site
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.restore.restore import restore
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 
 NDJSON: Final = "application/x-ndjson"

@@ -17,12 +17,12 @@ from wire import append_either
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.partition import Partition
 from segmentlog.testing import History
-from segmentlog.testing.disk import CrashPoint, SimulatedDisk
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
+from segmentlog.testing.simulated_disk import CrashPoint, SimulatedDisk
 
 FOLDER = "/t/0"
 POLICIES = ("always", "20ms", "6records", "900bytes", "never")
@@ -79,9 +79,9 @@ class Trial:
             mock.patch("segmentlog.storage.segment._WINDOW", 4000),
             mock.patch("segmentlog.storage.segment._WINDOW_SYNCS", 1),
             # An inspection looks twice, in case somebody is at work; here nobody is.
-            mock.patch("segmentlog.inspection.log._PAUSE_S", 0),
-            mock.patch("segmentlog.inspection.partition._PAUSE_S", 0),
-            mock.patch("segmentlog.inspection.files._READ_PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.segments_inspection._PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.partition_inspection._PAUSE_S", 0),
+            mock.patch("segmentlog.inspection.small_files._READ_PAUSE_S", 0),
         ):
             for number in range(rounds):
                 self._live(operations)

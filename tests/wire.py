@@ -20,9 +20,9 @@ from segmentlog.format.wire import (
     parse_wire_batch,
 )
 from segmentlog.format.wire_batch import EncodedWireBatch, encode_wire
-from segmentlog.log.append.appends import Ack
+from segmentlog.log.append.append_pipeline import Ack
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import Headers
 
 NOW_MS = 1_700_000_000_000

@@ -16,17 +16,17 @@ import msgspec
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_topics import DeleteTopicsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_topics import DeleteTopicsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 3, 18, 19, 20
 _VERSIONS = {PRODUCE: 9, FETCH: 12, LIST_OFFSETS: 6, METADATA: 9, API_VERSIONS: 3, CREATE_TOPICS: 6, DELETE_TOPICS: 5}

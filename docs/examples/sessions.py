@@ -29,7 +29,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.quantities import parse_duration_ms
-from segmentlog.spark.pipelines.queries import Incremental, ensure_topic, run_incremental
+from segmentlog.spark.pipelines.pipeline_queries import Incremental, ensure_topic, run_incremental
 from segmentlog.spark.session import session
 
 LATE = "10 minutes"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 
 logger = logging.getLogger("segmentlog")
 
@@ -31,8 +31,8 @@ class Pool:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._idle = self._threads = 0
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
-        self._mutex = forks.lock(self, "_mutex")
-        forks.on_fork(self, "_forget_parent")
+        self._mutex = fork_safety.lock(self, "_mutex")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
         self._calls = SimpleQueue()

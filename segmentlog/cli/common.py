@@ -208,7 +208,7 @@ def open_store(
 
 def store_folder(ctx: click.Context) -> str:
     """``--dir``, for a command that is not for stores in an object store. Raises UsageError."""
-    from segmentlog.objects.location import is_url
+    from segmentlog.objects.bucket.url import is_url
 
     folder: str = ctx.obj
     if is_url(folder):

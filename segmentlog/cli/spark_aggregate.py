@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 
 from segmentlog.cli.common import EXIT_DONE
-from segmentlog.cli.spark import (
+from segmentlog.cli.spark_command import (
     Names,
     check_incremental,
     check_topic,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stopped_by
-from segmentlog.cli.options import PLACE, Place, complete_topic, json_option
-from segmentlog.cli.spark import KeyValue, cancelling, check_topic, require_spark, spark_session
-from segmentlog.cli.tables import show_json, show_table
+from segmentlog.cli.option_types import PLACE, Place, complete_topic, json_option
+from segmentlog.cli.spark_command import KeyValue, cancelling, check_topic, require_spark, spark_session
+from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.quantities import format_size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from segmentlog.spark.pipelines.archive import ArchiveReport
     from segmentlog.spark.pipelines.archive_folder import OnStep
-    from segmentlog.spark.pipelines.restore import RestoreReport
+    from segmentlog.spark.pipelines.archive_restore import RestoreReport
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _STOPPABLE: Final = ("writing", "verifying", "noting the intent", "staging", "ap
 
 def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> tuple[T | None, list[int]]:
     """Do ``work(on_step, signals)``, whose Spark jobs a signal cancels: (its result or None, the signals that came)."""
-    from segmentlog.spark.failures import SparkFailed
+    from segmentlog.spark.spark_errors import SparkFailed
 
     told = ""
 
@@ -153,8 +153,8 @@ def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str,
     """
     require_spark()
     from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
-    from segmentlog.spark.pipelines.restore import RestoredWrong
-    from segmentlog.spark.pipelines.restore import restore as restore_topic
+    from segmentlog.spark.pipelines.archive_restore import RestoredWrong
+    from segmentlog.spark.pipelines.archive_restore import restore as restore_topic
 
     try:
         ArchiveFolder(folder).existing()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from segmentlog.cli.common import EXIT_DONE, open_store, say
-from segmentlog.cli.spark import KeyValue, Run, spark_session
+from segmentlog.cli.spark_command import KeyValue, Run, spark_session
 from segmentlog.cli.spark_transfer import MODES
-from segmentlog.cli.tables import show_table
+from segmentlog.cli.table_output import show_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from segmentlog.spark.pipelines.transfer import Mode
+    from segmentlog.spark.pipelines.topic_transfer import Mode
 
 _TABLE_ROWS = 100
 
@@ -59,8 +59,8 @@ def sql(
     with open_store(ctx, read_only=True):
         pass  # whether there is one, before a session is started
     with spark_session(ctx) as spark:
-        from segmentlog.spark.pipelines.sql import query as run_query
-        from segmentlog.spark.pipelines.sql import save
+        from segmentlog.spark.pipelines.topic_views import query as run_query
+        from segmentlog.spark.pipelines.topic_views import save
 
         run = Run(None, [])
         rows = run_query(spark, ctx.obj, query, schemas=dict(schemas), strict=strict)
@@ -72,7 +72,7 @@ def sql(
 
 def show_rows(rows: DataFrame, *, as_json: bool, limit: int | None) -> None:
     """Print rows as JSON or as a table, and in a last line how many that were."""
-    from segmentlog.spark.pipelines import sql as pipeline
+    from segmentlog.spark.pipelines import topic_views as pipeline
 
     if not rows.columns:  # of a command, such as CREATE VIEW
         return

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from segmentlog.cli.common import EXIT_DONE, say, status_of, stopped_by
-from segmentlog.cli.options import DURATION_MS, complete_topic, json_option
-from segmentlog.cli.spark import check_topic, require_spark, spark_session
+from segmentlog.cli.option_types import DURATION_MS, complete_topic, json_option
 from segmentlog.cli.spark_archive import cancellable
-from segmentlog.cli.tables import show_json
+from segmentlog.cli.spark_command import check_topic, require_spark, spark_session
+from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
     from segmentlog.spark.pipelines.archive_folder import OnStep
-    from segmentlog.spark.pipelines.table import TableReport
+    from segmentlog.spark.pipelines.latest_rows import TableReport
 
 
 @click.command()
@@ -66,7 +66,7 @@ def table(
 
     check_topic(ctx, topic)
     require_spark()
-    from segmentlog.spark.pipelines.table import follow_table, update_table
+    from segmentlog.spark.pipelines.latest_rows import follow_table, update_table
     from segmentlog.spark.pipelines.table_delta import update_delta
 
     with spark_session(ctx) as spark:

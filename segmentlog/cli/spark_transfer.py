@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from segmentlog.cli.spark import (
+from segmentlog.cli.spark_command import (
     KeyValue,
     Names,
     check_incremental,
@@ -17,7 +17,7 @@ from segmentlog.cli.spark import (
 )
 
 if TYPE_CHECKING:
-    from segmentlog.spark.pipelines.transfer import Mode
+    from segmentlog.spark.pipelines.topic_transfer import Mode
 
 MODES = click.Choice(["errorifexists", "append", "overwrite"])
 _OPTION = click.option("--option", "options", type=KeyValue(), multiple=True, metavar="KEY=VALUE",
@@ -73,7 +73,7 @@ def import_(
     if create is None:
         check_topic(ctx, topic, to_write=True)
     with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.transfer import Place, RecordShape, import_rows
+        from segmentlog.spark.pipelines.topic_transfer import Place, RecordShape, import_rows
 
         report = import_rows(
             spark,
@@ -142,7 +142,7 @@ def export(
         raise click.UsageError("--schema, --metadata and --strict are of --json-values")
     check_topic(ctx, topic)
     with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
-        from segmentlog.spark.pipelines.transfer import Place, RowShape, export_records
+        from segmentlog.spark.pipelines.topic_transfer import Place, RowShape, export_records
 
         report = export_records(
             spark,

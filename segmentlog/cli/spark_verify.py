@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from segmentlog.cli.inspect import check_topics, progress_of_bytes, store_files, tell_findings, tell_verdict
-from segmentlog.cli.options import complete_topic, json_option
-from segmentlog.cli.spark import spark_session
+from segmentlog.cli.option_types import complete_topic, json_option
+from segmentlog.cli.spark_command import spark_session
+from segmentlog.cli.verify_repair import check_topics, progress_of_bytes, store_files, tell_findings, tell_verdict
 
 
 @click.command()
@@ -21,13 +21,13 @@ def verify(ctx: click.Context, topic: str, as_json: bool, quiet: bool, strict: b
     Says what 'segmentlog verify TOPIC' says, and exits as it does. Spark takes seconds to
     start: worth it for many gigabytes, and many cores.
     """
-    from segmentlog.inspection.store import size_of
+    from segmentlog.inspection.store_inspection import size_of
 
     with store_files(ctx, topic) as (fs, path):
         check_topics(fs, path, topic)
         size_bytes = size_of(fs, path, [topic])
     with spark_session(ctx) as spark:
-        from segmentlog.spark.pipelines.verify import verify as verify_topic
+        from segmentlog.spark.pipelines.topic_verify import verify as verify_topic
 
         with progress_of_bytes(size_bytes, "verifying") as tally:
             report = verify_topic(

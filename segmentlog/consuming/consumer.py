@@ -11,15 +11,15 @@ from itertools import islice
 from typing import Any, Generic
 
 from segmentlog.arguments import as_bool, as_int, as_seconds, as_text, as_topic_partition
+from segmentlog.consuming.consumer_options import ConsumerOptions as ConsumerOptions
+from segmentlog.consuming.consumer_options import OffsetReset as OffsetReset
+from segmentlog.consuming.consumer_options import Start as Start
+from segmentlog.consuming.consumer_options import Wanted, check_start, flat
 from segmentlog.consuming.cursor import Cursor
-from segmentlog.consuming.cursors import Cursors
+from segmentlog.consuming.cursor_set import Cursors
 from segmentlog.consuming.decoding import Decoding as Decoding
 from segmentlog.consuming.decoding import OnBad as OnBad
-from segmentlog.consuming.following import Follower
-from segmentlog.consuming.options import ConsumerOptions as ConsumerOptions
-from segmentlog.consuming.options import OffsetReset as OffsetReset
-from segmentlog.consuming.options import Start as Start
-from segmentlog.consuming.options import Wanted, check_start, flat
+from segmentlog.consuming.wakeup import Follower
 from segmentlog.errors import (
     ConsumerBusy,
     DeserializationError,
@@ -30,13 +30,13 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.groups.admin import Groups
-from segmentlog.groups.positions import CommittedOffset, Encoded
-from segmentlog.groups.session import GroupSession
-from segmentlog.groups.session import Rebalanced as Rebalanced
+from segmentlog.groups.committed_offsets import CommittedOffset, Encoded
+from segmentlog.groups.group_admin import Groups
+from segmentlog.groups.group_session import GroupSession
+from segmentlog.groups.group_session import Rebalanced as Rebalanced
 from segmentlog.records import K, Record, TopicPartition, V
-from segmentlog.storage.failures import is_interrupt
-from segmentlog.topics.topics import Topics
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.topics.topic_registry import Topics
 
 HANDOVER_S = 2.0
 """How long an iteration that does not follow waits for partitions that others have yet to let go of."""

@@ -87,7 +87,7 @@ def _session(beside: Path) -> Iterator[SparkSession]:
     """The session of this process; one that is started here says nothing, and is stopped here."""
     from pyspark import SparkContext
 
-    from segmentlog.spark.failures import explained
+    from segmentlog.spark.spark_errors import explained
 
     with explained():
         if SparkContext._active_spark_context is not None:
@@ -113,7 +113,7 @@ def _rate(count: int, started: float) -> str:
 
 def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> Hours:
     from segmentlog.spark.pipelines.aggregate import Windows, aggregate_to, parse_aggregate
-    from segmentlog.spark.pipelines.queries import Incremental
+    from segmentlog.spark.pipelines.pipeline_queries import Incremental
 
     say(f"12. Departures and delays by the hour and carrier: a streaming query, with a checkpoint, to '{_HOURLY}'")
     delay = "try_cast(dep_delay AS int)"  # null for NA
@@ -190,7 +190,7 @@ def hours_of(flights: Flights) -> Hours:
 
 
 def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> None:
-    from segmentlog.spark.pipelines.table import update_table
+    from segmentlog.spark.pipelines.latest_rows import update_table
 
     say("13. The last record of every plane as a row of a Parquet table, whose columns are the fields of the JSON")
     target = str(beside / "planes")

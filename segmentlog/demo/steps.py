@@ -20,8 +20,8 @@ import msgspec
 
 import segmentlog
 from segmentlog.demo.flights import LIST_RECORDS, Flights, Say, check, load_flights
-from segmentlog.demo.serving import serve
-from segmentlog.demo.shipping import ship
+from segmentlog.demo.server_step import serve
+from segmentlog.demo.shipping_step import ship
 
 _JULY = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
@@ -281,7 +281,7 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
 
 
 def _deliver(folder: Path, say: Say) -> None:
-    from segmentlog.demo.delivery import deliver
+    from segmentlog.demo.exactly_once_step import deliver
 
     say("9. Working on each flight exactly once: two processes share the partitions, one is killed at work")
     count, done, wanted, found, seconds = deliver(folder)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.exchange.transfer import TransferError, header_documents
+from segmentlog.exchange.record_files import TransferError, header_documents
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
-from segmentlog.exchange.transfer import Fields, TransferError, package, rounded
+from segmentlog.exchange.record_files import Fields, TransferError, package, rounded
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch

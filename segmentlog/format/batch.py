@@ -46,7 +46,7 @@ import msgspec
 import xxhash
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.codecs import BY_NUMBER, CODEC_NONE
+from segmentlog.format.batch_codecs import BY_NUMBER, CODEC_NONE
 
 MAGIC: Final = b"SLB\x01"
 HEADER_SIZE: Final = 4 + 2 + 2 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 7 * 4 + 8 + 8

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, BatchHeader
-from segmentlog.format.codecs import UNCOMPRESSED
+from segmentlog.format.batch_codecs import UNCOMPRESSED
 from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.record_batch import RecordBatch
 

@@ -28,9 +28,9 @@ from segmentlog.format.batch import (
     TRANSACTIONAL,
     hash_of,
 )
-from segmentlog.format.codecs import CODEC_NONE, LZ4, Compression
+from segmentlog.format.batch_codecs import CODEC_NONE, LZ4, Compression
 from segmentlog.format.columns import ColumnSizes, Int64Array, Values, encode_columns, encode_numbers
-from segmentlog.format.edit import gap_batch
+from segmentlog.format.header_edit import gap_batch
 from segmentlog.records import Headers
 
 _COMPRESS_FROM_BYTES: Final = 256

@@ -14,8 +14,8 @@ import numpy as np
 
 from segmentlog.errors import CorruptBatch, UnreadableBatch
 from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader, check_payload, decode_header
-from segmentlog.format.batches import record_batch
 from segmentlog.format.control import Marker, decode_marker
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import Around, certain_end, step_over
 from segmentlog.format.wire import disagreement

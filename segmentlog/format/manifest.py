@@ -24,7 +24,7 @@ import xxhash
 
 from segmentlog.errors import InvalidTopicName
 from segmentlog.format.checkpoint import Compacted
-from segmentlog.format.names import MAX_PARTITIONS, check_topic_name, is_topic_id
+from segmentlog.format.file_names import MAX_PARTITIONS, check_topic_name, is_topic_id
 from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
@@ -72,7 +72,7 @@ class Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 class ShippedSegment(msgspec.Struct, frozen=True):
     """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none).
 
-    ``index`` as `format.index.pack_index` makes it. The ``log`` alone may lie in parts.
+    ``index`` as `format.index_file.pack_index` makes it. The ``log`` alone may lie in parts.
     """
 
     base_offset: int

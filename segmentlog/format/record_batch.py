@@ -19,7 +19,7 @@ from segmentlog.format.columns import (
     decode_offsets,
     decode_timestamps,
 )
-from segmentlog.format.keys import KeyIdentities, key_identities
+from segmentlog.format.key_hashes import KeyIdentities, key_identities
 from segmentlog.records import Headers, K, Record, V
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class RecordBatch(Generic[K, V]):
         _ = self.values, self.keys, self.headers, self.offsets, self.timestamps
 
     def key_identities(self, seed: int = 0) -> KeyIdentities:
-        """16 bytes for each key, see `segmentlog.format.keys`, without decompressing the values."""
+        """16 bytes for each key, see `segmentlog.format.key_hashes`, without decompressing the values."""
         header = self.header
         start = header.offset_deltas_size + header.timestamps_size
         column = self._column(start, header.keys_size) if header.keys_size else memoryview(b"")
@@ -346,7 +346,7 @@ class RecordBatch(Generic[K, V]):
         return pa.nulls(len(self), pa.binary())
 
     def _blobs_to_arrow(self, column: memoryview) -> pyarrow.Array:
-        from segmentlog.format.arrow import blob_array
+        from segmentlog.format.arrow_columns import blob_array
 
         try:
             array = blob_array(column, self.header.record_count)

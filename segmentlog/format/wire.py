@@ -120,7 +120,7 @@ def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader
     """Return the header of a batch whose frame is right: its length, its CRC, and what the header says of itself.
 
     ``data`` is one batch, from end to end. Raises `InvalidWireBatch` with its reason, and `RecordTooLarge` for a batch
-    of more than ``limit_bytes``. The records and their timestamps are not checked: see `log.append.wire`.
+    of more than ``limit_bytes``. The records and their timestamps are not checked: see `log.append.wire_append`.
     """
     header = parse_wire_batch(data)
     _, length, _, _, crc, attributes, last, _, _, producer_id, epoch, sequence, count = header

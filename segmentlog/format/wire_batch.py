@@ -34,7 +34,7 @@ from segmentlog.format.batch import (
     hash_of,
     wire_raw_max,
 )
-from segmentlog.format.codecs import CODEC_NONE, Compression
+from segmentlog.format.batch_codecs import CODEC_NONE, Compression
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.wire import (
     CRC,

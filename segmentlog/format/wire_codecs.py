@@ -21,7 +21,7 @@ from typing import Final
 
 import cramjam
 
-from segmentlog.format.codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from segmentlog.format.batch_codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
 
 Buffer = bytes | bytearray | memoryview
 

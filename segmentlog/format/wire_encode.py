@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.format.batch import CODEC_MASK, DELETE_HORIZON, LEADER_EPOCH_MASK, LOG_APPEND_TIME
-from segmentlog.format.codecs import CODEC_NONE
+from segmentlog.format.batch_codecs import CODEC_NONE
 from segmentlog.format.columns import Int64Array, MalformedColumn, Values, array_of
 from segmentlog.format.splice import Table, items_of
 from segmentlog.format.varints import varint

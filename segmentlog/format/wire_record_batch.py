@@ -10,7 +10,7 @@ import numpy as np
 
 from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader
 from segmentlog.format.columns import Int64Array, MalformedColumn, array_of
-from segmentlog.format.keys import KeyIdentities, identities_of, key_identities
+from segmentlog.format.key_hashes import KeyIdentities, identities_of, key_identities
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire_records import WireRecords, decode_records
 from segmentlog.records import Headers, Record
@@ -156,7 +156,7 @@ class WireRecordBatch(RecordBatch):
             raise self._corrupt(error) from None
 
     def key_identities(self, seed: int = 0) -> KeyIdentities:
-        """16 bytes for each key, see `segmentlog.format.keys`."""
+        """16 bytes for each key, see `segmentlog.format.key_hashes`."""
         if not self.has_keys:
             return key_identities(memoryview(b""), len(self), seed)
         return identities_of(self.keys, seed)

@@ -30,7 +30,7 @@ from segmentlog.format.batch import (
     PLACE_SIZE,
     hash_of,
 )
-from segmentlog.format.codecs import Buffer
+from segmentlog.format.batch_codecs import Buffer
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.gather import copy_pieces
 

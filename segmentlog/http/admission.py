@@ -12,8 +12,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.http.problems import HttpProblem
-from segmentlog.security.by_address import ByAddress
+from segmentlog.http.error_responses import HttpProblem
+from segmentlog.security.address_limits import ByAddress
 
 if TYPE_CHECKING:
     import asyncio

@@ -13,11 +13,11 @@ from starlette.routing import Mount, Route
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http import console
-from segmentlog.http.console.by_schema import decoding_by
-from segmentlog.http.guard import HEALTH, PAGES, Guard
-from segmentlog.http.problems import HttpProblem
-from segmentlog.http.registry.routes import routes as registry_routes
-from segmentlog.http.rest import routes as rest
+from segmentlog.http.console.schema_decoding import decoding_by
+from segmentlog.http.error_responses import HttpProblem
+from segmentlog.http.middleware import HEALTH, PAGES, Guard
+from segmentlog.http.registry.registry_routes import routes as registry_routes
+from segmentlog.http.rest import rest_routes as rest
 from segmentlog.schemas.any_values import document_decoder
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from segmentlog.http.accounts import Accounts
     from segmentlog.http.console import Console
-    from segmentlog.http.site import Site
+    from segmentlog.http.context import Site
 
 logger = logging.getLogger("segmentlog.http")
 

@@ -21,7 +21,7 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.error_responses import HttpProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.concurrency import run_in_threadpool
 
-from segmentlog.format.codecs import CODEC_ZSTD
+from segmentlog.format.batch_codecs import CODEC_ZSTD
 from segmentlog.format.wire_codecs import PADDING, TooManyBytes, decompress_records, zstd_bound
+from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.large_bodies import RequestRoom, too_large
-from segmentlog.http.problems import HttpProblem
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive

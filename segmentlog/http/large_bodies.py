@@ -10,7 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.error_responses import HttpProblem
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive

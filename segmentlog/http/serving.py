@@ -16,18 +16,18 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.admission import Admission, Place
 from segmentlog.http.app import make_app
-from segmentlog.http.arrival import Arrival
-from segmentlog.http.connection import Connection
+from segmentlog.http.connection_intake import Arrival
 from segmentlog.http.console import Console
+from segmentlog.http.context import Site
+from segmentlog.http.http_connection import Connection
 from segmentlog.http.settings import HttpLimits, HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.security.acls import Authorizer
-from segmentlog.security.listening import check_safe_for_passwords, check_tls_files, listen
-from segmentlog.security.settings import Security
+from segmentlog.security.listen_rules import check_safe_for_passwords, check_tls_files, listen
+from segmentlog.security.security_settings import Security
 from segmentlog.security.tls import ServerTls
 from segmentlog.security.tls_refusals import TlsRefusals
 from segmentlog.security.users import Users
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -83,7 +83,7 @@ class HttpServer:
         self.url = f"http{'s' * (tls is not None)}://{self.address}"
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="segmentlog-http", daemon=True)
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
         self._thread.start()
         self._server.is_up.wait()
         self._check_started()
@@ -160,7 +160,7 @@ class _Uvicorn(uvicorn.Server):
         self._limits = limits
         self._tls = tls
         self.admission = Admission(limits.connections)
-        self.is_up = forks.event(self, "is_up")
+        self.is_up = fork_safety.event(self, "is_up")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -25,14 +25,14 @@ import msgspec
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
-from segmentlog.format.names import LOG_SUFFIX, SWAP_SUFFIX, parse_copy_name
+from segmentlog.format.file_names import LOG_SUFFIX, SWAP_SUFFIX, parse_copy_name
 from segmentlog.format.scan import Around, step_over
-from segmentlog.inspection.segment import around
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored
+from segmentlog.inspection.segment_inspection import around
+from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.remote import read_stub
+from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.segment import list_segments, segment_stem
+from segmentlog.storage.segment_stub import read_stub
 
 logger = logging.getLogger("segmentlog")
 
@@ -93,7 +93,7 @@ class Scrubber:
         self._fs = fs
         self._targets = targets
         self._bytes_per_s = bytes_per_s
-        self._mutex = forks.lock(self, "_mutex")
+        self._mutex = fork_safety.lock(self, "_mutex")
         self._last_ms: int | None = None
         self._allowance = 0.0
         self._round_began_ms: int | None = None
@@ -104,7 +104,7 @@ class Scrubber:
         self._findings: dict[tuple[str, int], ScrubFinding] = {}
         self._seen_paths: set[str] = set()
         self._counts = (0, 0, 0)
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def tick(self, now_ms: int) -> float:
         """Read what the budget allows by now (monotonic milliseconds); returns the seconds until there is more to do.

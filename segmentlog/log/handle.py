@@ -12,21 +12,21 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, StoreFenced, UnknownTopic
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
+from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.storage.file_locks import kept_in_place
-from segmentlog.storage.forks import Held, LockableFiles, hold_open, let_go
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_locks import folder_share_locked
+from segmentlog.storage.fork_safety import LockableFd, LockableFiles, close_lockable, open_lockable
 from segmentlog.storage.fs import LOCAL_ERRORS, DiskFailed, FileSystem
-from segmentlog.storage.grant import read_grant
-from segmentlog.storage.index import SegmentIndex, batches_known
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held, if_free
+from segmentlog.storage.grant_file import read_grant
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, interrupt_safe_context, try_lock
 from segmentlog.storage.segment import MappedSegment, SealedSegment, list_segments, segment_stem
+from segmentlog.storage.segment_index import SegmentIndex, load_known_batches
 from segmentlog.storage.ship_signals import ShipSignals
-from segmentlog.storage.state import LogState, StatePage
+from segmentlog.storage.state_page import LogState, StatePage
 
 _NEVER = -1
 """No version of the configuration: whoever appends looks at it every time."""
@@ -107,9 +107,9 @@ class Handle:
         """Called when the files are closed: whoever keeps further descriptors closes them here."""
         self.after_fork: list[Callable[[], None]] = []
         """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
-        self.append_mutex = forks.lock(self, "append_mutex")
-        self._open_mutex = forks.lock(self, "_open_mutex")
-        self.sync_mutex = forks.lock(self, "sync_mutex", "_close_in_child")
+        self.append_mutex = fork_safety.lock(self, "append_mutex")
+        self._open_mutex = fork_safety.lock(self, "_open_mutex")
+        self.sync_mutex = fork_safety.lock(self, "sync_mutex", "_close_in_child")
 
     def __del__(self) -> None:
         # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
@@ -122,28 +122,28 @@ class Handle:
             if is_interrupt(error):
                 raise  # Python tells it
 
-    def found_again(self) -> None:
+    def resurrect(self) -> None:
         """Kept by the finalizer of its store, when the collector had cleared the weak references to it already.
 
         It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
         """
         for name, method in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_close_in_child")):
-            forks.lock(self, name, method)
+            fork_safety.lock(self, name, method)
 
     # ------------------------------------------------------------ files
 
     def open_files(self) -> None:
         """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
         flags = os.O_RDWR | os.O_CREAT
-        opened: list[Held] = []
+        opened: list[LockableFd] = []
         try:
             for name in (LOCK_FILE, STATE_FILE):
-                opened.append(hold_open(self.fs, f"{self.folder}/{name}", flags))
+                opened.append(open_lockable(self.fs, f"{self.folder}/{name}", flags))
             if self.page.file_id is not None:
                 self._check_file_of(self.page.file_id, opened[-1])
         except BaseException as error:
             for fd in opened:
-                let_go(self.fs, fd)
+                close_lockable(self.fs, fd)
             if isinstance(error, FileNotFoundError):
                 raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
             raise
@@ -184,10 +184,10 @@ class Handle:
                 if self.lock_fd < 0 or self.state_fd < 0:
                     self.check_usable()
                     try:
-                        with self.staying():  # opening makes files that are not there
+                        with self.folder_locked():  # opening makes files that are not there
                             self.open_files()
                     except OSError as error:
-                        self.raise_local(error, outcome, appended=appended)
+                        self.raise_local_error(error, outcome, appended=appended)
                         raise
         self.used = True
 
@@ -216,7 +216,7 @@ class Handle:
         self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
         for fd in fds:
             if fd >= 0:
-                let_go(self.fs, fd)
+                close_lockable(self.fs, fd)
 
     def _close_in_child(self) -> None:
         """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
@@ -228,13 +228,13 @@ class Handle:
         """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
         if self.is_opening:
             return False
-        with if_free(self.append_mutex) as one, if_free(self.sync_mutex) as both:
+        with try_lock(self.append_mutex) as one, try_lock(self.sync_mutex) as both:
             if not (one and both):
                 return False
             self.close_files()
             return True
 
-    def keep_sealed(self, segment: SealedSegment) -> None:
+    def add_sealed(self, segment: SealedSegment) -> None:
         """Keep a segment open that was sealed, until it is synced. Under the append lock."""
         synced_base = self.page.sync.read().synced_base_offset
         for base in [base for base in self.sealed.copy() if base < synced_base]:
@@ -252,7 +252,7 @@ class Handle:
 
     # ------------------------------------------------------------ locks
 
-    @held
+    @interrupt_safe_context
     def append_locked(self, *, by_names: bool = True) -> Iterator[None]:
         """Hold the append lock, for everything but the append itself (which does it by hand, for speed).
 
@@ -264,7 +264,7 @@ class Handle:
             try:
                 self.fs.flock(self.lock_fd, EXCLUSIVE)
                 if by_names:
-                    with self.staying():
+                    with self.folder_locked():
                         yield
                 else:
                     self.check_in_place()
@@ -272,14 +272,14 @@ class Handle:
             finally:
                 self.fs.flock(self.lock_fd, UNLOCK)
 
-    @held
+    @interrupt_safe_context
     def sync_locked(self) -> Iterator[None]:
         """Hold the sync lock, `staying`: for every write of the checkpoint, and for fsyncs (often by hand)."""
         with self.sync_mutex:
             self.ensure_open()
             try:
                 self.fs.flock(self.state_fd, EXCLUSIVE)
-                with self.staying():
+                with self.folder_locked():
                     yield
             finally:
                 self.fs.flock(self.state_fd, UNLOCK)
@@ -301,7 +301,9 @@ class Handle:
         with failures_ignored(SegmentlogError):
             self.exceeds_batch_limit(MAX_RAW_SIZE)  # learns of a limit that was raised since
             batch_limit = self.batch_limit
-        return Around(end_offset, batch_limit, known or batches_known(self.fs, segment_stem(self.folder, base), base))
+        return Around(
+            end_offset, batch_limit, known or load_known_batches(self.fs, segment_stem(self.folder, base), base)
+        )
 
     def check_writable(self) -> None:
         if self.read_only:
@@ -352,8 +354,8 @@ class Handle:
             self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
-    @held
-    def staying(self) -> Iterator[None]:
+    @interrupt_safe_context
+    def folder_locked(self) -> Iterator[None]:
         """Within, the folder is this log's own and keeps its name: who renames or deletes the topic waits for the end.
 
         Around whatever goes by the names of files, or those of another log may stand there by then. An append that
@@ -365,18 +367,18 @@ class Handle:
             self.check_in_place()
             yield
             return
-        with kept_in_place(self.fs, self._topic_folder, self._open_topic_folder):
+        with folder_share_locked(self.fs, self._topic_folder, self._open_topic_folder):
             self.check_in_place()
             yield
 
-    def _open_topic_folder(self, fs: LockableFiles, path: str, flags: int) -> Held:
+    def _open_topic_folder(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
         try:
-            return hold_open(fs, path, flags)
+            return open_lockable(fs, path, flags)
         except (FileNotFoundError, NotADirectoryError):
             self._tell_replaced()
 
     @contextlib.contextmanager
-    def telling(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
+    def translating_errors(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
         """Around what changes the log: errors are told as what they are.
 
         A file that is not there because the folder is not there any more raises `UnknownTopic`, and what is
@@ -389,7 +391,7 @@ class Handle:
             self.check_in_place()
             raise
         except OSError as error:
-            self.raise_local(error, outcome)
+            self.raise_local_error(error, outcome)
             raise
 
     @property
@@ -414,7 +416,7 @@ class Handle:
         if version != self.config_version:
             self._take_over(version)
 
-    def raise_local(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
+    def raise_local_error(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
         """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
         if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
             why, path = f"{error.strerror}; {outcome}", error.filename or self.folder
@@ -448,7 +450,7 @@ class Handle:
     def list_segments(self) -> list[int]:
         """Base offsets of the segment files that there are, ascending. Raises `UnknownTopic` when it was moved."""
         try:
-            with self.staying():
+            with self.folder_locked():
                 bases = list_segments(self.fs, self.folder)
         except FileNotFoundError:
             self.check_in_place()
@@ -458,7 +460,7 @@ class Handle:
 
     def map_segment(self, base: int) -> MappedSegment:
         """A segment of this log, mapped, and all here. Raises FileNotFoundError, `UnknownTopic`, `ObjectStoreError`."""
-        with self.staying():
+        with self.folder_locked():
             mapped = MappedSegment(self.fs, self.folder, base, ranged=True)
         mapped.bring()  # that may take long: who renames the topic does not wait for it
         return mapped
@@ -466,7 +468,7 @@ class Handle:
     def index_of(self, base: int, *, writable: bool = True) -> SegmentIndex:
         """The index of one of its segments, nothing of it loaded yet."""
         stem, interval = segment_stem(self.folder, base), self.config.index_interval_bytes
-        return SegmentIndex(self.fs, stem, base, interval, writable=writable, staying=self.staying)
+        return SegmentIndex(self.fs, stem, base, interval, writable=writable, folder_locked=self.folder_locked)
 
     def announce_waiting(self, for_s: float) -> bool:
         """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from segmentlog.format.names import CLEANER_FILE
+from segmentlog.format.file_names import CLEANER_FILE
 from segmentlog.log.handle import Handle
-from segmentlog.storage.failures import failures_ignored, is_interrupt
 from segmentlog.storage.file_locks import lock_within
-from segmentlog.storage.files import read_file, write_all
-from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.locks import held
+from segmentlog.storage.file_operations import read_file, write_all
+from segmentlog.storage.fork_safety import LockableFd, LockableFiles, open_lockable, opened_lockable
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 class CleanerNote(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class CleanerNote(msgspec.Struct, frozen=True):
     """Of the batches that the last pass kept because their records cannot be read, why not of the first; or empty."""
 
 
-class Lease:
+class CleanerLease:
     """The right to remove old records of one partition. Thread-safe; not reentrant."""
 
     def __init__(self, handle: Handle) -> None:
@@ -41,10 +41,10 @@ class Lease:
         self._fd = -1
         handle.after_fork.append(self._leave_to_parent)
 
-    @held
+    @interrupt_safe_context
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
         """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
-        with held_open(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_there) as fd:
+        with opened_lockable(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_there) as fd:
             if not lock_within(self._handle.fs, fd, wait_s):
                 yield False
                 return
@@ -54,9 +54,9 @@ class Lease:
             finally:
                 self._fd = -1
 
-    def _open_there(self, fs: LockableFiles, path: str, flags: int) -> Held:
-        with self._handle.staying():  # or it would be the lease of another log, for the work on this one
-            return hold_open(fs, path, flags)
+    def _open_there(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
+        with self._handle.folder_locked():  # or it would be the lease of another log, for the work on this one
+            return open_lockable(fs, path, flags)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the lease is the parent's, and the descriptor is closed."""

@@ -31,12 +31,12 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.checkpoint import Checkpoint, Compacted, point_at
-from segmentlog.format.names import CHECKPOINT_FILE
+from segmentlog.format.file_names import CHECKPOINT_FILE
 from segmentlog.policy.lost_ranges import with_lost_range
 from segmentlog.records import LostRange
-from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import DiskFailed, FileSystem
-from segmentlog.storage.state import (
+from segmentlog.storage.state_page import (
     FAILED_WORD,
     PRODUCERS_WORD,
     REWRITING,
@@ -55,7 +55,7 @@ _LONGEST_WAIT_MS = 60_000
 """Nobody announces more: what lies further ahead is of an earlier boot."""
 
 
-class Owner(Protocol):
+class LedgerOwner(Protocol):
     """What the ledger has to know of the partition that it is of."""
 
     fs: FileSystem
@@ -65,14 +65,14 @@ class Owner(Protocol):
     config: TopicConfig
 
     def check_in_place(self) -> None: ...
-    def staying(self) -> AbstractContextManager[None]: ...
+    def folder_locked(self) -> AbstractContextManager[None]: ...
     def segments(self, log: LogState) -> list[int]: ...
 
 
 class Ledger:
     """Changes state page and checkpoint. Not thread-safe: the caller holds the lock that an operation names."""
 
-    begin_append: Callable[[], None]
+    start_append: Callable[[], None]
     """Bytes beyond the end may be torn from here on. Under the append lock, as the next two."""
     end_append: Callable[[], None]
     """Nothing is left beyond the end: it was published, or taken back durably."""
@@ -81,7 +81,7 @@ class Ledger:
     unmark_failed: Callable[[], None]
     """It was no failure: the folder had been deleted."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: LedgerOwner) -> None:
         self._owner = owner
         self._file = CheckpointFile(owner.fs, f"{owner.folder}/{CHECKPOINT_FILE}")
         self.adopt(StatePage.private())
@@ -90,9 +90,9 @@ class Ledger:
         """Keep this page from now on."""
         self.page = page
         # One store each. They are C functions through and through: nothing looks for an interrupt between what the
-        # caller did before, an fsync that failed, and the store that says so (`storage.locks`).
+        # caller did before, an fsync that failed, and the store that says so (`storage.interrupt_safe`).
         store = page.words.__setitem__
-        self.begin_append = partial(store, WRITING_WORD, WRITING)
+        self.start_append = partial(store, WRITING_WORD, WRITING)
         self.end_append = partial(store, WRITING_WORD, 0)
         self.mark_failed = partial(store, FAILED_WORD, 1)
         self.unmark_failed = partial(store, FAILED_WORD, 0)
@@ -112,18 +112,18 @@ class Ledger:
         self.page.log.write(log)
         return log
 
-    def give_back_offsets(self, log: LogState) -> LogState:
+    def release_reserved_offsets(self, log: LogState) -> LogState:
         """Nobody hands out what is reserved above the end. The checkpoint says so with the next recovery point."""
         log = replace(log, offset_ceiling=log.log_end_offset)
         self.page.log.write(log)
         return log
 
-    def note_producers(self) -> None:
+    def record_producers(self) -> None:
         """The log has producers: every recovery and every appender looks for them from now on. Under both locks."""
         self.update_checkpoint(has_producers=True)
         self.page.words[PRODUCERS_WORD] = 1
 
-    def tell_of_producers(self) -> None:
+    def mark_producers(self) -> None:
         """The page does not know of the log's producers, or of their aborts, though the checkpoint may: it is told."""
         self.page.words[PRODUCERS_WORD] = 1
         self.page.count_abort()
@@ -137,7 +137,7 @@ class Ledger:
         log = self.page.log.read()
         self.page.log.write(replace(log, generation=log.generation + 1))
 
-    def begin_epoch(self, log: LogState, epoch: int) -> None:
+    def start_epoch(self, log: LogState, epoch: int) -> None:
         """Segments were repaired: everybody looks at the log and at its folder anew."""
         self.page.log.write(replace(log, epoch=epoch, generation=log.generation + 1))
 
@@ -156,7 +156,7 @@ class Ledger:
         generation = log.generation + (kept is not None)
         self.page.log.write(replace(log, log_start_offset=start_offset, generation=generation))
 
-    def begin_truncation(self, log: LogState, lost: LostRange, base: int) -> None:
+    def start_truncation(self, log: LogState, lost: LostRange, base: int) -> None:
         """``lost`` is given up from the segment ``base`` on. Under both locks.
 
         From here on a crash at any point ends in the same log: a recovery reads the range from the checkpoint, cuts it
@@ -172,13 +172,13 @@ class Ledger:
             **(point_at(base) if is_below else {}),
         )
 
-    def begin_replacing(self) -> None:
+    def start_replacing(self) -> None:
         """Segments are being replaced by others; `publish` ends it. For a log that nobody appends to."""
         self.page.writing = REWRITING
 
     # ------------------------------------------------------------ fsyncs, under the sync lock
 
-    def note_sync(self, log: LogState, before: SyncState) -> SyncState:
+    def record_sync(self, log: LogState, before: SyncState) -> SyncState:
         """Everything that ``log`` shows is on disk."""
         sync = SyncState(
             log.log_end_offset,
@@ -191,11 +191,11 @@ class Ledger:
         self.page.sync.write(sync)
         return sync
 
-    def note_durable_roll(self, base: int) -> None:
+    def record_durable_roll(self, base: int) -> None:
         """The segment ``base`` was begun, and its name and the one before it are on disk already."""
         self.page.sync.write(replace(self.page.sync.read(), synced_base_offset=base))
 
-    def move_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
+    def advance_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         """A recovery begins where ``log`` ends; ``sync`` says that it is on disk up to there."""
         self.update_checkpoint(
             recovery_offset=log.log_end_offset,
@@ -203,9 +203,9 @@ class Ledger:
             recovery_position=log.end_position,
             **changes,
         )
-        self.note_recovery_point(sync)
+        self.record_recovery_point(sync)
 
-    def note_recovery_point(self, sync: SyncState) -> None:
+    def record_recovery_point(self, sync: SyncState) -> None:
         """The checkpoint says already that a recovery begins behind everything that is on disk by ``sync``."""
         self.page.sync.write(replace(sync, checkpointed_bytes=sync.synced_bytes))
 
@@ -219,11 +219,11 @@ class Ledger:
         if not until_ms <= page.waiting_until_ms < until_ms + _LONGEST_WAIT_MS:  # another one's longer wait stands
             page.waiting_until_ms = until_ms
 
-    def want_offsets(self, offset: int) -> None:
+    def request_offsets(self, offset: int) -> None:
         """An append needs offsets below this one. Under the append lock."""
         self.page.words[WANTED_WORD] = offset
 
-    def note_shipped(self, offset: int) -> None:
+    def record_shipped(self, offset: int) -> None:
         """Everything below ``offset`` lies in the object store. Without a lock: one process ships at a time."""
         self.page.words[SHIPPED_WORD] = offset
 
@@ -248,7 +248,7 @@ class Ledger:
 
     def last_checkpoint(self) -> Checkpoint:
         """The checkpoint on disk, else the last one that this process knew, else a blank one: for who reads only."""
-        with self._owner.staying():
+        with self._owner.folder_locked():
             found, _ = self._file.read()
         return found or self._file.known or Checkpoint()
 
@@ -304,14 +304,14 @@ class Ledger:
             known = self.checkpoint().compacted
             self.update_checkpoint(compacted=replace(known, begun_offset=max(known.begun_offset, offset)))
 
-    def note_compaction(self, cleaned_offset: int, keep_last: int, due_ms: int) -> None:
+    def record_compaction(self, cleaned_offset: int, keep_last: int, due_ms: int) -> None:
         """Compaction got so far."""
         begun_offset = max(self.checkpoint().compacted.begun_offset, cleaned_offset)
         self.update_checkpoint(compacted=Compacted(cleaned_offset, keep_last, due_ms, begun_offset))
 
     # ------------------------------------------------------------ a page made anew, under both locks
 
-    def begin_page(self, page: StatePage, log: LogState, *, has_producers: bool, fd: int) -> None:
+    def initialise_page(self, page: StatePage, log: LogState, *, has_producers: bool, fd: int) -> None:
         """Make ``page`` say ``log``, all of it durable. ``fd`` is its file; -1 for one of this process alone."""
         fs, folder = self._owner.fs, self._owner.folder
         sync = SyncState(
@@ -329,4 +329,4 @@ class Ledger:
             page.initialise(fs.boot_id(), fs.stat(folder), log, sync)
             return
         page.initialise(fs.boot_id(), fs.stat(folder), log, sync, fs.mount_id(fd))
-        fs.mark(fd)  # last: it vouches for what stands there
+        fs.set_inode_mark(fd)  # last: it vouches for what stands there

@@ -17,27 +17,27 @@ from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, StoreClosed, UnknownTopic
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.producers import ProducerEntry
+from segmentlog.format.producer_snapshot import ProducerEntry
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire import Buffer
+from segmentlog.log.append.append_pipeline import Ack as Ack
+from segmentlog.log.append.append_pipeline import AppendPipeline
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.appends import Ack as Ack
-from segmentlog.log.append.appends import Appends
-from segmentlog.log.append.encoding import Columns, check_columns
-from segmentlog.log.append.shipped import wait_shipped
+from segmentlog.log.append.batch_encoding import RecordColumns, check_columns
 from segmentlog.log.append.syncer import Syncer
-from segmentlog.log.append.wire import WireAppended, append_wire
+from segmentlog.log.append.wait_shipped import wait_shipped
+from segmentlog.log.append.wire_append import WireAppended, append_wire
 from segmentlog.log.compaction.cleaner import Cleaner
 from segmentlog.log.compaction.compaction_pass import Pace
 from segmentlog.log.handle import Handle
-from segmentlog.log.lease import CleanerNote, Lease
-from segmentlog.log.producers import ProducerStamp, ProducerStates
-from segmentlog.log.read.catalog import Catalogs
+from segmentlog.log.lease import CleanerLease, CleanerNote
+from segmentlog.log.producer_state import ProducerStamp, ProducerStates
 from segmentlog.log.read.open_segments import OpenSegments
 from segmentlog.log.read.reader import Reader, SkipListener
-from segmentlog.log.recovery.opening import find_live_page, open_partition
-from segmentlog.log.retainer import Retainer
-from segmentlog.log.shortening import trim, truncate
+from segmentlog.log.read.segment_catalog import SegmentCatalogs
+from segmentlog.log.recovery.open_partition import find_live_page, open_partition
+from segmentlog.log.retention_runner import RetentionRunner
+from segmentlog.log.truncation import trim, truncate
 from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.records import (
     CompactionReport,
@@ -49,9 +49,9 @@ from segmentlog.records import (
     SegmentInfo,
 )
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.storage.ship_signals import ShipSignals
-from segmentlog.storage.state import SHIPPED_WORD
+from segmentlog.storage.state_page import SHIPPED_WORD
 
 logger = logging.getLogger("segmentlog")
 
@@ -93,11 +93,11 @@ class Partition:
         self._closed = False
         self._appender = Appender(self._handle)
         self._syncer = Syncer(self._handle)
-        self._appends = Appends(self._handle, self._appender, self._syncer, background=background)
+        self._appends = AppendPipeline(self._handle, self._appender, self._syncer, background=background)
         self._open_segments = OpenSegments(self._handle)
         self._reader = Reader(self._handle, self._open_segments)
-        lease, catalogs = Lease(self._handle), Catalogs(self._handle, self._open_segments)
-        self._retainer = Retainer(self._handle, self._appender, catalogs, lease, self.trim)
+        lease, catalogs = CleanerLease(self._handle), SegmentCatalogs(self._handle, self._open_segments)
+        self._retainer = RetentionRunner(self._handle, self._appender, catalogs, lease, self.trim)
         self._cleaner = Cleaner(self._handle, self._syncer, catalogs, lease)
         self.topic = topic
         self.number = number
@@ -115,7 +115,7 @@ class Partition:
         except BaseException as error:
             handle.close_files()
             if isinstance(error, OSError):
-                handle.raise_local(error, "the partition was not opened")
+                handle.raise_local_error(error, "the partition was not opened")
             raise
         handle.is_opening = False
         return report
@@ -164,16 +164,21 @@ class Partition:
         columns = check_columns(values, keys, timestamps, headers)
         if self._closed or self._handle.read_only:
             self._check_appendable()
+        if columns.timestamps is not None:
+            self._appends.check_timestamps(columns.timestamps)
         return self._appends.columns(columns, ack, None, producer)
 
     def append_columns(
         self,
-        columns: Columns,
+        columns: RecordColumns,
         ack: Ack | None = None,
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,
     ) -> int:
-        """`append` of lists that were checked; records without a timestamp get ``create_ms``, or the time."""
+        """`append` of lists that were checked, also their timestamps by the topic's limits.
+
+        Records without a timestamp get ``create_ms``, or the time.
+        """
         if self._closed or self._handle.read_only:
             self._check_appendable()
         return self._appends.columns(columns, ack, create_ms, stamp)
@@ -256,13 +261,13 @@ class Partition:
         """What the log knows of a producer; None when it never appended here, or was forgotten."""
         self._check_open()
         producer_id = as_int("producer_id", producer_id, -1)
-        with self._handle.telling("nothing was changed"), self._known_producers() as states:
+        with self._handle.translating_errors("nothing was changed"), self._known_producers() as states:
             return states.find(producer_id, self._handle.clock.now_ms())
 
     def producers(self) -> list[ProducerEntry]:
         """Every producer that the log knows, by id."""
         self._check_open()
-        with self._handle.telling("nothing was changed"), self._known_producers() as states:
+        with self._handle.translating_errors("nothing was changed"), self._known_producers() as states:
             return states.all(self._handle.clock.now_ms())
 
     def open_transactions(self) -> list[ProducerEntry]:
@@ -272,7 +277,7 @@ class Partition:
             return []
         return [entry for entry in self.producers() if entry.transaction_offset >= 0]
 
-    @held
+    @interrupt_safe_context
     def _known_producers(self) -> Iterator[ProducerStates]:
         handle = self._handle
         if not handle.read_only:
@@ -299,13 +304,13 @@ class Partition:
         self._check_open()
         return self._syncer.sync(offset) if base_offset is None else self._syncer.sync_records(base_offset, offset)
 
-    def move_recovery_point(self) -> int:
+    def advance_recovery_point(self) -> int:
         """fsync everything, and have a recovery begin there; the base offset of the segment that it lies in.
 
         No segment before that is read by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
         """
         self._check_open()
-        with self._handle.telling():
+        with self._handle.translating_errors():
             return self._syncer.checkpoint_now()
 
     def wait_shipped(self, offset: int) -> None:
@@ -380,7 +385,7 @@ class Partition:
         self._check_open()
         return self._reader.read_wire(offset, bound, max_bytes)
 
-    def let_go_of_deleted(self) -> None:
+    def unmap_deleted_segments(self) -> None:
         """Unmap segments that were deleted, by whatever process; a background thread does it."""
         self._open_segments.unmap_deleted()
 
@@ -541,7 +546,7 @@ class Partition:
     def roll(self) -> bool:
         """Seal the active segment and begin the next one; False when it holds nothing."""
         self._check_open()
-        with self._handle.telling():
+        with self._handle.translating_errors():
             return self._appender.roll()
 
     def retain(self, *, dry_run: bool = False, wait_s: float = 0.0, now_ms: int | None = None) -> RetentionReport:
@@ -557,7 +562,7 @@ class Partition:
             self._handle.check_writable()
         now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
         wait_s = as_seconds("wait_s", wait_s)
-        with self._handle.telling():
+        with self._handle.translating_errors():
             return self._retainer.run(now_ms, dry_run=dry_run, wait_s=wait_s)
 
     def compact(
@@ -586,7 +591,7 @@ class Partition:
         now_ms = self._handle.clock.now_ms() if now_ms is None else as_time_ms("now_ms", now_ms)
         buffer_bytes = as_int("buffer_bytes", buffer_bytes, 1, _BUFFER_BYTES_MAX)
         dry_run, wait_s = as_bool("dry_run", dry_run), as_seconds("wait_s", wait_s)
-        with self._handle.telling():
+        with self._handle.translating_errors():
             return self._cleaner.run(
                 now_ms, buffer_bytes=buffer_bytes, dry_run=dry_run, wait_s=wait_s, pace=pace or _at_full_speed
             )
@@ -605,7 +610,7 @@ class Partition:
         """What the last compaction did, by whatever process, and whether the partition is left alone since."""
         return self._cleaner.read_note()
 
-    def note_uncleanable(self, why: str) -> None:
+    def record_uncleanable(self, why: str) -> None:
         """For background work: tell people that compaction leaves the partition alone."""
         self._cleaner.give_up(why)
 
@@ -629,8 +634,8 @@ class Partition:
         self._closed = True
         try:
             # Deleted meanwhile: nothing is left to sync.
-            owes_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
-            if owes_sync and handle.failed is None and not handle.page.failed:
+            needs_sync = self._appender.appended and not handle.is_moved and handle.is_in_place()
+            if needs_sync and handle.failed is None and not handle.page.failed:
                 try:
                     self._appends.close_cleanly()
                 except (UnknownTopic, FileNotFoundError):

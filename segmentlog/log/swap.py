@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 
-from segmentlog.format.names import (
+from segmentlog.format.file_names import (
     CACHE_SUFFIXES,
     CLEANED_SUFFIX,
     LOG_SUFFIX,
@@ -23,12 +23,12 @@ from segmentlog.format.names import (
     copy_name,
     parse_copy_name,
 )
-from segmentlog.log.files import retire_segment
 from segmentlog.log.handle import Handle
-from segmentlog.storage.files import link_over
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.remote import remove_stub
+from segmentlog.log.segment_removal import retire_segment
+from segmentlog.storage.file_operations import link_over
 from segmentlog.storage.segment import list_segments, segment_stem
+from segmentlog.storage.segment_index import SegmentIndex
+from segmentlog.storage.segment_stub import remove_stub
 
 
 def swap_in(
@@ -40,7 +40,7 @@ def swap_in(
     truncated or recovered meanwhile. The caller holds no lock.
     """
     cleaned = f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
-    with handle.staying():
+    with handle.folder_locked():
         return _swap_in(handle, cleaned, base, end, replaced, epoch, index, size_bytes)
 
 

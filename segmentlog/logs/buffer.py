@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from segmentlog.records import Headers
-from segmentlog.storage import forks
-from segmentlog.storage.locks import News
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 
 _LOOK_S = 0.001
 
@@ -22,6 +22,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     headers: Headers
     timestamp_ms: int
+    passed_ms: int
+    """Wall clock when the program logged it: by that time a topic's limits of timestamps decide."""
 
     @property
     def size_bytes(self) -> int:
@@ -34,13 +36,13 @@ class Buffer:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._mutex = forks.reentrant_lock(self, "_mutex")
-        forks.on_fork(self, "_forget_parent")
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
+        fork_safety.on_fork(self, "_forget_parent")
         self._forget_parent()
 
     def _forget_parent(self) -> None:
         self._lines: SimpleQueue[Line] = SimpleQueue()
-        self._news = News()
+        self._news = InterruptSafeCondition()
         self._bytes = self._put = self._done = self.dropped = 0
         self._is_stuck = False
 

@@ -16,18 +16,19 @@ from msgspec.structs import replace
 
 from segmentlog.clock import Clock
 from segmentlog.errors import ShippingRefused, StoreFenced
+from segmentlog.format.file_names import RESTORING_FILE, STORE_FILE
 from segmentlog.format.grant import Grant
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, encode_manifest
-from segmentlog.format.names import RESTORING_FILE, STORE_FILE
-from segmentlog.objects.binding import Binding, folder_id, read_binding, write_binding
-from segmentlog.objects.bucket import Bucket, ObjectChanged
-from segmentlog.objects.ownership import new_owner, require_manifest
-from segmentlog.objects.replica import end_replica
-from segmentlog.objects.restoring import PARALLEL, Progress, Restored, Restoring, restore
-from segmentlog.objects.uploads import nonce
-from segmentlog.storage.files import make_folders_durably
+from segmentlog.objects.bucket.base import Bucket, ObjectChanged
+from segmentlog.objects.bucket.upload_pool import nonce
+from segmentlog.objects.manifest.load import require_manifest
+from segmentlog.objects.ownership.binding import Binding, folder_id, read_binding, write_binding
+from segmentlog.objects.ownership.claim import new_owner
+from segmentlog.objects.replica.replica import end_replica
+from segmentlog.objects.restore.restore import PARALLEL, Progress, Restored, Restoring, restore
+from segmentlog.storage.file_operations import make_folders_durably
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.grant import write_grant
+from segmentlog.storage.grant_file import write_grant
 
 _TRIES: Final = 50
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.index import MAX_RELATIVE
+from segmentlog.format.index_file import MAX_RELATIVE
 from segmentlog.quantities import UNLIMITED_MS
 from segmentlog.records import LostRange, SegmentInfo
 

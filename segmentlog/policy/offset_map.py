@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.format.keys import Uint64Array
+from segmentlog.format.key_hashes import Uint64Array
 
 ENTRY_BYTES: Final = 42
 """24 of an entry, 18 of work space for sorting them and for `OffsetMap.find`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.index import MAX_RELATIVE
+from segmentlog.format.index_file import MAX_RELATIVE
 
 
 def should_roll(

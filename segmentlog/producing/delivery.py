@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from segmentlog.errors import LocalError, NotShipped, SegmentlogError, StoreClosed
 from segmentlog.records import Appended, Headers
-from segmentlog.storage import forks
-from segmentlog.storage.failures import is_interrupt
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import is_interrupt
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -59,12 +59,13 @@ class Chunk:
         "sealed", "sticky", "surely_fits", "taken", "timestamps", "topic", "values", "withheld",
     )  # fmt: skip
 
-    def __init__(self, sends: Sends, producer: object, topic: str, room: int) -> None:
+    def __init__(self, sends: Sends, producer: object, topic: str, room: int, begun_ms: int) -> None:
         self._sends = sends
         self.producer = producer
         """Whose records these are: as long as somebody has a delivery of it, it counts as not dropped."""
         self.topic = topic
-        self.begun_ms = time.time_ns() // 1_000_000
+        self.begun_ms = begun_ms
+        """Timestamp of its records that have none, milliseconds since 1970."""
         self.begun_ns = time.monotonic_ns()
         self.room = self.room_bytes = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
@@ -105,7 +106,7 @@ class Chunk:
         self.is_sent = False
         self.is_whole = False
         """Of `send_many`, whose caller waits for it."""
-        self.generation = forks.generation()
+        self.generation = fork_safety.generation()
         """Of the process that sends it: a forked child has a copy, and nobody who would."""
 
     @property
@@ -212,7 +213,7 @@ class Chunk:
 
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
-            if self.generation != forks.generation():
+            if self.generation != fork_safety.generation():
                 raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
             self._sends.send_if_nobody_else_does(self)
             if not self._sends.wait_for(self, timeout_s):

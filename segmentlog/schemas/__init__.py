@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from segmentlog.schemas.avro_values import AvroSerializer as AvroSerializer
     from segmentlog.schemas.json_values import JsonDeserializer as JsonDeserializer
     from segmentlog.schemas.json_values import JsonSerializer as JsonSerializer
-    from segmentlog.schemas.library import Draft as Draft
+    from segmentlog.schemas.parsed_schemas import Draft as Draft
     from segmentlog.schemas.proto_values import ProtobufDeserializer as ProtobufDeserializer
     from segmentlog.schemas.proto_values import ProtobufSerializer as ProtobufSerializer
-    from segmentlog.schemas.records import Reference as Reference
-    from segmentlog.schemas.records import SchemaRecord as SchemaRecord
     from segmentlog.schemas.registry import SchemaRegistry as SchemaRegistry
-    from segmentlog.schemas.remote import RemoteRegistry as RemoteRegistry
+    from segmentlog.schemas.registry_records import Reference as Reference
+    from segmentlog.schemas.registry_records import SchemaRecord as SchemaRecord
+    from segmentlog.schemas.remote_registry import RemoteRegistry as RemoteRegistry
 
 _PLACES: Final = {
     "AnyDeserializer": "any_values",
     "AvroDeserializer": "avro_values",
     "AvroSerializer": "avro_values",
-    "Draft": "library",
+    "Draft": "parsed_schemas",
     "JsonDeserializer": "json_values",
     "JsonSerializer": "json_values",
     "ProtobufDeserializer": "proto_values",
     "ProtobufSerializer": "proto_values",
-    "Reference": "records",
-    "RemoteRegistry": "remote",
-    "SchemaRecord": "records",
+    "Reference": "registry_records",
+    "RemoteRegistry": "remote_registry",
+    "SchemaRecord": "registry_records",
     "SchemaRegistry": "registry",
 }
 _PACKAGES: Final = {
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if place in _PACKAGES:
-        from segmentlog.schemas.parsing import with_package
+        from segmentlog.schemas.schema_parsing import with_package
 
         with_package(*_PACKAGES[place])
     return getattr(importlib.import_module(f"{__name__}.{place}"), name)

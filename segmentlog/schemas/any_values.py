@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.schemas.errors import MissingPackage
-from segmentlog.schemas.kinds import ParsedSchema
-from segmentlog.schemas.naming import SchemaSource
-from segmentlog.schemas.reading import Decode, Readers
-from segmentlog.schemas.records import SchemaRecord
+from segmentlog.schemas.registry_errors import MissingPackage
+from segmentlog.schemas.registry_records import SchemaRecord
+from segmentlog.schemas.schema_kind import ParsedSchema
+from segmentlog.schemas.schema_reader import Decode, Readers
+from segmentlog.schemas.subject_strategy import SchemaSource
 
 
 class AnyDeserializer:

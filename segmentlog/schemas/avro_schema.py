@@ -13,8 +13,8 @@ import avro.schema
 
 from segmentlog.schemas.avro_canonical import PRIMITIVES, canonical_document
 from segmentlog.schemas.avro_shape import AvroShape
-from segmentlog.schemas.errors import InvalidSchema
-from segmentlog.schemas.kinds import Dependency, ParsedSchema, decode_json, encode_json
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency, ParsedSchema, decode_json, encode_json
 
 _WRONG = (avro.errors.AvroException, TypeError, ValueError, KeyError, AttributeError)
 """What the library raises for documents that are no schemas."""

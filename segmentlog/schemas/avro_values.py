@@ -10,16 +10,16 @@ from typing import Any, Final
 import fastavro
 import fastavro._read_py
 
+from segmentlog.schemas.avro_plain_json import FromJson
 from segmentlog.schemas.avro_schema import AvroSchema
 from segmentlog.schemas.avro_shape import FREE_MAX
-from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
-from segmentlog.schemas.kinds import ParsedSchema, decode_json
-from segmentlog.schemas.library import Draft
-from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
-from segmentlog.schemas.plain import FromJson
-from segmentlog.schemas.reading import Decode, Readers
-from segmentlog.schemas.records import Reference, SchemaRecord
-from segmentlog.schemas.wire import HEAD_BYTES, encode_head
+from segmentlog.schemas.parsed_schemas import Draft
+from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
+from segmentlog.schemas.registry_records import Reference, SchemaRecord
+from segmentlog.schemas.schema_id_framing import HEAD_BYTES, encode_head
+from segmentlog.schemas.schema_kind import ParsedSchema, decode_json
+from segmentlog.schemas.schema_reader import Decode, Readers
+from segmentlog.schemas.subject_strategy import SchemaSource, Strategy, WriterOptions, Writers
 
 
 class AvroSerializer:

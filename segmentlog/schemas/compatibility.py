@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from segmentlog.schemas.errors import InvalidCompatibility
-from segmentlog.schemas.kinds import ParsedSchema
+from segmentlog.schemas.registry_errors import InvalidCompatibility
+from segmentlog.schemas.schema_kind import ParsedSchema
 
 DEFAULT_LEVEL: Final = "BACKWARD"
 LEVELS: Final = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from segmentlog.schemas.errors import (
+from segmentlog.schemas.parsed_schemas import LATEST
+from segmentlog.schemas.registry_errors import (
     NotPermitted,
     ReferenceExists,
     SubjectNotSoftDeleted,
@@ -14,10 +15,9 @@ from segmentlog.schemas.errors import (
     VersionNotSoftDeleted,
     VersionSoftDeleted,
 )
-from segmentlog.schemas.library import LATEST
-from segmentlog.schemas.names import is_whole_context
-from segmentlog.schemas.records import Pairs, encode_key, encode_object, encode_schema, encode_schema_key
-from segmentlog.schemas.state import RegistryState
+from segmentlog.schemas.registry_records import Pairs, encode_key, encode_object, encode_schema, encode_schema_key
+from segmentlog.schemas.registry_state import RegistryState
+from segmentlog.schemas.subject_names import is_whole_context
 
 
 def of_subject(state: RegistryState, subject: str, *, permanent: bool) -> tuple[list[int], Pairs]:

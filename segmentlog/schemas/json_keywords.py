@@ -18,7 +18,7 @@ import jsonschema
 import re2
 from jsonschema.validators import extend, validator_for
 
-from segmentlog.schemas.errors import InvalidPayload
+from segmentlog.schemas.registry_errors import InvalidPayload
 
 STEPS_MAX: Final = 20_000
 """Keywords that are looked at for one value at most, and `STEPS_PER_PART` more for each part of it."""

@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from segmentlog.schemas.errors import InvalidSchema
-from segmentlog.schemas.kinds import Dependency, decode_json, sorted_json
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency, decode_json, sorted_json
 
 EMPTY, FALSE, COMBINED, CONDITIONAL = "empty", "false", "combined", "conditional"
 _BY_TYPE: Final = {

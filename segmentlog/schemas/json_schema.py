@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 from jsonschema.validators import validator_for
 
-from segmentlog.schemas.errors import InvalidSchema
 from segmentlog.schemas.json_diff import incompatible_changes
 from segmentlog.schemas.json_nodes import make_root, node_of
-from segmentlog.schemas.kinds import Dependency, ParsedSchema, decode_json, encode_json, sorted_json
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency, ParsedSchema, decode_json, encode_json, sorted_json
 
 
 class JsonSchema:

@@ -13,15 +13,15 @@ import referencing.exceptions
 import referencing.jsonschema
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.schemas.errors import InvalidPayload
 from segmentlog.schemas.json_keywords import begin, bounded
 from segmentlog.schemas.json_schema import JsonSchema
-from segmentlog.schemas.kinds import ParsedSchema, encode_json
-from segmentlog.schemas.library import Draft
-from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
-from segmentlog.schemas.reading import Decode, Readers
-from segmentlog.schemas.records import Reference, SchemaRecord
-from segmentlog.schemas.wire import HEAD_BYTES, encode_head
+from segmentlog.schemas.parsed_schemas import Draft
+from segmentlog.schemas.registry_errors import InvalidPayload
+from segmentlog.schemas.registry_records import Reference, SchemaRecord
+from segmentlog.schemas.schema_id_framing import HEAD_BYTES, encode_head
+from segmentlog.schemas.schema_kind import ParsedSchema, encode_json
+from segmentlog.schemas.schema_reader import Decode, Readers
+from segmentlog.schemas.subject_strategy import SchemaSource, Strategy, WriterOptions, Writers
 
 Check = Callable[[Any], None]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from segmentlog.schemas.errors import InvalidSchema
 from segmentlog.schemas.json_nodes import COMBINED, EMPTY, FALSE, Node
+from segmentlog.schemas.registry_errors import InvalidSchema
 
 COMPATIBLE: Final = frozenset(
     [

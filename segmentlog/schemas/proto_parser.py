@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2 as pb
 
-from segmentlog.schemas.errors import InvalidSchema
 from segmentlog.schemas.proto_options import escaped, read_bracketed, read_option
 from segmentlog.schemas.proto_tokens import Tokens, as_int
+from segmentlog.schemas.registry_errors import InvalidSchema
 
 _Field = pb.FieldDescriptorProto
 SCALARS: Final = {

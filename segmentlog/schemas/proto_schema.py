@@ -16,10 +16,10 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pool import Default, DescriptorPool
 from google.protobuf.message import DecodeError
 
-from segmentlog.schemas.errors import InvalidSchema
-from segmentlog.schemas.kinds import Dependency, ParsedSchema
 from segmentlog.schemas.proto_parser import parse_file
 from segmentlog.schemas.proto_printer import print_file
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency, ParsedSchema
 
 FILE_NAME: Final = "default"
 """Under which the schema itself is known, as a file that has no other name."""

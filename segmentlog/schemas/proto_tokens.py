@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, NoReturn
 
-from segmentlog.schemas.errors import InvalidSchema
+from segmentlog.schemas.registry_errors import InvalidSchema
 
 _TOKEN: Final = re.compile(
     r"""

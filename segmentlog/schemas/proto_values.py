@@ -10,14 +10,14 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from segmentlog.schemas.errors import InvalidPayload
-from segmentlog.schemas.kinds import ParsedSchema
-from segmentlog.schemas.library import Draft
-from segmentlog.schemas.naming import SchemaSource, Strategy, WriterOptions, Writers
+from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.proto_schema import ProtoSchema, indexes_of, is_built_in
-from segmentlog.schemas.reading import Decode, Readers
-from segmentlog.schemas.records import Reference, SchemaRecord
-from segmentlog.schemas.wire import decode_indexes, encode_head, encode_indexes
+from segmentlog.schemas.registry_errors import InvalidPayload
+from segmentlog.schemas.registry_records import Reference, SchemaRecord
+from segmentlog.schemas.schema_id_framing import decode_indexes, encode_head, encode_indexes
+from segmentlog.schemas.schema_kind import ParsedSchema
+from segmentlog.schemas.schema_reader import Decode, Readers
+from segmentlog.schemas.subject_strategy import SchemaSource, Strategy, WriterOptions, Writers
 
 
 class ProtobufSerializer:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from segmentlog.schemas import deletion, scopes
 from segmentlog.schemas.compatibility import check_level, incompatibilities
-from segmentlog.schemas.errors import (
+from segmentlog.schemas.parsed_schemas import LATEST, Draft, Identity
+from segmentlog.schemas.registry_errors import (
     IdDoesNotMatch,
     IncompatibleSchema,
     InvalidSchema,
@@ -21,11 +22,8 @@ from segmentlog.schemas.errors import (
     UnknownSubject,
     UnknownVersion,
 )
-from segmentlog.schemas.journal import ID_MAX, SchemaJournal
-from segmentlog.schemas.library import LATEST, Draft, Identity
-from segmentlog.schemas.lookups import VERSION_MAX, RegistryReads, check_version
-from segmentlog.schemas.names import check_scope, check_subject, context_of
-from segmentlog.schemas.records import (
+from segmentlog.schemas.registry_lookups import VERSION_MAX, RegistryReads, check_version
+from segmentlog.schemas.registry_records import (
     Pairs,
     SchemaRecord,
     encode_context,
@@ -34,8 +32,10 @@ from segmentlog.schemas.records import (
     encode_schema,
     encode_schema_key,
 )
-from segmentlog.schemas.state import RegistryState
-from segmentlog.topics.topics import Topics
+from segmentlog.schemas.registry_state import RegistryState
+from segmentlog.schemas.schemas_topic import ID_MAX, SchemaJournal
+from segmentlog.schemas.subject_names import check_scope, check_subject, context_of
+from segmentlog.topics.topic_registry import Topics
 
 _SETTINGS: Final[Mapping[str, type]] = {
     "alias": str,

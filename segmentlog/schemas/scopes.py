@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from segmentlog.schemas.compatibility import DEFAULT_LEVEL, LEVELS
-from segmentlog.schemas.errors import InvalidRegistryMode, NotPermitted
-from segmentlog.schemas.names import context_of, context_scope
-from segmentlog.schemas.state import RegistryState
+from segmentlog.schemas.registry_errors import InvalidRegistryMode, NotPermitted
+from segmentlog.schemas.registry_state import RegistryState
+from segmentlog.schemas.subject_names import context_of, context_scope
 
 READWRITE, READONLY, READONLY_OVERRIDE, IMPORT = "READWRITE", "READONLY", "READONLY_OVERRIDE", "IMPORT"
 MODES: Final = (READWRITE, READONLY, READONLY_OVERRIDE, IMPORT)

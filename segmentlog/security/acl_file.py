@@ -29,10 +29,10 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from segmentlog.errors import InvalidTopicName
-from segmentlog.format.names import MAX_NAME_LENGTH, check_topic_name
+from segmentlog.format.file_names import MAX_NAME_LENGTH, check_topic_name
 from segmentlog.security.acl_rules import ANYTHING, SUPPORTED, Pattern, Permission, Rule
-from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.security_errors import SecurityFileError
 
 _WORD: Final = re.compile(
     r'\s*(?:(?P<comment>#.*)|(?P<quoted>"(?:[^"\\]|\\.)*")(?=\s|$)|(?P<plain>[^\s"#][^\s"]*)(?=\s|$)|$)'

@@ -7,10 +7,10 @@ from typing import Final
 
 from segmentlog.security.acl_file import Acls, normal_host, parse_acls, with_rules, without_rules
 from segmentlog.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
-from segmentlog.security.errors import SecurityFileError
+from segmentlog.security.file_replacement import change_file
 from segmentlog.security.principals import Operation, Principal, ResourceType
-from segmentlog.security.replacing import change_file
-from segmentlog.security.watched import LOOK_EVERY_S, WatchedFile, reloads
+from segmentlog.security.security_errors import SecurityFileError
+from segmentlog.security.watched_file import LOOK_EVERY_S, WatchedFile, reloads
 from segmentlog.storage.fs import FileSystem
 
 _KNOWN_MAX: Final = 20_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from segmentlog.security.errors import AuthenticationFailed
 from segmentlog.security.saslprep import prepared
+from segmentlog.security.security_errors import AuthenticationFailed
 from segmentlog.security.users import HASHES
 
 if TYPE_CHECKING:

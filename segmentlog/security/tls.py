@@ -11,11 +11,11 @@ from typing import Final
 
 from segmentlog.security.certificate_names import names_in
 from segmentlog.security.distinguished_names import subject_of
-from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Principal
-from segmentlog.security.watched import LOOK_EVERY_S, reloads
-from segmentlog.storage import forks
-from segmentlog.storage.locks import if_free
+from segmentlog.security.security_errors import SecurityFileError
+from segmentlog.security.watched_file import LOOK_EVERY_S, reloads
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -62,7 +62,7 @@ class ServerTls:
         self._paths = (cert_path, key_path, client_ca_path)
         self._look_every_s = look_every_s
         self._clock = clock
-        self._mutex = forks.lock(self, "_mutex")
+        self._mutex = fork_safety.lock(self, "_mutex")
         self._complaint = ""
         self._versions, self._is_settled = self._look()
         self._context = server_context(*self._paths)
@@ -76,7 +76,7 @@ class ServerTls:
     def context(self) -> ssl.SSLContext:
         """To wrap the next connection's socket with."""
         if self._clock() >= self._next_look_s:
-            with if_free(self._mutex) as is_mine:
+            with try_lock(self._mutex) as is_mine:
                 if is_mine:
                     self._refresh()
         return self._context

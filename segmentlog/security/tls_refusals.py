@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 
 AGAIN_S: Final = 600.0
 """A reason that goes on is logged again after so long, with the number of handshakes since."""
@@ -96,7 +96,7 @@ class TlsRefusals:
         self._remedies = {**_REMEDIES, **(remedies or {})}
         self._again_s = again_s
         self._clock = clock
-        self._mutex = forks.lock(self, "_mutex")
+        self._mutex = fork_safety.lock(self, "_mutex")
         self._said: dict[str, tuple[float, int]] = {}
         """By reason: when it was logged last, and how many handshakes failed for it since."""
 

@@ -26,11 +26,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from segmentlog.security.errors import InvalidUser, SecurityFileError
-from segmentlog.security.replacing import PRIVATE, change_file
+from segmentlog.security.file_replacement import PRIVATE, change_file
 from segmentlog.security.saslprep import is_prepared
-from segmentlog.security.watched import WatchedFile
-from segmentlog.storage.files import read_file
+from segmentlog.security.security_errors import InvalidUser, SecurityFileError
+from segmentlog.security.watched_file import WatchedFile
+from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 
 logger = logging.getLogger("segmentlog.server")

@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
-from segmentlog.format.names import INTERNAL_TOPICS, SCHEMAS_TOPIC
+from segmentlog.format.file_names import INTERNAL_TOPICS, SCHEMAS_TOPIC
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
-from segmentlog.format.names import SERVER_FILE
-from segmentlog.server.cluster import Node
+from segmentlog.format.file_names import SERVER_FILE
+from segmentlog.server.worker_cluster import Node
 from segmentlog.storage.file_locks import is_current
-from segmentlog.storage.files import write_all
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.file_operations import write_all
+from segmentlog.storage.fork_safety import close_lockable, open_lockable
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -51,21 +51,21 @@ class ServerLock:
         self._is_released = False
         while True:
             try:
-                self._fd = hold_open(self._fs, self._path, os.O_RDWR | os.O_CREAT)
+                self._fd = open_lockable(self._fs, self._path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
                 why = self._fs.why_unwritable(path) or f"{self._path}: {error.strerror}"
                 raise ReadOnlyStore(path, "serve it to Kafka's clients", why) from None
             try:
-                self._fs.flock(self._fd, EXCLUSIVE | AT_ONCE)
+                self._fs.flock(self._fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
                 holder = _said(self._fs, self._fd)
-                let_go(self._fs, self._fd)
+                close_lockable(self._fs, self._fd)
                 raise AlreadyServed(path, holder) from None
             if is_current(self._fs, self._fd, self._path):
                 return
-            let_go(self._fs, self._fd)
+            close_lockable(self._fs, self._fd)
 
     def tell(self, address: str) -> None:
         """Leave a word for who comes too late."""
@@ -76,7 +76,7 @@ class ServerLock:
         """Let another server have the store."""
         if not self._is_released:
             self._is_released = True
-            let_go(self._fs, self._fd)
+            close_lockable(self._fs, self._fd)
 
 
 def _said(fs: FileSystem, fd: int) -> str:

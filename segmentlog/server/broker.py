@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
-from segmentlog.format.names import GROUPS_FOLDER
+from segmentlog.format.file_names import GROUPS_FOLDER
 from segmentlog.security.acls import Authorizer
-from segmentlog.server.arrivals import Arrivals
-from segmentlog.server.buffers import BufferPool
-from segmentlog.server.cluster import Cluster
-from segmentlog.server.durability import SHIPPED_THREADS, Durability
-from segmentlog.server.fairness import FairPlaces
+from segmentlog.server.ack_waiter import SHIPPED_THREADS, Durability
+from segmentlog.server.converted_batch_cache import DiskRenderings, Renderings
+from segmentlog.server.fair_slots import FairPlaces
 from segmentlog.server.fetch_sessions import FetchSessions
-from segmentlog.server.meter import Meter
-from segmentlog.server.names import ForeignTopicId, TopicIds, is_visible
-from segmentlog.server.renderings import DiskRenderings, Renderings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.long_poll import Arrivals
+from segmentlog.server.request_buffers import BufferPool
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.topic_ids import ForeignTopicId, TopicIds, is_visible
+from segmentlog.server.worker_cluster import Cluster
+from segmentlog.server.worker_counters import Meter
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

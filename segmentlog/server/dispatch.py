@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from segmentlog.server.call import Call, PendingAnswer
+from segmentlog.server.api_table import API_VERSIONS, PLACES
 from segmentlog.server.codec.apis import APIS, Api
 from segmentlog.server.codec.framing import RequestHeader, decode_header
 from segmentlog.server.codec.primitives import MalformedMessage
-from segmentlog.server.connection import Connection
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.outbox import Answer
-from segmentlog.server.served import API_VERSIONS, PLACES
+from segmentlog.server.kafka_connection import Connection
+from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.response_queue import Answer
 
 if TYPE_CHECKING:
     from segmentlog.server.broker import Broker
@@ -89,7 +89,7 @@ class Dispatcher:
     def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
         if not api.min_version <= header.api_version <= api.max_version:
             if header.api_key == API_VERSIONS:
-                from segmentlog.server.handlers.versions import of_unknown_version
+                from segmentlog.server.handlers.api_versions import of_unknown_version
 
                 call.version = 0
                 return of_unknown_version(call)

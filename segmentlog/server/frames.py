@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from segmentlog.server.buffers import SMALLEST, BufferPool, Lease, NoRoom
-from segmentlog.server.served import PRODUCE
+from segmentlog.server.api_table import PRODUCE
+from segmentlog.server.request_buffers import SMALLEST, BufferPool, Lease, NoRoom
 from segmentlog.server.transport import Idle, Transport
 
 LENGTH_BYTES: Final = 4

@@ -15,21 +15,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.security.by_address import ByAddress
+from segmentlog.security.address_limits import ByAddress
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.tls import ServerTls, principal_of
 from segmentlog.security.tls_refusals import TlsRefusals
-from segmentlog.server.buffers import BufferPool
-from segmentlog.server.connection import Connection, Turn
 from segmentlog.server.frames import FrameReader
-from segmentlog.server.logs import Seldom
+from segmentlog.server.kafka_connection import Connection, Turn
+from segmentlog.server.log_format import Seldom
 from segmentlog.server.loop import Loop
-from segmentlog.server.meter import Event, Meter
-from segmentlog.server.outbox import Answer
+from segmentlog.server.request_buffers import BufferPool
+from segmentlog.server.response_queue import Answer
 from segmentlog.server.sasl_session import SaslSession
-from segmentlog.server.settings import Limits
+from segmentlog.server.server_settings import Limits
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
-from segmentlog.storage import forks
+from segmentlog.server.worker_counters import Event, Meter
+from segmentlog.storage import fork_safety
 
 if TYPE_CHECKING:
     from segmentlog.security.principals import Principal
@@ -113,7 +113,7 @@ class Listener:
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="segmentlog-accept", daemon=True)
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
         """In a forked child, where no thread serves anybody: its copies must not outlive the parent's."""

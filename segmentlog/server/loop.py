@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from segmentlog.server.connection import Connection, Turn
+from segmentlog.server.kafka_connection import Connection, Turn
 
 logger = logging.getLogger("segmentlog.server")
 

@@ -2,7 +2,7 @@
 
 For Prometheus, and for whoever starts servers and restarts them. It answers a few short GETs at a time, whoever asks,
 and tells nobody what is in a record; names of topics and groups it does tell, so it listens on loopback like the rest,
-and answers neither to names that are not this machine's nor to pages of other sites (`security.browsers`).
+and answers neither to names that are not this machine's nor to pages of other sites (`security.cross_site`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog import __version__
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.browsers import is_cross_site, is_own_name, names_of_machine
-from segmentlog.security.by_address import ByAddress
-from segmentlog.server.telemetry.store import StoreTelemetry
-from segmentlog.storage import forks
+from segmentlog.security.address_limits import ByAddress
+from segmentlog.security.cross_site import is_cross_site, is_own_name, names_of_machine
+from segmentlog.server.telemetry.store_metrics import StoreTelemetry
+from segmentlog.storage import fork_safety
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -52,14 +52,14 @@ _METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 class MetricsServer:
     """Serves until it is closed, in threads. ``is_first``: it tells of the whole store, too, which one of all does.
 
-    Whoever makes it has checked that the address is a safe one (`security.listening.check_safe_to_tell`). Raises
+    Whoever makes it has checked that the address is a safe one (`security.listen_rules.check_safe_to_tell`). Raises
     OSError for one that is taken, SegmentlogError without the client library.
     """
 
     def __init__(self, worker: Worker, host: str, port: int, is_first: bool) -> None:
         try:
             # Here: it takes 0.1 s, and who wants no metrics need not have it.
-            from segmentlog.server.telemetry.worker import WorkerTelemetry
+            from segmentlog.server.telemetry.worker_metrics import WorkerTelemetry
         except ImportError as error:
             needed = "metrics need prometheus-client: pip install '.[server]' in a clone of segmentlog"
             raise SegmentlogError(f"{needed} ({error})") from None
@@ -79,7 +79,7 @@ class MetricsServer:
         )
         self._thread.start()
         self._is_forked = False
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
         """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""

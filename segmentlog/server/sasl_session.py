@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.security.errors import AuthenticationFailed
 from segmentlog.security.mechanisms import MECHANISMS, Exchange, begin
 from segmentlog.security.principals import Principal
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.security.security_errors import AuthenticationFailed
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.storage.fs import Buffer
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.listening import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
-from segmentlog.security.settings import Security
+from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, nodes_of, warn_of_names
-from segmentlog.server.cluster import Node
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Node
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
 

@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
-from segmentlog.security.listening import mechanisms_for
-from segmentlog.security.settings import Security
+from segmentlog.security.listen_rules import mechanisms_for
+from segmentlog.security.security_settings import Security
 from segmentlog.security.tls import ServerTls
 from segmentlog.security.users import Users
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster
 from segmentlog.server.dispatch import Dispatcher
 from segmentlog.server.listener import Door, Listener
 from segmentlog.server.sasl_session import SaslSession
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore

@@ -7,10 +7,10 @@ from typing import Final
 
 import segmentlog
 from segmentlog.server.addresses import cluster_id_of
-from segmentlog.server.child import beat, stop_with_supervisor
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.supervisor import FINISH_S, Plan
 from segmentlog.server.worker import Worker
+from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_lifecycle import beat, stop_with_supervisor
 
 _LOCKED_OUT_S: Final = 10.0
 

@@ -7,7 +7,7 @@
 """
 
 from segmentlog.spark.avro import from_avro as from_avro
-from segmentlog.spark.batches import append_batches as append_batches
+from segmentlog.spark.foreach_batch import append_batches as append_batches
 from segmentlog.spark.java import JavaNotFound as JavaNotFound
 from segmentlog.spark.java import find_java as find_java
 from segmentlog.spark.session import SparkNotInstalled as SparkNotInstalled

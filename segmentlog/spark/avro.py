@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.spark.opening import Place, open_store, place_of
+from segmentlog.spark.store_opener import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from segmentlog.schemas.naming import SchemaSource
+    from segmentlog.schemas.subject_strategy import SchemaSource
 
 Mode = Literal["failfast", "permissive"]
 
@@ -71,7 +71,7 @@ def _newest(where: str, subject: str) -> str:
 
 def _open(where: str) -> tuple[SchemaSource, Callable[[], None]]:
     if _is_http(where):
-        from segmentlog.schemas.remote import RemoteRegistry
+        from segmentlog.schemas.remote_registry import RemoteRegistry
 
         return RemoteRegistry(where), lambda: None
     store = open_store(Place(where, ("_schemas",)))

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from segmentlog.schemas.errors import InvalidSchema
+from segmentlog.schemas.registry_errors import InvalidSchema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType

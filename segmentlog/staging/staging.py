@@ -1,7 +1,7 @@
 """Staging: many workers encode and write batches that no reader sees, and one commit publishes all of them.
 
-Where they write is told in `segmentlog.staging.folder`. Nothing here is synced: what is not published is staged again
-after a crash.
+Where they write is told in `segmentlog.staging.staging_folder`. Nothing here is synced: what is not published is staged
+again after a crash.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 from segmentlog.errors import InvalidRecord, UnknownTopic
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.names import check_topic_name
+from segmentlog.format.file_names import check_topic_name
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Partitions, rows_by_partition
 from segmentlog.records import TopicPartition
-from segmentlog.staging.files import Staged, StagedFile, StagedRun, map_staged, read_run
-from segmentlog.staging.records import StagedRecords
+from segmentlog.staging.staged_files import Staged, StagedFile, StagedRun, map_staged, read_run
+from segmentlog.staging.staged_records import StagedRecords
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     from segmentlog.producing.producer import Producer
-    from segmentlog.topics.topics import Topic
+    from segmentlog.topics.topic_registry import Topic
 
 _BATCH_BYTES: Final = 512 * 1024
 _PENDING_BYTES: Final = 64 << 20

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from segmentlog.storage import forks, locks
-from segmentlog.storage.forks import Held, LockableFiles, held_open, hold_open
+from segmentlog.storage import fork_safety, interrupt_safe
+from segmentlog.storage.fork_safety import LockableFd, LockableFiles, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import AT_ONCE, EXCLUSIVE, SHARED
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, SHARED
 
 _SHORTEST_S: Final = 0.0005
 _LONGEST_S: Final = 0.05
@@ -26,7 +26,7 @@ def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
     pause_s = _SHORTEST_S
     while True:
         try:
-            fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             return True
         except BlockingIOError:
             left_s = ends_s - time.monotonic()
@@ -44,9 +44,9 @@ def is_current(fs: FileSystem, fd: int, path: str) -> bool:
         return False
 
 
-@locks.held
-def kept_in_place(
-    fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], Held] = hold_open
+@interrupt_safe.interrupt_safe_context
+def folder_share_locked(
+    fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[None]:
     """Within, the folder of that name is the one that has the name: whoever moves it by `free_to_move` waits.
 
@@ -55,17 +55,17 @@ def kept_in_place(
     and is the same one whatever the folder is called.
     """
     while True:
-        with held_open(fs, folder, os.O_RDONLY | os.O_DIRECTORY, opener) as fd:
+        with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY, opener) as fd:
             fs.flock(fd, SHARED)
             if is_current(fs, fd, folder):  # else it was moved between the two
                 yield
                 return
 
 
-@locks.held
-def free_to_move(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
+@interrupt_safe.interrupt_safe_context
+def folder_exclusively_locked(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
     """Keep everybody out who would `kept_in_place`, so that it may be renamed; False when somebody is there still."""
-    with held_open(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         yield lock_within(fs, fd, wait_s)
 
 
@@ -78,15 +78,15 @@ class ProcessLock:
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
         self._path = path
-        self._fds: list[Held] = []
-        self._mutex = forks.reentrant_lock(self, "_mutex")
-        forks.on_fork(self, "_forget")
+        self._fds: list[LockableFd] = []
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
+        fork_safety.on_fork(self, "_forget")
 
     def _forget(self) -> None:
         """In a forked child: whoever held it there is the parent's."""
         self._fds = []
 
-    @locks.held
+    @interrupt_safe.interrupt_safe_context
     def held(self) -> Iterator[int]:
         """Hold it within; the descriptor of its file."""
         with self._mutex:
@@ -95,7 +95,7 @@ class ProcessLock:
                 return
             fs = self._fs
             while True:
-                with held_open(fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
+                with opened_lockable(fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
                     fs.flock(fd, EXCLUSIVE)
                     if not is_current(fs, fd, self._path):
                         continue  # somebody removed the file

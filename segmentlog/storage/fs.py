@@ -18,11 +18,11 @@ from itertools import starmap
 from typing import Final, Protocol
 
 from segmentlog.errors import DiskFull
-from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
-from segmentlog.storage import witness
-from segmentlog.storage.failures import failures_ignored, is_from_a_call, is_interrupt
-from segmentlog.storage.locks import held
-from segmentlog.storage.map import map_shared
+from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
+from segmentlog.storage import inode_mark
+from segmentlog.storage.interrupt_check import failures_ignored, is_from_a_call, is_interrupt
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
+from segmentlog.storage.memory_map import map_shared
 
 Buffer = bytes | bytearray | memoryview
 
@@ -238,18 +238,18 @@ class FileSystem:
         return self.reach_by(path)
 
     def mount_id(self, fd: int) -> int:
-        """See `storage.witness`."""
-        return witness.mount_id(fd)
+        """See `storage.inode_mark`."""
+        return inode_mark.mount_id(fd)
 
-    def mark(self, fd: int) -> None:
-        """See `storage.witness`."""
-        witness.mark(fd)
+    def set_inode_mark(self, fd: int) -> None:
+        """See `storage.inode_mark`."""
+        inode_mark.set_mark(fd)
 
-    def is_marked(self, fd: int) -> bool:
-        """See `storage.witness`."""
-        return witness.is_marked(fd)
+    def has_inode_mark(self, fd: int) -> bool:
+        """See `storage.inode_mark`."""
+        return inode_mark.has_mark(fd)
 
-    def keep_in_place(self, fd: int) -> None:
+    def disable_copy_on_write(self, fd: int) -> None:
         """Have an empty file written over where it lies, on a file system that would put each change elsewhere (btrfs).
 
         There a store to a mapped page takes room on the disk, and kills the process when there is none.
@@ -329,7 +329,7 @@ def _relieved(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 
-@held
+@interrupt_safe_context
 def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
     """A descriptor for as long as the context lasts, which nobody locks: for those there is `held_open`."""
     fds: list[int] = []

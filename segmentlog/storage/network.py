@@ -15,10 +15,10 @@ import platform
 import time
 from typing import Final
 
-from segmentlog.format.names import HIDDEN
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.storage.files import read_file, write_all
+from segmentlog.format.file_names import HIDDEN
+from segmentlog.storage.file_operations import read_file, write_all
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 
 NETWORK_MOUNTS: Final = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",

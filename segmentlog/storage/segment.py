@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from segmentlog.errors import CorruptBatch, DiskFull
-from segmentlog.format.names import LOG_SUFFIX, parse_segment_name, segment_name
+from segmentlog.format.file_names import LOG_SUFFIX, parse_segment_name, segment_name
 from segmentlog.format.stub import PROBE_BYTES
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.storage.files import sync_data, try_fallocate, write_all
-from segmentlog.storage.forks import hold_open, let_go
+from segmentlog.storage.file_operations import sync_data, try_fallocate, write_all
+from segmentlog.storage.fork_safety import close_lockable, open_lockable
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
-from segmentlog.storage.remote import is_remote
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.segment_stub import is_remote
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -42,13 +42,13 @@ def create_segment(fs: FileSystem, folder: str, base_offset: int) -> None:
         pass
 
 
-def cut_segment(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
+def truncate_segment(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
     """Give back what was allocated behind the end of one that nobody here has open. A crash may bring it back."""
     with opened(fs, segment_stem(folder, base_offset) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC) as fd:
         fs.ftruncate(fd, position)
 
 
-def drop_behind(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
+def truncate_durably(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
     """Take back what was written from ``position`` on and never published, durably.
 
     Its offsets go to other records next: after a power cut the disk must not come up
@@ -94,7 +94,7 @@ class SealedSegment:
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
             with failures_ignored():
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
 
 
 class ActiveSegment:
@@ -132,7 +132,7 @@ class ActiveSegment:
         self.is_cut = True
         """Nothing that a failed write left stands behind the end of the log."""
         # Like a file that is locked, for what else that brings: dropped, it is closed, and so it is in a forked child.
-        self.fd: int = hold_open(fs, self.path, flags)
+        self.fd: int = open_lockable(fs, self.path, flags)
         self._limit = limit_bytes
         try:
             self._allocated = fs.fstat(self.fd).st_size
@@ -144,7 +144,7 @@ class ActiveSegment:
         """Idempotent."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
-            let_go(self._fs, fd)
+            close_lockable(self._fs, fd)
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int, position: int) -> None:
         """Write at ``position``, the end of the log; all or nothing.

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from itertools import starmap
 from typing import Final, NamedTuple
 
-from segmentlog.storage import forks
-from segmentlog.storage.failures import failures_ignored, is_interrupt
-from segmentlog.storage.locks import keep
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import store_result
 
 _IN_MODIFY: Final = 0x2
 _IN_CLOSE_WRITE: Final = 0x8
@@ -57,11 +57,11 @@ class Watch:
         self._is_parents: dict[str, _Watched] | None = None
         """In a forked child, until it is used there: what is to be watched."""
         self._open()
-        forks.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_forget_parent")
 
     def _open(self) -> None:
-        with forks.opening():
-            keep(self, "_fd", _inotify_init)
+        with fork_safety.forks_blocked():
+            store_result(self, "_fd", _inotify_init)
             ends: list[tuple[int, int]] = []
             try:
                 ends.extend(starmap(os.pipe2, ((os.O_NONBLOCK | os.O_CLOEXEC,),)))
@@ -81,7 +81,7 @@ class Watch:
 
     def _ensure_own(self) -> None:
         if self._is_parents is not None:
-            with forks.opening():  # whoever interrupts it may come at the same time
+            with fork_safety.forks_blocked():  # whoever interrupts it may come at the same time
                 watched, self._is_parents = self._is_parents, None
                 if watched is not None:
                     self._open()
@@ -177,7 +177,7 @@ class Watch:
                     if self._endings_watched and fd == self._fd:
                         self._ended |= _tells_of_an_end(events)
 
-    def take_ended(self) -> bool:
+    def pop_ended(self) -> bool:
         """Whether a file was deleted or closed in a folder watched for that, since this was asked last."""
         ended, self._ended = self._ended, False
         return ended

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
 from segmentlog.format.batch import CONTROL
-from segmentlog.format.keys import Uint64Array
+from segmentlog.format.key_hashes import Uint64Array
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.log.compaction.survivors import tombstones_among
 from segmentlog.log.partition import Partition

@@ -2,7 +2,7 @@
 
 An entry is the last record of a key in one partition::
 
-    hash    u64    a mix of the key's 16-byte identity, see `segmentlog.format.keys`: what runs are sorted by
+    hash    u64    a mix of the key's 16-byte identity, see `segmentlog.format.key_hashes`: what runs are sorted by
     high    u64    the upper half of the identity; with it the hash tells the lower half, too
     place   u64    partition (17 bits), offset (46 bits), 1 if the record deletes the key
     time    i64    timestamp of the record, milliseconds

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segmentlog.arguments import as_bool, as_offset, as_partition
-from segmentlog.consuming.following import WAIT_S, announce
+from segmentlog.consuming.wakeup import WAIT_S, announce
 from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
-from segmentlog.format.keys import MAX_EXACT, identity_of
+from segmentlog.format.key_hashes import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.policy.expiry import expiry_times, is_expired
 from segmentlog.records import Record
-from segmentlog.storage import forks
+from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 from segmentlog.tables.key_table import KeyTable
-from segmentlog.tables.source import Rewritten, Source
-from segmentlog.topics.topics import Topics
+from segmentlog.tables.table_source import Rewritten, Source
+from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation
@@ -83,7 +83,7 @@ class Table(Mapping[bytes, bytes]):
         self._durable_only = durable_only
         self._limits = limits
         self._small_run = small_run
-        self._lock = forks.reentrant_lock(self, "_lock")
+        self._lock = fork_safety.reentrant_lock(self, "_lock")
         self._torn = False
         """A change is being made, or was, by a thread that is not there in this forked child."""
         self._seed = secrets.randbits(64)

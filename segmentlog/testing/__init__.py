@@ -20,18 +20,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segmentlog.testing.disk import SimulatedDisk as SimulatedDisk
-    from segmentlog.testing.faults import Died as Died
-    from segmentlog.testing.faults import FaultyFileSystem as FaultyFileSystem
+    from segmentlog.testing.fault_injection import Died as Died
+    from segmentlog.testing.fault_injection import FaultyFileSystem as FaultyFileSystem
     from segmentlog.testing.history import Claim as Claim
     from segmentlog.testing.history import Conflict as Conflict
     from segmentlog.testing.history import History as History
+    from segmentlog.testing.simulated_disk import SimulatedDisk as SimulatedDisk
     from segmentlog.testing.worst_case import WorstCaseDisk as WorstCaseDisk
 
 _HOME_OF = {
-    "SimulatedDisk": "disk",
-    "Died": "faults",
-    "FaultyFileSystem": "faults",
+    "SimulatedDisk": "simulated_disk",
+    "Died": "fault_injection",
+    "FaultyFileSystem": "fault_injection",
     "Claim": "history",
     "Conflict": "history",
     "History": "history",

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from segmentlog.testing.forgetful import ORPHAN_PREFIX, ForgetfulDisk, Keep, Node
+from segmentlog.testing.unsynced_model import ORPHAN_PREFIX, ForgetfulDisk, Keep, Node
 
 _PATIENCE_S: Final = 30.0  # for any answer of the serving process
 _UNMOUNT_S: Final = 2.0  # killed processes close their files a little after they were waited for
@@ -90,7 +90,7 @@ class CrashFS:
         the mount shows what survived, and so does ``backing``.
 
         keep  "none": only what was synced survives; "all": everything; "some": see
-              `segmentlog.testing.forgetful`; None: the seed decides
+              `segmentlog.testing.unsynced_model`; None: the seed decides
         """
         lost: list[str] = self._ask("crash", seed, keep)["lost"]
         return lost

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import pytest
 
 if TYPE_CHECKING:
-    from segmentlog.security.settings import Security
-    from segmentlog.server.serving import Server
-    from segmentlog.server.settings import ServerSettings
+    from segmentlog.security.security_settings import Security
+    from segmentlog.server.embedded import Server
+    from segmentlog.server.server_settings import ServerSettings
     from segmentlog.store import LogStore
 
 Scope = Literal["session", "package", "module", "class", "function"]
@@ -36,7 +36,7 @@ class ServerOfTests:
 
     def __init__(self, path: Path, scope: str, node: Any, fixture: str, options: dict[str, Any]) -> None:
         import segmentlog
-        from segmentlog.server.serving import Server
+        from segmentlog.server.embedded import Server
 
         settings, security = _settings(options)
         self.path = path
@@ -74,9 +74,9 @@ class ServerOfTests:
 
 
 def _settings(options: dict[str, Any]) -> tuple[ServerSettings, Security]:
-    from segmentlog.security.settings import Security
-    from segmentlog.server.groups.words import GroupSettings
-    from segmentlog.server.settings import ServerSettings
+    from segmentlog.security.security_settings import Security
+    from segmentlog.server.groups.classic_types import GroupSettings
+    from segmentlog.server.server_settings import ServerSettings
 
     of_serving = {name for name in ServerSettings.__struct_fields__ if name not in ("limits", "groups")}
     of_security = set(Security.__struct_fields__)

@@ -7,12 +7,12 @@ import os
 from typing import Any
 
 from segmentlog.errors import StoreVersionError
-from segmentlog.format.names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE, TEMPORARY_SUFFIX
-from segmentlog.storage import forks
-from segmentlog.storage.failures import is_interrupt
-from segmentlog.storage.files import make_folders_durably, read_file, replace_file
+from segmentlog.format.file_names import FORMAT_VERSION, READABLE_FORMATS, STORE_FILE, TEMPORARY_SUFFIX
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.locks import EXCLUSIVE
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE
 
 
 def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
         if is_interrupt(error):
             raise
         raise StoreVersionError(path, f"the folder cannot be made: {error.strerror}") from error
-    with forks.held_open(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
+    with fork_safety.opened_lockable(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
         fs.flock(folder_fd, EXCLUSIVE)  # of two processes that make it, one does
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}

@@ -20,10 +20,10 @@ from seeds import seeds
 import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL, decode_header
-from segmentlog.format.codecs import UNCOMPRESSED
+from segmentlog.format.batch_codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
-from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
-from segmentlog.format.producers import (
+from segmentlog.format.file_names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX
+from segmentlog.format.producer_snapshot import (
     NAMED_ID_END,
     AbortedTransaction,
     ProducerEntry,
@@ -32,15 +32,15 @@ from segmentlog.format.producers import (
     encode_aborted,
     encode_snapshot,
 )
-from segmentlog.inspection.files import read_checkpoint
-from segmentlog.inspection.findings import Finding, Tally
-from segmentlog.inspection.found import PartitionFound
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.finding import Finding, Tally
+from segmentlog.inspection.partition_findings import PartitionFindings
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.small_files import read_checkpoint
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.repair.repair import RepairReport, repair_partition
-from segmentlog.storage.state import ABORTS_WORD, PRODUCERS_WORD
-from segmentlog.testing.disk import SimulatedDisk
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.log.repair.partition_repair import RepairReport, repair_partition
+from segmentlog.storage.state_page import ABORTS_WORD, PRODUCERS_WORD
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 ONE, TWO, UNNAMED = 1, 2, NAMED_ID_END + 1
 
@@ -55,7 +55,7 @@ def put(log: Partition, sequence: int, count: int = 1, *, who: int = ONE, epoch:
     return log.append(made, keys, producer=ProducerStamp(who, epoch, sequence, txn))
 
 
-def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFound:
+def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFindings:
     """What an inspection finds."""
     return inspect_partition(fs or NoSyncFileSystem(), str(folder), "t", 0, TopicConfig(), Tally())
 

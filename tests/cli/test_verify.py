@@ -15,11 +15,11 @@ import pytest
 from broken import batches_of, command, copied, crash, findings, flip, log_files, make_store, records
 
 import segmentlog
+from segmentlog.format.batch_codecs import UNCOMPRESSED
 from segmentlog.format.checkpoint import SLOT_SIZE, slot_size
-from segmentlog.format.codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
-from segmentlog.inspection.partition import _Look
-from segmentlog.storage.state import PAGE_SIZE, StatePage
+from segmentlog.inspection.partition_inspection import _Look
+from segmentlog.storage.state_page import PAGE_SIZE, StatePage
 
 # ---------------------------------------------------------------- flipped bytes
 
@@ -424,7 +424,7 @@ def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
 
     monkeypatch.setattr(_Look, "run", hurried)
     monkeypatch.setattr(_Look, "has_changed", lambda look: True)
-    monkeypatch.setattr("segmentlog.inspection.partition._PAUSE_S", 0)
+    monkeypatch.setattr("segmentlog.inspection.partition_inspection._PAUSE_S", 0)
     found = findings(store)
     assert [(one.path, one.position) for one in found if one.severity == "damage"] == [
         (str(batch.path), batch.position)

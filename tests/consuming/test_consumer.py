@@ -16,7 +16,7 @@ from leftovers import opened
 from logs import log_files
 
 import segmentlog
-from segmentlog.consuming import following
+from segmentlog.consuming import wakeup
 from segmentlog.consuming.consumer import Consumer, Start
 from segmentlog.errors import (
     CorruptBatch,
@@ -27,7 +27,7 @@ from segmentlog.errors import (
     StoreClosed,
     UnknownTopic,
 )
-from segmentlog.groups.folder import Assignment, GroupFolder
+from segmentlog.groups.group_folder import Assignment, GroupFolder
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
@@ -260,7 +260,7 @@ class _Follower:
 @pytest.fixture
 def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower looks again once an hour: what it finds before, it was woken for."""
-    monkeypatch.setattr(following, "WAIT_S", 3_600.0)
+    monkeypatch.setattr(wakeup, "WAIT_S", 3_600.0)
 
 
 @pytest.mark.usefixtures("only_woken")

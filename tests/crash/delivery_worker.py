@@ -7,10 +7,10 @@ from typing import Any
 from delivery_jobs import LibraryProcess
 from delivery_process import serve
 
-from segmentlog.log.aborted import AbortedTransactions
-from segmentlog.log.producers import ProducerStates
-from segmentlog.transactions.names import Names
-from segmentlog.transactions.registration import Registration
+from segmentlog.log.producer_state import ProducerStates
+from segmentlog.log.transaction_index import AbortedTransactions
+from segmentlog.transactions.name_locks import Names
+from segmentlog.transactions.producer_lease import Registration
 
 
 def _show_aborted() -> None:

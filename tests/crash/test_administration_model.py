@@ -38,7 +38,7 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId
 from segmentlog.store import LogStore

@@ -22,8 +22,8 @@ from segmentlog import ProducerStamp
 from segmentlog.errors import UnknownTopic
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
-from segmentlog.testing.faults import Died
-from segmentlog.transactions.remote import Numbers, WrongState
+from segmentlog.testing.fault_injection import Died
+from segmentlog.transactions.server_transactions import Numbers, WrongState
 
 PATH = "/simulated/store"
 VARIANTS = 25

@@ -21,13 +21,13 @@ from trial import run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import PartitionFailed, SegmentlogError
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.partition import Partition
-from segmentlog.testing.disk import SimulatedDisk
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
-STATES = int(os.environ.get("SEGMENTLOG_COMPACTION_STATES", "5000"))
+STATES = int(os.environ.get("SEGMENTLOG_COMPACTION_STATES", "3000"))
 VARIANTS = int(os.environ.get("SEGMENTLOG_COMPACTION_VARIANTS", "1"))
 
 

@@ -18,8 +18,8 @@ from leftovers import opened
 from seeds import seeds, share
 
 import segmentlog
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.crashfs import CrashFS
 

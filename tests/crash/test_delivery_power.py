@@ -27,10 +27,10 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
 @pytest.mark.parametrize(
     ("broken", "how", "caught"),
     [
-        ("segmentlog.log.aborted.AbortedTransactions.look", lambda self: {}, "aborted|dirty"),
-        ("segmentlog.transactions.identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
-        ("segmentlog.transactions.deciding.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
-        ("segmentlog.transactions.finishing.Finisher._finish_orphan", lambda *_: None, "blocked"),
+        ("segmentlog.log.transaction_index.AbortedTransactions.look", lambda self: {}, "aborted|dirty"),
+        ("segmentlog.transactions.producer_identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
+        ("segmentlog.transactions.outcome.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
+        ("segmentlog.transactions.abandoned.Finisher._finish_orphan", lambda *_: None, "blocked"),
     ],
 )
 def test_a_broken_library_is_caught(

@@ -20,8 +20,8 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import DiskFull, PartitionFailed, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.testing import History
-from segmentlog.testing.disk import SimulatedDisk
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 FOLDER = "/t/0"
 EVERY = int(os.environ.get("SEGMENTLOG_FAULTS_EVERY", "4"))

@@ -14,7 +14,7 @@ import pytest
 from fork_trial import OPERATIONS, prepare, try_busy, try_point, watched_locks
 
 import segmentlog
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 
 POINTS = int(os.environ.get("SEGMENTLOG_FORK_POINTS", "4"))
 """How many points of each operation, of either kind; 0 for every call, and `_MOST` of the instructions."""

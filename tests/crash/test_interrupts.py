@@ -28,9 +28,9 @@ import segmentlog
 from segmentlog import closing
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_points
 

@@ -20,8 +20,8 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import LocalError, PartitionFailed, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.testing import History
-from segmentlog.testing.disk import SimulatedDisk
 from segmentlog.testing.process import SimulatedProcess
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_steps")
 

@@ -17,8 +17,8 @@ from trial import FOLDER, POLICIES, Trial, run_trial, run_until
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import LogTruncated
-from segmentlog.inspection.findings import Tally
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.finding import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.log.partition import Partition
 from segmentlog.testing import SimulatedDisk
 
@@ -27,13 +27,13 @@ STATES = int(os.environ.get("SEGMENTLOG_CRASH_STATES", "20000"))
 
 def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is no formality: a log that resumes where its bytes end gives offsets out twice, and is found out."""
-    from segmentlog.log.recovery import recovery
-    from segmentlog.policy.recovery import RecoveryVerdict
+    from segmentlog.log.recovery import log_recovery
+    from segmentlog.policy.recovery_policy import RecoveryVerdict
 
     def resume_at_the_end(checkpoint: object, *, end_offset: int, last_epoch: int, **_: object) -> RecoveryVerdict:
         return RecoveryVerdict(end_offset, last_epoch + 1, "wherever the bytes end")
 
-    monkeypatch.setattr(recovery, "decide", resume_at_the_end)
+    monkeypatch.setattr(log_recovery, "decide", resume_at_the_end)
     # A durable append would notice by itself that its offset is a lost one's.
     monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.lost_among", lambda *_: None)
     with pytest.raises(AssertionError, match=r"one offset, two records|goes on unaware|gone outside"):

@@ -26,10 +26,10 @@ from bench.kafkaesque import (
     check_available,
 )
 from segmentlog.errors import OffsetOutOfRange
-from segmentlog.exchange.transfer import RedisTopic
+from segmentlog.exchange.record_files import RedisTopic
 from segmentlog.store import LogStore
-from segmentlog.testing import scenario
-from segmentlog.testing.scenario import SegmentlogLog, play, torment
+from segmentlog.testing import offset_reuse
+from segmentlog.testing.offset_reuse import SegmentlogLog, play, torment
 from segmentlog.testing.worst_case import WorstCaseDisk
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_SCENARIO_ROUNDS", "6"))
@@ -77,7 +77,7 @@ def test_redis_that_fsyncs_before_it_answers_keeps_its_word(redis: None) -> None
 
 @pytest.mark.parametrize("durable_only", [False, True])
 @pytest.mark.parametrize("ack", ACKS)
-@pytest.mark.parametrize("policy", scenario.POLICIES)
+@pytest.mark.parametrize("policy", offset_reuse.POLICIES)
 def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: Any, durable_only: bool) -> None:
     """Under every policy both consumers agree, but for what A was told is lost, by its range."""
     with SegmentlogLog(policy, ack, durable_only=durable_only) as log:
@@ -105,7 +105,7 @@ def test_segmentlog_tells_what_is_gone_and_recycles_nothing(policy: str, ack: An
 
 @pytest.mark.parametrize("durable_only", [False, True])
 @pytest.mark.parametrize("ack", ["written", "durable"])
-@pytest.mark.parametrize("policy", [*scenario.POLICIES, "7records", "200bytes"])
+@pytest.mark.parametrize("policy", [*offset_reuse.POLICIES, "7records", "200bytes"])
 @pytest.mark.parametrize("seed", seeds("scenario"))
 def test_segmentlog_at_random(policy: str, ack: Any, durable_only: bool, seed: int) -> None:
     """Any order of appends, syncs, reads and power cuts: no rule is broken, and whoever lost something was told."""
@@ -199,7 +199,7 @@ class KilledSegmentlogLog:
         self.process.communicate()
         assert self.process.returncode == -signal.SIGKILL
 
-    def read(self, from_offset: int) -> list[scenario.Entry]:
+    def read(self, from_offset: int) -> list[offset_reuse.Entry]:
         return [
             (record.offset, record.value or b"")
             for batch in self._store.topic("t").partition(0).read(from_offset)
@@ -216,7 +216,7 @@ class KilledSegmentlogLog:
         self._end()
 
 
-def check_killed(make: Callable[[str], AbstractContextManager[scenario.CrashableLog]], seed: int) -> None:
+def check_killed(make: Callable[[str], AbstractContextManager[offset_reuse.CrashableLog]], seed: int) -> None:
     """Nothing is lost, no offset is skipped, nobody is told of a loss that there was not."""
     with make("play") as log:
         outcome = play(log)
@@ -349,10 +349,10 @@ def test_what_was_not_synced_is_gone(tmp_path: Path) -> None:
 class _Forgetful(SegmentlogLog):
     """A log that is blind to lost ranges, as if the engine had never heard of them."""
 
-    def read(self, from_offset: int) -> list[scenario.Entry]:
+    def read(self, from_offset: int) -> list[offset_reuse.Entry]:
         try:
             return super().read(from_offset)
-        except scenario.LostPosition as lost:
+        except offset_reuse.LostPosition as lost:
             return super().read(lost.end_offset)
         except OffsetOutOfRange:
             return []

@@ -94,7 +94,7 @@ class Rotten:
         page = partition.handle.page
         with partition.handle.sync_locked():
             log = page.log.read()
-            partition._syncer.move_recovery_point(
+            partition._syncer.advance_recovery_point(
                 log, page.sync.read(), offset_ceiling=log.log_end_offset + 100, clean=False
             )
 

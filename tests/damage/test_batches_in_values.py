@@ -24,13 +24,13 @@ from logs import FakeClock, NoSyncFileSystem, contents, delete_indexes, log_file
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import CONTROL, HEADER_SIZE
 from segmentlog.format.control import encode_marker
-from segmentlog.inspection.dump import segment_lines
-from segmentlog.inspection.findings import Tally
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.file_dump import segment_lines
+from segmentlog.inspection.finding import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.repair.repair import repair_partition
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.log.repair.partition_repair import repair_partition
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_EMBEDDED_ROUNDS", "90"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", "1"))

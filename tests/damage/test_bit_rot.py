@@ -27,10 +27,10 @@ from logs import NoSyncFileSystem, tree_bytes
 
 from segmentlog.errors import LogTruncated, SegmentlogError, UnknownTopic
 from segmentlog.format.checkpoint import slot_size
-from segmentlog.inspection.files import read_topic_file
-from segmentlog.inspection.findings import Finding
-from segmentlog.inspection.store import inspect_store
-from segmentlog.log.repair.repair import repair_partition
+from segmentlog.inspection.finding import Finding
+from segmentlog.inspection.small_files import read_topic_file
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.log.repair.partition_repair import repair_partition
 
 
 @pytest.fixture(scope="module")

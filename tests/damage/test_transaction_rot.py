@@ -15,13 +15,13 @@ from damage.rotten import STEP, AnotherBoot
 from logs import FakeClock, NoSyncFileSystem, open_log
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
-from segmentlog.format.producers import NAMED_ID_END
-from segmentlog.inspection.findings import Finding, Tally
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.format.file_names import ABORTED_SUFFIX, SNAPSHOT_SUFFIX
+from segmentlog.format.producer_snapshot import NAMED_ID_END
+from segmentlog.inspection.finding import Finding, Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.log.repair.repair import repair_partition
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.log.repair.partition_repair import repair_partition
 
 UNNAMED = NAMED_ID_END + 1
 SETTINGS = {"segment_records": 6, "index_interval_bytes": 1}

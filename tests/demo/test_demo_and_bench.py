@@ -13,8 +13,8 @@ import pytest
 
 import segmentlog
 from segmentlog.demo import flights as demo_flights
-from segmentlog.demo import serving as demo_serving
-from segmentlog.demo import shipping as demo_shipping
+from segmentlog.demo import server_step as demo_serving
+from segmentlog.demo import shipping_step as demo_shipping
 from segmentlog.demo import spark as demo_spark
 from segmentlog.demo import steps as demo
 from segmentlog.log.partition import Partition

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from segmentlog.cli import cli
-from segmentlog.cli import demo as command
+from segmentlog.cli import demo_command as command
 from segmentlog.demo.flights import DemoFailed
-from segmentlog.testing import scenario
+from segmentlog.testing import offset_reuse
 
 
 def row(output: str, setting: str) -> str:
@@ -24,7 +24,7 @@ def test_every_policy_is_shown_and_agrees() -> None:
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
-    for policy in scenario.POLICIES:
+    for policy in offset_reuse.POLICIES:
         written, durable, durable_only = (
             row(done.stdout, f"fsync={policy}, ack={level}")
             for level in ("written", "durable", "written, durable_only")
@@ -55,7 +55,7 @@ def test_without_redis_a_line_says_how_to_see_it(monkeypatch: pytest.MonkeyPatch
 
 def test_the_demonstration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that keeps its losses to itself does not pass."""
-    monkeypatch.setattr(scenario.SegmentlogLog, "lost_ranges", lambda self: [])
+    monkeypatch.setattr(offset_reuse.SegmentlogLog, "lost_ranges", lambda self: [])
     done = CliRunner().invoke(cli, ["demo", "durability"])
     assert isinstance(done.exception, DemoFailed)
     assert "fsync=everysec, ack=written: agree, but a record is gone outside every lost range" in str(done.exception)

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL
+from segmentlog.format.batch_codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, compression_of
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, encode_slot
-from segmentlog.format.codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, compression_of
 from segmentlog.format.encode import encode_batch
-from segmentlog.format.index import encode_entries
+from segmentlog.format.index_file import encode_entries
 from segmentlog.records import EpochStart, LostRange
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -39,7 +39,7 @@ from segmentlog.format.batch import (
     decode_header,
     decompress,
 )
-from segmentlog.format.codecs import CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODECS, UNCOMPRESSED
+from segmentlog.format.batch_codecs import CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODECS, UNCOMPRESSED
 from segmentlog.format.encode import encode_batch
 
 FULL = Columns(

@@ -12,9 +12,9 @@ import pytest
 from batches import HEADER_FIELDS, Columns, batch_bytes, read_batch, unpack_header
 
 from segmentlog.format.batch import BatchHeader, decode_header
+from segmentlog.format.batch_codecs import BY_NUMBER, CODEC_NONE
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, Compacted, decode_checkpoint, decode_slot, encode_slot
-from segmentlog.format.codecs import BY_NUMBER, CODEC_NONE
-from segmentlog.format.index import decode_entries, encode_entries
+from segmentlog.format.index_file import decode_entries, encode_entries
 from segmentlog.records import EpochStart, LostRange
 
 GOLDEN = Path(__file__).parent / "golden"

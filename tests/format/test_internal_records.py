@@ -7,10 +7,16 @@ from types import SimpleNamespace
 
 import msgspec
 
-from segmentlog.format.names import topic_id_of_name
-from segmentlog.groups.positions import CommittedOffset, decode_key, encode
+from segmentlog.format.file_names import topic_id_of_name
+from segmentlog.groups.committed_offsets import CommittedOffset, decode_key, encode
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.transactions.journal import TransactionLog, TransactionState, Unsettled, encode_key, encode_state
+from segmentlog.transactions.transaction_log import (
+    TransactionLog,
+    TransactionState,
+    Unsettled,
+    encode_key,
+    encode_state,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 STORE_ID = "9d1d3a1c0f2b4f5e8a7c6b5d4e3f2a10"

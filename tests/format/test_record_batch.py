@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.errors import UnreadableBatch
-from segmentlog.format.codecs import CODEC_LZ4
+from segmentlog.format.batch_codecs import CODEC_LZ4
 from segmentlog.format.record_batch import RecordBatch
 
 bounds = st.integers(-3, 25)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from wire import CODECS, Sent, foreign, forged, sent, stored
 
 from segmentlog.errors import UnreadableBatch
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import WIRE_HEADER_SIZE, claimed_header, flaw_of
-from segmentlog.format.batches import record_batch
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.examine import Whole, examine
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.log.recovery.cutting import split_batch
+from segmentlog.format.wire_conversion import as_wire
+from segmentlog.log.recovery.truncate_tail import split_batch
 
 ACCESSES: dict[str, Callable[[RecordBatch], Any]] = {
     "values": lambda batch: batch.values,

@@ -19,8 +19,8 @@ from wire import CODECS, NOW_MS, Sent, encoded, foreign, forged, read_foreign, s
 
 from segmentlog.errors import CorruptBatch, InvalidWireBatch, RecordTooLarge
 from segmentlog.format.batch import HEADER_SIZE, KAFKA_LAYOUT, LOG_APPEND_TIME, PLACE_SIZE, WIRE_HEADER_SIZE
-from segmentlog.format.encoded import read_encoded
 from segmentlog.format.examine import Whole, examine
+from segmentlog.format.stored_batch import read_encoded
 from segmentlog.format.wire import check_wire_batch, pack_wire_batch, parse_wire_batch
 from segmentlog.format.wire_batch import EncodedWireBatch
 from segmentlog.format.wire_codecs import PADDING, compress_records, decompress_records

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format import wire_scan
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import HEADER_SIZE, WIRE_HEADER_SIZE, decode_header
-from segmentlog.format.batches import record_batch
 from segmentlog.format.columns import MalformedColumn
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_records import MalformedRecord, WireRecords, decode_records, varint
 from segmentlog.speedups import COMPILED
 

@@ -18,10 +18,10 @@ from wire import Sent, foreign, stored
 
 from segmentlog.format.batch import BatchHeader, decode_header
 from segmentlog.format.checkpoint import Checkpoint
-from segmentlog.format.index import OFFSET_ENTRY, TIME_ENTRY, encode_entries
+from segmentlog.format.index_file import OFFSET_ENTRY, TIME_ENTRY, encode_entries
 from segmentlog.format.wire import WireHeader, parse_wire_batch
 from segmentlog.format.wire_records import varint
-from segmentlog.storage.state import LogState, SyncState
+from segmentlog.storage.state_page import LogState, SyncState
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 GOLDEN = Path(__file__).parent / "golden"

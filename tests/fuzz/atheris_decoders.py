@@ -23,7 +23,13 @@ with atheris.instrument_imports(include=["segmentlog", "msgspec"]):
 
     from segmentlog.format.checkpoint import Checkpoint, encode_slot
     from segmentlog.format.control import encode_marker
-    from segmentlog.format.producers import AbortedTransaction, ProducerEntry, Run, encode_aborted, encode_snapshot
+    from segmentlog.format.producer_snapshot import (
+        AbortedTransaction,
+        ProducerEntry,
+        Run,
+        encode_aborted,
+        encode_snapshot,
+    )
 
 
 def seeds() -> list[bytes]:

@@ -21,7 +21,6 @@ from wire import encoded, forged
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidTopicName, InvalidWireBatch, SegmentlogError, StoreVersionError
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import (
     CONTROL,
     HEADER_SIZE,
@@ -30,7 +29,6 @@ from segmentlog.format.batch import (
     check_payload,
     decode_header,
 )
-from segmentlog.format.batches import record_batch
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_checkpoint, decode_slot
 from segmentlog.format.columns import (
     MalformedColumn,
@@ -40,11 +38,12 @@ from segmentlog.format.columns import (
     decode_timestamps,
 )
 from segmentlog.format.control import Marker, decode_marker
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.examine import Whole, examine
-from segmentlog.format.index import decode_entries
-from segmentlog.format.names import check_topic_name, parse_segment_name, segment_name
-from segmentlog.format.producers import (
+from segmentlog.format.file_names import check_topic_name, parse_segment_name, segment_name
+from segmentlog.format.index_file import decode_entries
+from segmentlog.format.producer_snapshot import (
     KEPT_RUNS,
     AbortedTransaction,
     Malformed,
@@ -54,11 +53,12 @@ from segmentlog.format.producers import (
 )
 from segmentlog.format.scan import Around, step_over, walk
 from segmentlog.format.wire import check_wire_batch, parse_wire_batch
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_records import decode_records
-from segmentlog.inspection.files import check_store_file, read_topic_file
-from segmentlog.inspection.findings import Tally
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.storage.state import PAGE_SIZE, StateDamaged, StatePage
+from segmentlog.inspection.finding import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.small_files import check_store_file, read_topic_file
+from segmentlog.storage.state_page import PAGE_SIZE, StateDamaged, StatePage
 from segmentlog.store import LogStore
 
 EXAMPLES = int(os.environ.get("SEGMENTLOG_FUZZ_EXAMPLES", "120"))

@@ -22,12 +22,12 @@ from wire import foreign, sent, stored
 
 from segmentlog.errors import CorruptBatch, InvalidTopicName
 from segmentlog.format.batch import HEADER_SIZE, check_payload, decode_header
+from segmentlog.format.batch_codecs import CODEC_LZ4, CODECS
 from segmentlog.format.checkpoint import Checkpoint, encode_slot
-from segmentlog.format.codecs import CODEC_LZ4, CODECS
 from segmentlog.format.control import encode_marker
-from segmentlog.format.index import encode_entries
-from segmentlog.format.names import check_topic_name
-from segmentlog.format.producers import (
+from segmentlog.format.file_names import check_topic_name
+from segmentlog.format.index_file import encode_entries
+from segmentlog.format.producer_snapshot import (
     AbortedTransaction,
     ProducerEntry,
     Run,

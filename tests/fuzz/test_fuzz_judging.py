@@ -21,12 +21,12 @@ from wire import forged
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidRecord, InvalidWireBatch
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire import crc32c_of, parse_wire_batch
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_records import varint
-from segmentlog.http.rest.rendering import lines
-from segmentlog.inspection.store import inspect_store
+from segmentlog.http.rest.record_json import lines
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.store import LogStore
 
 BATCHES: Final = int(os.environ.get("SEGMENTLOG_JUDGED_BATCHES", "6000"))
@@ -113,7 +113,7 @@ def test_what_is_accepted_is_read(
     """By the library, Arrow, Spark, REST, the command line, compaction, a search by time; and verify finds nothing."""
     from pyspark.sql.types import BinaryType, StructType, TimestampType
 
-    from segmentlog.spark.arrow import ArrowRows
+    from segmentlog.spark.arrow_batches import ArrowRows
 
     rows = ArrowRows(StructType().add("key", BinaryType()).add("value", BinaryType()).add("timestamp", TimestampType()))
     random, clock = Random(seed), FakeClock()

@@ -34,9 +34,9 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.format.control import encode_marker
-from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.folder import GroupFolder
-from segmentlog.groups.positions import encode
+from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
+from segmentlog.groups.committed_offsets import encode
+from segmentlog.groups.group_folder import GroupFolder
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from doors import Client
 
+from segmentlog.http.context import Site
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
 from segmentlog.store import LogStore
 
 

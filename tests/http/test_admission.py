@@ -24,10 +24,10 @@ from security.certificates import write_pair
 
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.admission import Admission
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpLimits, HttpSettings
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
 from segmentlog.store import LogStore
 

@@ -21,11 +21,11 @@ from starlette.routing import Mount, Route
 
 from segmentlog.http import console
 from segmentlog.http.console import Console
-from segmentlog.http.registry.routes import routes as registry_routes
-from segmentlog.http.rest.routes import ENDPOINTS
-from segmentlog.http.rest.v3.links import cluster_id_of
+from segmentlog.http.context import Site
+from segmentlog.http.registry.registry_routes import routes as registry_routes
+from segmentlog.http.rest.rest_routes import ENDPOINTS
+from segmentlog.http.rest.v3.v3_links import cluster_id_of
 from segmentlog.http.settings import HttpLimits, HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.store import LogStore
 
 LINES = b"".join(b'{"n":%d,"pad":"%032x"}\n' % (n, n * 0x9E3779B97F4A7C15) for n in range(1000))

@@ -20,10 +20,10 @@ from starlette.routing import Mount
 
 from segmentlog.http.app import make_app
 from segmentlog.http.console import Console
-from segmentlog.http.guard import TLS_PRINCIPAL
-from segmentlog.http.rest.v3.links import cluster_id_of
+from segmentlog.http.context import Site
+from segmentlog.http.middleware import TLS_PRINCIPAL
+from segmentlog.http.rest.v3.v3_links import cluster_id_of
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 
 _JSON = b"application/json"
 _V2, _BINARY, _AVRO = (f"application/vnd.kafka.{name}v2+json".encode() for name in ("", "binary.", "avro."))

@@ -20,11 +20,11 @@ from logs import FakeClock, NoSyncFileSystem
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, StoreClosed
-from segmentlog.format.codecs import UNCOMPRESSED
+from segmentlog.format.batch_codecs import UNCOMPRESSED
 from segmentlog.format.encode import encode_batch as encode
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import METHODS, FaultyFileSystem
+from segmentlog.testing.fault_injection import METHODS, FaultyFileSystem
 
 PLENTY = 1 << 40
 ROUND_MS = 600_000

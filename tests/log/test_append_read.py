@@ -25,7 +25,7 @@ from segmentlog.errors import (
     StoreClosed,
 )
 from segmentlog.format.batch import HEADER_SIZE
-from segmentlog.log.append.encoding import MAX_BATCH_RECORDS
+from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS
 from segmentlog.log.partition import Partition
 from segmentlog.storage.fs import FileSystem
 

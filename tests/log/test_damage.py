@@ -13,7 +13,7 @@ from logs import Kept, contents, delete_indexes, log_files, machine_dies, open_l
 
 import segmentlog
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, StoreVersionError
-from segmentlog.format.names import CHECKPOINT_FILE, STATE_FILE
+from segmentlog.format.file_names import CHECKPOINT_FILE, STATE_FILE
 from segmentlog.log.partition import Partition
 
 SETTINGS: dict[str, Any] = {"index_interval_bytes": 1, "compression_type": "none"}

@@ -18,7 +18,7 @@ import segmentlog
 from segmentlog.errors import DiskFull, PartitionFailed
 from segmentlog.format.checkpoint import decode_checkpoint
 from segmentlog.log.partition import Partition
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 # ---------------------------------------------------------------- a failed fsync
 

@@ -17,7 +17,7 @@ from wire import append_either
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import Headers, LostRange
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 BLOBS = st.one_of(st.none(), st.binary(max_size=12), st.just(b"long " * 60))
 HEADER = st.tuples(st.sampled_from(["h", "ü"]), st.none() | st.binary(max_size=3))

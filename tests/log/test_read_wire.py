@@ -13,9 +13,9 @@ from logs import log_files, machine_dies, open_log
 from wire import Sent, foreign
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.format.wire import Buffer
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.partition import Partition
 from segmentlog.log.read import open_segments

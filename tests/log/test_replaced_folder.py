@@ -22,9 +22,9 @@ from logs import NoSyncFileSystem
 
 import segmentlog
 from segmentlog.errors import UnknownTopic
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.store import LogStore
 
 

@@ -13,12 +13,12 @@ from wire import Sent, foreign
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import OffsetOutOfRange
-from segmentlog.inspection.findings import Tally
-from segmentlog.inspection.partition import inspect_partition
+from segmentlog.inspection.finding import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
-from segmentlog.log.lease import Lease
+from segmentlog.log.lease import CleanerLease
 from segmentlog.log.partition import Partition
-from segmentlog.objects.capture import LocalPartition
+from segmentlog.objects.local.partition_snapshot import LocalPartition
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
 
 FOREVER = -1
@@ -321,7 +321,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
     """While another one holds the lease, the report says that, and nothing goes."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
-    with Lease(other.handle).hold() as held:
+    with CleanerLease(other.handle).hold() as held:
         assert held
         report = log.retain()
     assert (report.busy, report.removed, report.log_start_offset) == (True, (), 0)

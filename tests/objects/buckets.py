@@ -17,9 +17,9 @@ from objects.s3_servers import S3Server
 from server.clients.fetching import Missing
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.objects.bucket import Bucket, Data, Listed, ObjectChanged, ObjectMissing
-from segmentlog.objects.cloud import Cloud
-from segmentlog.objects.folder import Folder
+from segmentlog.objects.bucket.base import Bucket, Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.objects.bucket.cloud_bucket import Cloud
+from segmentlog.objects.bucket.local_bucket import Folder
 
 SERVERS = {"moto": s3_servers.moto, "versitygw": s3_servers.versitygw}
 KINDS = ("folder", "memory", "obstore's memory", *SERVERS)

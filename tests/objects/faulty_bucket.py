@@ -25,8 +25,8 @@ from logs import FakeClock
 
 from segmentlog.errors import ObjectStoreError
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, ShippedPartition, Tail, decode_manifest
-from segmentlog.objects.bucket import Data, Listed, ObjectChanged, ObjectMissing
-from segmentlog.testing.faults import Died
+from segmentlog.objects.bucket.base import Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.testing.fault_injection import Died
 
 READ_FAULTS = ("before", "cut", "slow there", "slow back", "death before", "death after")
 WRITE_FAULTS = ("before", "after", "cut", "late", "doubled", "slow there", "slow back", "death before", "death after")

@@ -7,12 +7,12 @@ from pathlib import Path
 from logs import FakeClock, NoSyncFileSystem, values_by_offset
 
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, decode_manifest
-from segmentlog.inspection.store import inspect_store
-from segmentlog.objects.attached import Attached
-from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.replica import Replica
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.tidying import verify
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.objects.bucket.base import Bucket
+from segmentlog.objects.manifest.garbage_collection import verify
+from segmentlog.objects.replica.remote_store import Attached
+from segmentlog.objects.replica.replica import Replica
+from segmentlog.objects.restore.restore import restore
 from segmentlog.store import LogStore
 
 

@@ -12,11 +12,11 @@ from logs import FakeClock, NoSyncFileSystem
 from objects.buckets import Memory
 from wire import append_sent
 
-from segmentlog.groups.positions import encode
-from segmentlog.inspection.store import inspect_store
+from segmentlog.groups.committed_offsets import encode
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.objects.restoring import Restored, restore
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.restore.restore import Restored, restore
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.producing.producer import Producer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore

@@ -14,7 +14,7 @@ from typing import Any
 
 import segmentlog
 from segmentlog.errors import StoreFenced, TransactionAborted
-from segmentlog.objects import parts
+from segmentlog.objects.upload import multipart
 from segmentlog.store import LogStore
 
 PARTITIONS = 3
@@ -53,7 +53,7 @@ def main() -> int:
     """3 where the store is somebody else's by now."""
     folder, url, seed, life = sys.argv[1:]
     rng = random.Random(f"{seed}/{life}")
-    parts.PART_BYTES = rng.choice((8_000, parts.PART_BYTES))  # type: ignore[misc]
+    multipart.PART_BYTES = rng.choice((8_000, multipart.PART_BYTES))  # type: ignore[misc]
     with segmentlog.open(folder, ship=url, ship_interval_ms=rng.choice((5, 50, 1000))) as store:
         say("open")
         try:

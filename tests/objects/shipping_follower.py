@@ -21,15 +21,15 @@ from segmentlog.errors import (
     ShippingRefused,
     UnknownTopic,
 )
+from segmentlog.format.file_names import LOG_SUFFIX, STORE_FILE
 from segmentlog.format.manifest import Manifest
-from segmentlog.format.names import LOG_SUFFIX, STORE_FILE
 from segmentlog.log.partition import Partition
-from segmentlog.objects.attached import Attached
-from segmentlog.objects.replica import Replica
+from segmentlog.objects.replica.remote_store import Attached
+from segmentlog.objects.replica.replica import Replica
 from segmentlog.records import Record
-from segmentlog.storage.files import read_file
+from segmentlog.storage.file_operations import read_file
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
 
 if TYPE_CHECKING:
     from objects.shipping_trial import Trial

@@ -16,10 +16,10 @@ from objects.faulty_bucket import FaultyBucket
 from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.format.batch import decode_header
 from segmentlog.format.stub import decode_stub
-from segmentlog.groups.positions import Encoded, encode
+from segmentlog.groups.committed_offsets import Encoded, encode
 from segmentlog.log.partition import Partition
-from segmentlog.objects.binding import read_binding
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.ownership.binding import read_binding
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.producing.producer import Producer
 from segmentlog.records import Record, SegmentInfo, TopicPartition
 from segmentlog.store import LogStore

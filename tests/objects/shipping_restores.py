@@ -13,12 +13,12 @@ from objects.shipping_machine import content_of, logs_of, positions_of, segment_
 
 from segmentlog.errors import ObjectStoreError, SegmentlogError, ShippingRefused, StoreFenced
 from segmentlog.format.manifest import MANIFEST_KEY
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.objects.restoring import Restored, restore
+from segmentlog.objects.restore.restore import Restored, restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 if TYPE_CHECKING:
     from objects.shipping_trial import Trial

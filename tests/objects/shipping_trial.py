@@ -37,11 +37,11 @@ from segmentlog.errors import (
     UnknownTopic,
 )
 from segmentlog.log.partition import Partition
-from segmentlog.objects.capture import LocalPartition
-from segmentlog.objects.shipper import Shipper
-from segmentlog.objects.tidying import sweep
+from segmentlog.objects.local.partition_snapshot import LocalPartition
+from segmentlog.objects.manifest.garbage_collection import sweep
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.records import TopicPartition
-from segmentlog.testing.faults import Died
+from segmentlog.testing.fault_injection import Died
 
 GRACE_MS = 50
 _TOPIC = {"segment_bytes": 700, "index_interval_bytes": 100}

@@ -32,12 +32,12 @@ from objects.s3_servers import BUCKET, KEY_ID, OTHER_KEY_ID, REGION, SECRET, S3S
 import segmentlog
 from segmentlog.errors import InvalidConfig, ObjectStoreError
 from segmentlog.log.partition import Partition
-from segmentlog.objects.bucket import ObjectChanged, ObjectMissing
-from segmentlog.objects.cloud import Cloud
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.shipper import Shipper
-from segmentlog.objects.words import without_secrets
+from segmentlog.objects.bucket.base import ObjectChanged, ObjectMissing
+from segmentlog.objects.bucket.cloud_bucket import Cloud
+from segmentlog.objects.bucket.error_messages import without_secrets
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.restore.restore import restore
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 from segmentlog.testing.ports import free_ports
 
@@ -495,7 +495,7 @@ def test_a_forked_child_is_told_that_it_cannot() -> None:
     """obstore's threads are the parent's: it would wait for them for ever."""
     script = (
         "import os\n"
-        "from segmentlog.objects.cloud import Cloud\n"
+        "from segmentlog.objects.bucket.cloud_bucket import Cloud\n"
         "options = dict(endpoint='http://127.0.0.1:1', region='r', access_key_id='k', secret_access_key='secret',\n"
         "               client_options={'allow_http': True}, retry_config={'max_retries': 0})\n"
         "def try_it(bucket):\n"

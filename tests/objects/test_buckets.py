@@ -15,8 +15,8 @@ import pytest
 from objects.buckets import KINDS, Maker, Memory, disconnected, places, race, warm_up
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.objects.bucket import Bucket, Data, ObjectChanged, ObjectMissing
-from segmentlog.objects.folder import Folder
+from segmentlog.objects.bucket.base import Bucket, Data, ObjectChanged, ObjectMissing
+from segmentlog.objects.bucket.local_bucket import Folder
 
 ROUNDS = 50
 RACERS = 16

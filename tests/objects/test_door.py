@@ -26,14 +26,14 @@ from segmentlog.errors import (
     ShippingRefused,
     StoreFenced,
 )
-from segmentlog.log import granting
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.restoring import restore
+from segmentlog.log import offset_grants
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.storage.forks import Held
+from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_an_append_waits_for_a_shipper_that_is_starting(
     asked, become = threading.Event(), ShipSignals.become_shipper
     want = ShipSignals.want
 
-    def become_late(self: ShipSignals) -> Held | None:
+    def become_late(self: ShipSignals) -> LockableFd | None:
         assert asked.wait(60)
         return become(self)
 
@@ -169,7 +169,7 @@ def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
     tmp_path: Path, shipped: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for ever, and with the words of the last failure; `health` has them, too, until it works again."""
-    monkeypatch.setattr("segmentlog.log.append.shipped.WAIT_S", 0.5)
+    monkeypatch.setattr("segmentlog.log.append.wait_shipped.WAIT_S", 0.5)
     log = shipped.topic("t").partition(0)
     log.append([b"first"], ack="shipped")
     bucket = tmp_path / "bucket"
@@ -450,7 +450,7 @@ def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: F
             log.append(many)
         store.ship(bucket.url, topics=["a", "b"])
         assert log.shipped_offset == log.log_end_offset
-        assert granting.limit(log.handle) > log.log_end_offset
+        assert offset_grants.limit(log.handle) > log.log_end_offset
         with pytest.raises(GrantExhausted):
             log.append(many * 5)
 

@@ -13,14 +13,15 @@ from logs import FakeClock, values_by_offset
 from objects.tiering import TIERED, fill, hurried, remote, url_of, value
 
 from segmentlog.errors import GrantExhausted, ShippingRefused
-from segmentlog.log import granting
+from segmentlog.log import offset_grants
 from segmentlog.log.partition import Partition
-from segmentlog.objects import ownership
-from segmentlog.objects.binding import read_binding, remove_binding
-from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.recalling import bring_all_back
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.bucket.base import Bucket
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.manifest.load import require_manifest
+from segmentlog.objects.ownership import claim
+from segmentlog.objects.ownership.binding import read_binding, remove_binding
+from segmentlog.objects.tier.recall import bring_all_back
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 
 __all__ = ["hurried"]
@@ -117,15 +118,15 @@ def test_who_ships_does_not_undo_the_end(
 ) -> None:
     """Where it ended beside him all the same what is here stays here, and nobody is fenced."""
     bring_all_back(other._topics, is_fenced=False)
-    ownership.end(other._topics, bucket)
+    claim.end(other._topics, bucket)
     if is_bound_anew:
-        ownership.claim(other._topics, bucket, (), clock.now_ms())
+        claim.claim(other._topics, bucket, (), clock.now_ms())
     fill(log, 15)
     for _ in range(3):
         clock.advance(2_000)
         with pytest.raises(ShippingRefused, match="was ended"):
             shipper.tick()
-    assert ownership.require_manifest(bucket)[0].ended
+    assert require_manifest(bucket)[0].ended
     assert remote(log) == []
     fill(log, 1)
     found = read_binding(other.fs, other.path)
@@ -134,10 +135,10 @@ def test_who_ships_does_not_undo_the_end(
 
 def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: Partition, bucket: Bucket) -> None:
     """Logs that ask for grants of nobody need none once it is ended again; it may be shipped again, too."""
-    ownership.end(other._topics, bucket)
+    claim.end(other._topics, bucket)
     shipper.close()
     wide = other.create_topic("wide").partition(0)
-    granting.limit(wide.handle)
+    offset_grants.limit(wide.handle)
     for _ in range(3):
         wide.append(LARGE)
     with pytest.raises(GrantExhausted):

@@ -10,10 +10,12 @@ import pytest
 from objects.buckets import Memory
 from objects.tiering import TIERED, fill, hurried, remote
 
-from segmentlog.objects import evicting, planning, uploads
-from segmentlog.objects.segments import SegmentUploads
-from segmentlog.objects.shipper import Shipper
-from segmentlog.policy import shipping
+from segmentlog.objects.bucket import upload_pool
+from segmentlog.objects.tier import eviction
+from segmentlog.objects.upload import plan
+from segmentlog.objects.upload.segment_uploader import SegmentUploads
+from segmentlog.objects.upload.shipper import Shipper
+from segmentlog.policy import upload_policy
 from segmentlog.store import LogStore
 
 __all__ = ["hurried"]
@@ -44,7 +46,7 @@ def test_segments_of_every_partition_leave(
     store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Segments of a partition leave this disk though another one has as many new ones as may leave in each cycle."""
-    monkeypatch.setattr(evicting, "_SEGMENTS_MAX", 2)
+    monkeypatch.setattr(eviction, "_SEGMENTS_MAX", 2)
     busy, small = (store.create_topic(name, **TIERED).partition(0) for name in "ab")
     fill(small, 25)
     shipper = ship()
@@ -74,7 +76,7 @@ def test_every_partition_uploads(
         return False
 
     names = {store.topic(name).id: name for name in "abc"}
-    monkeypatch.setattr(uploads.Uploads, "begin", begin)
+    monkeypatch.setattr(upload_pool.Uploads, "begin", begin)
     shipper = ship(parallel=1)
     for _ in range(2):
         places = 2
@@ -103,7 +105,7 @@ def test_a_cycle_stops_at_the_first_refusal(
         prepared += 1
         return uploading(self, *which)
 
-    monkeypatch.setattr(uploads.Uploads, "begin", begin)
+    monkeypatch.setattr(upload_pool.Uploads, "begin", begin)
     monkeypatch.setattr(SegmentUploads, "_uploading", prepare)
     done = ship(parallel=1).tick()
     sealed = sum(len(topic.partition(number).handle.list_segments()) - 1 for number in range(3))
@@ -115,7 +117,7 @@ def test_every_partition_has_room_in_a_tail(
     store: LogStore, ship: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large piece waits for a whole tail once, however many other partitions have something new in each cycle."""
-    for module in (planning, shipping):
+    for module in (plan, upload_policy):
         monkeypatch.setattr(module, "TAIL_BYTES", 8192)
     topic = store.create_topic("t", partitions=8, fsync="always", compression_type="none")
     shipper = ship()

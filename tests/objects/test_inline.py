@@ -22,11 +22,11 @@ from segmentlog.format.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from segmentlog.objects.bucket import Data
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.bucket.base import Data
+from segmentlog.objects.manifest.garbage_collection import sweep
 from segmentlog.objects.takeover import take_over
-from segmentlog.objects.tidying import sweep
-from segmentlog.policy.shipping import INLINE_BYTES, stands_inline, tails_to_move
+from segmentlog.objects.upload.shipper import Shipper
+from segmentlog.policy.upload_policy import INLINE_BYTES, stands_inline, tails_to_move
 from segmentlog.store import LogStore
 
 
@@ -151,8 +151,8 @@ def test_what_is_held_back_stands_there_once_the_rest_does(
 ) -> None:
     """A transaction of which one part is large: no manifest says anything of the other one before."""
     shipper.tick()
-    monkeypatch.setattr("segmentlog.policy.shipping.TAIL_BYTES", 3000)
-    monkeypatch.setattr("segmentlog.objects.planning.TAIL_BYTES", 3000)
+    monkeypatch.setattr("segmentlog.policy.upload_policy.TAIL_BYTES", 3000)
+    monkeypatch.setattr("segmentlog.objects.upload.plan.TAIL_BYTES", 3000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         for number in range(40):
             producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()

@@ -9,10 +9,10 @@ import pytest
 from objects.buckets import Memory
 
 from segmentlog.errors import LogTruncated
-from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.shipper import Shipper
+from segmentlog.format.file_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 
 

@@ -23,12 +23,12 @@ from objects.s3_servers import BUCKET
 from objects.ship_process import PARTITIONS
 from seeds import seeds, share
 
-from segmentlog.inspection.store import inspect_store
-from segmentlog.objects.bucket import Bucket
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.restoring import restore
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.objects.bucket.base import Bucket
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.manifest.garbage_collection import verify
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.objects.tidying import verify
 from segmentlog.store import LogStore
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_S3_ROUNDS", "20"))

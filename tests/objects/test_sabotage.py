@@ -17,14 +17,14 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.manifest import Tail
 from segmentlog.format.stub import Stub
-from segmentlog.log.mirrored import MirroredLog
-from segmentlog.log.tiering import evict
-from segmentlog.objects.bucket import ObjectChanged
-from segmentlog.objects.capture import LocalPartition
-from segmentlog.objects.parts import Begun, SegmentPuts
-from segmentlog.objects.root import Root
-from segmentlog.objects.shipper import Shipper
-from segmentlog.policy.shipping import Plan, plan
+from segmentlog.log.replica_log import MirroredLog
+from segmentlog.log.segment_tiering import evict
+from segmentlog.objects.bucket.base import ObjectChanged
+from segmentlog.objects.local.partition_snapshot import LocalPartition
+from segmentlog.objects.upload.manifest_publisher import Root
+from segmentlog.objects.upload.multipart import Begun, SegmentPuts
+from segmentlog.objects.upload.shipper import Shipper
+from segmentlog.policy.upload_policy import Plan, plan
 
 _ROUNDS = 60
 _OBJECTS = "segmentlog.objects"
@@ -60,7 +60,7 @@ real_put = Shipper._put
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
     for part in self._known.parts.values():
-        part.local.partition.handle.ledger.note_shipped(part.local.partition.durable_offset)
+        part.local.partition.handle.ledger.record_shipped(part.local.partition.durable_offset)
     real_put(self, manifest)
 
 
@@ -111,7 +111,7 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
         for base, (stamp, segment) in list(part.standing.uploaded.items()) if log.config.remote_storage_enable else ():
             stub = Stub(self.bucket.url, segment.log, 0)
             with contextlib.suppress(SegmentlogError, OSError):
-                log.move_recovery_point()
+                log.advance_recovery_point()
                 evict(log.handle, base, stamp, stub)
     real_put(self, manifest)
 
@@ -119,30 +119,32 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
 SABOTAGES: dict[str, Callable[[], Any]] = {
     "offsets without grants": patched("segmentlog.log.append.appender.read_grant", lambda *_: None),
     "a restore that resumes at the end": patched(
-        "segmentlog.objects.restoring.Checkpoint",
+        "segmentlog.objects.restore.restore.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
     ),
-    "chunks dropped before the segment is there": patched(f"{_OBJECTS}.planning.plan", _without_chunks),
-    "a refusal taken for success": patched(f"{_OBJECTS}.shipper.Shipper._put", _put),
-    "acknowledged before the put": patched(f"{_OBJECTS}.shipper.Shipper._put", _put_late),
-    "uploads deleted as rubbish": patched(f"{_OBJECTS}.root.Root.delete_condemned", _delete),
+    "chunks dropped before the segment is there": patched(f"{_OBJECTS}.upload.plan.plan", _without_chunks),
+    "a refusal taken for success": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put),
+    "acknowledged before the put": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put_late),
+    "uploads deleted as rubbish": patched(f"{_OBJECTS}.upload.manifest_publisher.Root.delete_condemned", _delete),
     "chunks not compared with what was compacted": patched(
-        f"{_OBJECTS}.standing.Standing.same_chunks", lambda self, log, chunks: set(chunks)
+        f"{_OBJECTS}.local.uploaded_objects.Standing.same_chunks", lambda self, log, chunks: set(chunks)
     ),
-    "transactions torn": patched(f"{_OBJECTS}.planning.held_back", lambda *_: frozenset()),
-    "shipped before it is on disk": patched("segmentlog.objects.capture.LocalPartition.look", _end_of_page),
-    "no look at who owns it": patched(f"{_OBJECTS}.root.fence", lambda *_: None),
+    "transactions torn": patched(f"{_OBJECTS}.upload.plan.held_back", lambda *_: frozenset()),
+    "shipped before it is on disk": patched(
+        "segmentlog.objects.local.partition_snapshot.LocalPartition.look", _end_of_page
+    ),
+    "no look at who owns it": patched(f"{_OBJECTS}.upload.manifest_publisher.fence", lambda *_: None),
     "followers who do not tell that files were replaced": patched(
-        "segmentlog.log.mirrored.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
+        "segmentlog.log.replica_log.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
     ),
     "parts believed to lie there": _parts_believed,
-    "segments without their last part": patched("segmentlog.objects.parts.SegmentPuts._put_part", _put_part),
+    "segments without their last part": patched("segmentlog.objects.upload.multipart.SegmentPuts._put_part", _put_part),
     "bytes of another chunk": patched(
-        f"{_OBJECTS}.tails.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
+        f"{_OBJECTS}.upload.tail_uploader.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
-    "evicted before the manifest says so": patched(f"{_OBJECTS}.shipper.Shipper._put", _put_evicted),
+    "evicted before the manifest says so": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put_evicted),
     "files kept for their size": patched(
-        "segmentlog.objects.bringing._is_there", lambda there, span: len(there) >= span.end
+        "segmentlog.objects.replica.downloads._is_there", lambda there, span: len(there) >= span.end
     ),
 }
 

@@ -13,14 +13,14 @@ from logs import values_by_offset
 from objects.buckets import Memory
 
 from segmentlog.errors import ShippingRefused, StoreFenced
-from segmentlog.log import granting
+from segmentlog.log import offset_grants
 from segmentlog.log.handle import Handle
 from segmentlog.objects import takeover
-from segmentlog.objects.bucket import Data
-from segmentlog.objects.ownership import end
-from segmentlog.objects.restoring import restore
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.bucket.base import Data
+from segmentlog.objects.ownership.claim import end
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 
 
@@ -113,14 +113,14 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
     shipper = Shipper(store._topics, bucket, parallel=0)
     shipper.tick()
     take_over(bucket, str(tmp_path / "other"), parallel=0)
-    fence = granting.fence
+    fence = offset_grants.fence
 
     def failing(handle: Handle, owner: str) -> None:
         if handle.topic == "a":
             raise OSError(errno.EIO, "Input/output error")
         fence(handle, owner)
 
-    monkeypatch.setattr(granting, "fence", failing)
+    monkeypatch.setattr(offset_grants, "fence", failing)
     store.topic("b").partition(0).append([b"2"])
     with pytest.raises(StoreFenced):
         shipper.tick()

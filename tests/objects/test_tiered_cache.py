@@ -18,11 +18,11 @@ from objects.tiering import TIERED, fill, hurried, remote, tiered_store, turn, u
 import segmentlog
 from segmentlog.errors import DiskFull, ObjectStoreError, SegmentGone
 from segmentlog.log.partition import Partition
-from segmentlog.log.tiering import bring_back
-from segmentlog.objects import tiered as tiered_module
-from segmentlog.objects.ranged import Cache, RangedFile
-from segmentlog.objects.spans import Span
-from segmentlog.objects.tiered import Tiered
+from segmentlog.log.segment_tiering import bring_back
+from segmentlog.objects.manifest.object_ranges import Span
+from segmentlog.objects.tier import remote_reader as tiered_module
+from segmentlog.objects.tier.block_cache import Cache, RangedFile
+from segmentlog.objects.tier.remote_reader import Tiered
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -200,7 +200,7 @@ def test_a_disk_for_the_cache_that_fails_is_named(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr(f"segmentlog.objects.ranged.{call}", fail)
+        broken.setattr(f"segmentlog.objects.tier.block_cache.{call}", fail)
         for do in (lambda: values(log), lambda: bring_back(log.handle, 0), lambda: log.truncate(15)):
             with pytest.raises(kind, match=says) as raised:
                 do()

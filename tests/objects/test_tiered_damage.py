@@ -18,22 +18,22 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, ObjectStoreError, SegmentGone
 from segmentlog.format.manifest import Stored, StoredPart
 from segmentlog.format.stub import MalformedStub, Stub, decode_stub, encode_stub
-from segmentlog.inspection.findings import Finding
-from segmentlog.inspection.segment import read_segment
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.finding import Finding
+from segmentlog.inspection.segment_inspection import read_segment
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.log.repair.repair import repair_partition
-from segmentlog.log.tiering import bring_back, evict
-from segmentlog.objects import tiered as tiered_module
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.shipper import Shipper
-from segmentlog.objects.tiered import Tiered, reaching
-from segmentlog.objects.uploads import describe
-from segmentlog.storage.files import read_file
+from segmentlog.log.repair.partition_repair import repair_partition
+from segmentlog.log.segment_tiering import bring_back, evict
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.upload_pool import describe
+from segmentlog.objects.tier import remote_reader as tiered_module
+from segmentlog.objects.tier.remote_reader import Tiered, reaching
+from segmentlog.objects.upload.shipper import Shipper
+from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem, Ranges
 from segmentlog.store import LogStore
-from segmentlog.testing.disk import SimulatedDisk
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
+from segmentlog.testing.simulated_disk import SimulatedDisk
 
 __all__ = ["hurried"]
 ALL = {number: value(number) for number in range(45)}
@@ -276,7 +276,7 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
     store = LogStore(folder / "store", background=False, fs=fs)
     log = store.create_topic("a", **TIERED).partition(0)
     fill(log, 15)
-    log.move_recovery_point()
+    log.advance_recovery_point()
     data = Path(log.segments()[0].path).read_bytes()
     bucket = Folder(str(folder / "bucket"))
     bucket.put("manifest.json", b"{}")
@@ -358,7 +358,7 @@ def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
     monkeypatch.setattr(tiered_module, "PARALLEL", 0)
     log = Partition("/t/0", "t", 0, lambda: config, fs=fs)
     fill(log, 15)
-    log.move_recovery_point()
+    log.advance_recovery_point()
     path = log.segments()[0].path
     data = read_file(fs, path)
     bucket.put("segments/x", data)

@@ -10,7 +10,7 @@ import pytest
 from logs import FakeClock
 
 from segmentlog.log.partition import Partition
-from segmentlog.objects.shipper import Shipper
+from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.format.keys import Uint64Array
+from segmentlog.format.key_hashes import Uint64Array
 from segmentlog.policy import offset_map
 from segmentlog.policy.offset_map import ENTRY_BYTES, OffsetMap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segmentlog.config import TopicConfig
-from segmentlog.format.index import MAX_RELATIVE
+from segmentlog.format.index_file import MAX_RELATIVE
 from segmentlog.policy.roll import should_roll
 from segmentlog.quantities import UNLIMITED_MS
 

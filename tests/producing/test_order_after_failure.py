@@ -22,7 +22,7 @@ from segmentlog.policy.partitioner import HashPartitioner, partition_for_key
 from segmentlog.producing.delivery import Delivery
 from segmentlog.producing.producer import Producer
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 VALUES = [b"%03d" % number for number in range(60)]
 BATCH_BYTES = 200

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from segmentlog.schemas.errors import InvalidSchema
-from segmentlog.schemas.kinds import ParsedSchema
-from segmentlog.schemas.parsing import parse
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import ParsedSchema
+from segmentlog.schemas.schema_parsing import parse
 
 _JSON = """
 type name namespace fields items values symbols size default aliases order logicalType precision scale doc record

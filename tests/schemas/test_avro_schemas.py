@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from segmentlog.schemas.errors import InvalidSchema
-from segmentlog.schemas.kinds import Dependency
-from segmentlog.schemas.parsing import parse
+from segmentlog.schemas.registry_errors import InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency
+from segmentlog.schemas.schema_parsing import parse
 
 # What Java's Schema.toString makes of each.
 CANONICAL: list[tuple[Any, Any]] = [

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from segmentlog.schemas.avro_values import PlainWriter, avro_decoder
-from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
-from segmentlog.schemas.parsing import parse
-from segmentlog.schemas.wire import encode_head
+from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
+from segmentlog.schemas.schema_id_framing import encode_head
+from segmentlog.schemas.schema_parsing import parse
 
 _LIST: dict[str, Any] = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
 
@@ -52,10 +52,10 @@ _TREE: dict[str, Any] = {
 _DEEP = """
 import json, sys
 from segmentlog.schemas.avro_values import AvroSerializer, PlainWriter, avro_decoder
-from segmentlog.schemas.errors import InvalidPayload
-from segmentlog.schemas.parsing import parse
-from segmentlog.schemas.records import SchemaRecord
-from segmentlog.schemas.wire import encode_head
+from segmentlog.schemas.registry_errors import InvalidPayload
+from segmentlog.schemas.schema_parsing import parse
+from segmentlog.schemas.registry_records import SchemaRecord
+from segmentlog.schemas.schema_id_framing import encode_head
 
 text, one, last, field = sys.argv[1:]
 parsed = parse("AVRO", text)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.json_values import checker
-from segmentlog.schemas.kinds import Dependency
-from segmentlog.schemas.parsing import parse
+from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
+from segmentlog.schemas.schema_kind import Dependency
+from segmentlog.schemas.schema_parsing import parse
 
 STR, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 

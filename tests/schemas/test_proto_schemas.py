@@ -4,11 +4,11 @@ import base64
 
 import pytest
 
-from segmentlog.schemas.errors import InvalidPayload, InvalidSchema
-from segmentlog.schemas.kinds import Dependency
-from segmentlog.schemas.parsing import parse
 from segmentlog.schemas.proto_schema import ProtoSchema, indexes_of
-from segmentlog.schemas.wire import decode_head, decode_indexes, encode_head, encode_indexes
+from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
+from segmentlog.schemas.schema_id_framing import decode_head, decode_indexes, encode_head, encode_indexes
+from segmentlog.schemas.schema_kind import Dependency
+from segmentlog.schemas.schema_parsing import parse
 
 OTHER = Dependency("other.proto", 'syntax = "proto3"; package other; message O { int32 a = 1; enum E { Z = 0; } }')
 

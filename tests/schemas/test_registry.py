@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from segmentlog.errors import ReadOnlyStore
-from segmentlog.schemas import errors
 from segmentlog.schemas import registry as registry_module
-from segmentlog.schemas.library import Draft
-from segmentlog.schemas.records import Reference, encode_key, encode_object
+from segmentlog.schemas import registry_errors
+from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.registry import SchemaRegistry
+from segmentlog.schemas.registry_records import Reference, encode_key, encode_object
 from segmentlog.store import LogStore
 
 
@@ -50,9 +50,9 @@ def test_one_schema_has_one_id_however_it_is_spelled(registry: SchemaRegistry) -
     assert registry.register("b", Draft('["null", "string"]')).id == first.id + 1
     assert [(one.subject, one.version) for one in registry.holders(first.id)] == [("a", 1), ("b", 1)]
     assert registry.lookup("a", Draft('{"type":"string"}')).version == 1
-    with pytest.raises(errors.SchemaNotRegistered):
+    with pytest.raises(registry_errors.SchemaNotRegistered):
         registry.lookup("a", Draft('"int"'))
-    with pytest.raises(errors.UnknownSubject):
+    with pytest.raises(registry_errors.UnknownSubject):
         registry.lookup("c", Draft('"int"'))
 
 
@@ -91,7 +91,7 @@ def test_levels_let_through_what_they_say(registry: SchemaRegistry, level: str) 
         draft = refused[level.removesuffix("_TRANSITIVE")]
         problems = registry.check("s", draft)
         assert f"{{compatibility: '{level}'}}" in problems
-        with pytest.raises(errors.IncompatibleSchema) as told:
+        with pytest.raises(registry_errors.IncompatibleSchema) as told:
             registry.register("s", draft)
         assert pickle.loads(pickle.dumps(told.value)).args == told.value.args
         assert str(told.value) == str(pickle.loads(pickle.dumps(told.value)))
@@ -107,9 +107,9 @@ def test_transitive_levels_look_at_every_version(registry: SchemaRegistry) -> No
     assert "{oldSchemaVersion: 1}" in registry.check("s", without_default)
     assert registry.check("s", without_default, 2) == []
     assert registry.check("s", without_default, "latest") == []
-    with pytest.raises(errors.UnknownVersion):
+    with pytest.raises(registry_errors.UnknownVersion):
         registry.check("s", without_default, 7)
-    with pytest.raises(errors.IncompatibleSchema):
+    with pytest.raises(registry_errors.IncompatibleSchema):
         registry.register("s", Draft('{"type":"object"}', "JSON"))
 
 
@@ -117,22 +117,22 @@ def test_deleting_is_soft_and_then_for_good(registry: SchemaRegistry) -> None:
     """Softly deleted versions are found by id and with ``deleted``; only they can be deleted for good."""
     first = registry.register("s", record_of("a"))
     registry.register("s", record_of("a", OPTIONAL))
-    with pytest.raises(errors.VersionNotSoftDeleted):
+    with pytest.raises(registry_errors.VersionNotSoftDeleted):
         registry.delete_version("s", 1, permanent=True)
     assert registry.delete_version("s", "1") == 1
-    with pytest.raises(errors.VersionSoftDeleted):
+    with pytest.raises(registry_errors.VersionSoftDeleted):
         registry.delete_version("s", 1)
     assert registry.versions("s") == [2]
     assert registry.versions("s", deleted=True) == [1, 2]
     assert registry.versions("s", only_deleted=True) == [1]
     assert registry.by_id(first.id).schema == first.schema
     assert registry.holders(first.id) == []
-    with pytest.raises(errors.SubjectNotSoftDeleted):
+    with pytest.raises(registry_errors.SubjectNotSoftDeleted):
         registry.delete_subject("s", permanent=True)
     assert registry.delete_subject("s") == [2]
-    with pytest.raises(errors.SubjectSoftDeleted):
+    with pytest.raises(registry_errors.SubjectSoftDeleted):
         registry.delete_subject("s")
-    with pytest.raises(errors.UnknownSubject):
+    with pytest.raises(registry_errors.UnknownSubject):
         registry.versions("s")
     assert registry.subjects() == []
     assert registry.subjects(deleted=True) == registry.subjects(only_deleted=True) == ["s"]
@@ -140,9 +140,9 @@ def test_deleting_is_soft_and_then_for_good(registry: SchemaRegistry) -> None:
     assert (again.id, again.version) == (first.id, 3)
     assert registry.delete_subject("s") == [3]
     assert 3 in registry.delete_subject("s", permanent=True)
-    with pytest.raises(errors.UnknownSchema):
+    with pytest.raises(registry_errors.UnknownSchema):
         registry.by_id(first.id)
-    with pytest.raises(errors.UnknownSubject):
+    with pytest.raises(registry_errors.UnknownSubject):
         registry.delete_subject("s", permanent=True)
 
 
@@ -174,9 +174,9 @@ def test_references_hold_what_they_refer_to(registry: SchemaRegistry) -> None:
     record = registry.register("click", draft)
     assert registry.referenced_by("page", 1) == [record.id]
     assert '"path"' in registry.parsed(record).formatted("resolved")
-    with pytest.raises(errors.ReferenceExists):
+    with pytest.raises(registry_errors.ReferenceExists):
         registry.delete_subject("page")
-    with pytest.raises(errors.InvalidSchema, match="subject 'nothing' and version 1"):
+    with pytest.raises(registry_errors.InvalidSchema, match="subject 'nothing' and version 1"):
         registry.register("x", msgspec.structs.replace(draft, references=(Reference("Page", "nothing", 1),)))
     latest = registry.register("x", msgspec.structs.replace(draft, references=(Reference("Page", "page", -1),)))
     assert latest.references == (reference,)
@@ -186,42 +186,42 @@ def test_references_hold_what_they_refer_to(registry: SchemaRegistry) -> None:
     assert registry.referenced_by("page", 1) == []
     assert registry.referenced_by("page", 1, deleted=True) == [record.id]
     registry.delete_subject("page")
-    with pytest.raises(errors.ReferenceExists):  # what was deleted softly may come back
+    with pytest.raises(registry_errors.ReferenceExists):  # what was deleted softly may come back
         registry.delete_subject("page", permanent=True)
 
 
 def test_modes_let_in_what_they_say(registry: SchemaRegistry) -> None:
     """READONLY lets nothing be changed, IMPORT only takes ids, the others give them; an override goes before all."""
     imported = Draft('"int"', id=77, version=5)
-    with pytest.raises(errors.NotPermitted):
+    with pytest.raises(registry_errors.NotPermitted):
         registry.register("s", imported)
     registry.set_mode("s", "import")
-    with pytest.raises(errors.NotPermitted):
+    with pytest.raises(registry_errors.NotPermitted):
         registry.register("s", Draft('"int"'))
     assert registry.register("s", imported).version == 5
-    with pytest.raises(errors.IdDoesNotMatch):
+    with pytest.raises(registry_errors.IdDoesNotMatch):
         registry.register("s", Draft('"long"', id=77))
     registry.set_mode("s", "READWRITE")
     assert registry.register("s", Draft('"long"')).id == 78
-    with pytest.raises(errors.NotPermitted):  # there are schemas, whose ids an import may contradict
+    with pytest.raises(registry_errors.NotPermitted):  # there are schemas, whose ids an import may contradict
         registry.set_mode("s", "IMPORT")
     assert registry.set_mode("s", "IMPORT", force=True) == "IMPORT"
     registry.set_mode(None, "READONLY_OVERRIDE")
     assert registry.mode("s", default_to_global=True) == "READONLY_OVERRIDE"
-    with pytest.raises(errors.NotPermitted):
+    with pytest.raises(registry_errors.NotPermitted):
         registry.delete_subject("s")
-    with pytest.raises(errors.NotPermitted):
+    with pytest.raises(registry_errors.NotPermitted):
         registry.set_config("s", {"compatibilityLevel": "NONE"})
     registry.set_mode(None, "READONLY")
     assert registry.mode("s") == "IMPORT"
-    with pytest.raises(errors.NotPermitted):
+    with pytest.raises(registry_errors.NotPermitted):
         registry.register("other", Draft('"int"'))
     assert registry.delete_mode("s") == "IMPORT"
-    with pytest.raises(errors.NoSubjectMode):
+    with pytest.raises(registry_errors.NoSubjectMode):
         registry.mode("s")
     assert registry.delete_mode() == "READONLY"
     assert registry.mode() == "READWRITE"
-    with pytest.raises(errors.InvalidRegistryMode):
+    with pytest.raises(registry_errors.InvalidRegistryMode):
         registry.set_mode(None, "sideways")
 
 
@@ -230,7 +230,7 @@ def test_settings_apply_from_the_nearest_scope(registry: SchemaRegistry) -> None
     assert registry.config() == {"compatibilityLevel": "BACKWARD"}
     registry.set_config(None, {"compatibilityLevel": "FULL"})
     registry.set_config(":.c:", {"compatibilityLevel": "NONE"})
-    with pytest.raises(errors.NoSubjectConfig):
+    with pytest.raises(registry_errors.NoSubjectConfig):
         registry.config("s")
     assert registry.config("s", default_to_global=True)["compatibilityLevel"] == "FULL"
     assert registry.config(":.c:s", default_to_global=True)["compatibilityLevel"] == "NONE"
@@ -238,16 +238,16 @@ def test_settings_apply_from_the_nearest_scope(registry: SchemaRegistry) -> None
     registry.set_config("s", {"normalize": True})
     assert registry.config("s") == {"compatibilityLevel": "FORWARD", "normalize": True}
     assert registry.delete_config("s") == {"compatibilityLevel": "FORWARD", "normalize": True}
-    with pytest.raises(errors.UnknownSubject):
+    with pytest.raises(registry_errors.UnknownSubject):
         registry.delete_config("s")
-    with pytest.raises(errors.InvalidCompatibility):
+    with pytest.raises(registry_errors.InvalidCompatibility):
         registry.set_config("s", {"compatibilityLevel": "SIDEWAYS"})
-    with pytest.raises(errors.InvalidSchema):
+    with pytest.raises(registry_errors.InvalidSchema):
         registry.set_config("s", {"compatiblity": "NONE"})
     for settings in ({"compatibilityGroup": ["a"]}, {"normalize": "yes"}, {"defaultRuleSet": 5}):
-        with pytest.raises(errors.InvalidSchema):
+        with pytest.raises(registry_errors.InvalidSchema):
             registry.set_config("s", settings)
-    with pytest.raises(errors.NoSubjectConfig):
+    with pytest.raises(registry_errors.NoSubjectConfig):
         registry.config("s")
 
 
@@ -256,7 +256,7 @@ def test_a_group_that_is_no_name_groups_nothing(store: LogStore, registry: Schem
     registry.register("s", Draft('"int"', metadata={"properties": {"a": ["x"]}}))
     value = encode_object("s", {"compatibilityGroup": ["a"]})
     store.topic("_schemas").partition(0).append([value], [encode_key("CONFIG", "s")])
-    with pytest.raises(errors.IncompatibleSchema):
+    with pytest.raises(registry_errors.IncompatibleSchema):
         registry.register("s", Draft('"string"', metadata={"properties": {"a": ["x"]}}))
 
 
@@ -267,7 +267,7 @@ def test_the_last_id_and_the_last_version_are_the_last(registry: SchemaRegistry)
     registry.register("s", Draft('"int"', id=last, version=last))
     registry.set_mode("s", "READWRITE")
     for subject in ("s", "s2"):
-        with pytest.raises(errors.NotPermitted):
+        with pytest.raises(registry_errors.NotPermitted):
             registry.register(subject, Draft('"long"'))
     assert registry.register("s2", Draft('"int"')).id == last
     assert registry.register(":.c:s", Draft('"long"')).id == 1
@@ -286,20 +286,20 @@ def test_contexts_have_ids_of_their_own(registry: SchemaRegistry) -> None:
     assert registry.register(":.:s", Draft('"int"')) == here
 
 
-WRONG: list[tuple[Callable[[SchemaRegistry], object], type[errors.SchemaError]]] = [
-    (lambda registry: registry.register("", Draft('"int"')), errors.InvalidSubject),
-    (lambda registry: registry.register("a\nb", Draft('"int"')), errors.InvalidSubject),
-    (lambda registry: registry.register("__GLOBAL", Draft('"int"')), errors.InvalidSubject),
-    (lambda registry: registry.register("s", Draft("")), errors.InvalidSchema),
-    (lambda registry: registry.register("s", Draft('{"type":"record"}')), errors.InvalidSchema),
-    (lambda registry: registry.register("s", Draft('"int"', "XML")), errors.InvalidSchema),
-    (lambda registry: registry.register("s", Draft("[" * 5000, "JSON")), errors.InvalidSchema),
-    (lambda registry: registry.register("s", Draft('"' + "x" * (1 << 20) + '"')), errors.InvalidSchema),
-    (lambda registry: registry.register("s", Draft('"int"', id=1 << 31)), errors.InvalidSchema),
-    (lambda registry: registry.version("s", "first"), errors.InvalidSchemaVersion),
-    (lambda registry: registry.version("s", 0), errors.InvalidSchemaVersion),
-    (lambda registry: registry.version("s", "99999999999"), errors.InvalidSchemaVersion),
-    (lambda registry: registry.by_id(1), errors.UnknownSchema),
+WRONG: list[tuple[Callable[[SchemaRegistry], object], type[registry_errors.SchemaError]]] = [
+    (lambda registry: registry.register("", Draft('"int"')), registry_errors.InvalidSubject),
+    (lambda registry: registry.register("a\nb", Draft('"int"')), registry_errors.InvalidSubject),
+    (lambda registry: registry.register("__GLOBAL", Draft('"int"')), registry_errors.InvalidSubject),
+    (lambda registry: registry.register("s", Draft("")), registry_errors.InvalidSchema),
+    (lambda registry: registry.register("s", Draft('{"type":"record"}')), registry_errors.InvalidSchema),
+    (lambda registry: registry.register("s", Draft('"int"', "XML")), registry_errors.InvalidSchema),
+    (lambda registry: registry.register("s", Draft("[" * 5000, "JSON")), registry_errors.InvalidSchema),
+    (lambda registry: registry.register("s", Draft('"' + "x" * (1 << 20) + '"')), registry_errors.InvalidSchema),
+    (lambda registry: registry.register("s", Draft('"int"', id=1 << 31)), registry_errors.InvalidSchema),
+    (lambda registry: registry.version("s", "first"), registry_errors.InvalidSchemaVersion),
+    (lambda registry: registry.version("s", 0), registry_errors.InvalidSchemaVersion),
+    (lambda registry: registry.version("s", "99999999999"), registry_errors.InvalidSchemaVersion),
+    (lambda registry: registry.by_id(1), registry_errors.UnknownSchema),
 ]
 
 
@@ -351,10 +351,10 @@ def test_schemas_are_compared_before_others_have_to_wait(
     monkeypatch.setattr(registry_module, "incompatibilities", noted_compare)
     registry.register("s", record_of("a", OPTIONAL))
     assert log == ["compare", "lock"]
-    with pytest.raises(errors.IncompatibleSchema):
+    with pytest.raises(registry_errors.IncompatibleSchema):
         registry.register("s", record_of("a", "c"))
     assert log == ["compare", "lock", "compare"]
     meanwhile.append(Draft('"int"'))
-    with pytest.raises(errors.IncompatibleSchema):
+    with pytest.raises(registry_errors.IncompatibleSchema):
         registry.register("s", record_of("a", OPTIONAL, {**OPTIONAL, "name": "d"}))
     assert log[3:] == ["compare", "lock", "lock", "compare"]

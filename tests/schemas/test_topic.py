@@ -12,9 +12,9 @@ import pytest
 from full_disk import FullDisk
 
 from segmentlog.errors import CorruptBatch, DiskFull
-from segmentlog.schemas import errors
-from segmentlog.schemas.library import Draft
-from segmentlog.schemas.records import (
+from segmentlog.schemas import registry_errors
+from segmentlog.schemas.parsed_schemas import Draft
+from segmentlog.schemas.registry_records import (
     SchemaRecord,
     decode_key,
     decode_schema,
@@ -115,7 +115,7 @@ def test_nothing_is_registered_where_it_would_be_lost(tmp_path: Path, options: d
     """A topic that deletes what is old, or that has no order, is refused with what to do about it."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("_schemas", **{"cleanup_policy": "compact", **options})  # type: ignore[arg-type]
-        with pytest.raises(errors.NotPermitted, match=why):
+        with pytest.raises(registry_errors.NotPermitted, match=why):
             store.schemas.register("s", Draft('"int"'))
         assert store.schemas.subjects() == []
 
@@ -199,8 +199,8 @@ def test_processes_that_register_at_once_agree_on_ids(tmp_path: Path) -> None:
 
 _DIES = """
 import os, signal, sys
-from segmentlog.schemas.journal import SchemaJournal
-from segmentlog.schemas.library import Draft
+from segmentlog.schemas.schemas_topic import SchemaJournal
+from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.store import LogStore
 def die(journal, pairs):
     os.kill(os.getpid(), signal.SIGKILL)

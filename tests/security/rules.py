@@ -8,8 +8,8 @@ from typing import Any
 
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, Principal, ResourceType
-from segmentlog.server import call as server_call
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server import request_context as server_call
+from segmentlog.server.server_settings import ServerSettings
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 ANN, BOB = Principal("User", "ann"), Principal("User", "bob")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from segmentlog.security.acl_file import check_rule, format_rules, parse_acls, with_rules, without_rules
 from segmentlog.security.acl_rules import SUPPORTED, Pattern, Permission, Rule
-from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
+from segmentlog.security.security_errors import SecurityFileError
 
 ALLOW, DENY = Permission.ALLOW, Permission.DENY
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = (

@@ -20,8 +20,8 @@ from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write
 from segmentlog.security.acl_file import Acls
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.security.acls import Authorizer, OpenAuthorizer, _Decisions
-from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
+from segmentlog.security.security_errors import SecurityFileError
 
 Make = Callable[..., Authorizer]
 

@@ -17,8 +17,8 @@ import trustme
 from security.certificates import Pair, write_pair
 
 from segmentlog.security import tls as tls_module
-from segmentlog.security.errors import SecurityFileError
 from segmentlog.security.principals import Principal
+from segmentlog.security.security_errors import SecurityFileError
 from segmentlog.security.tls import ServerTls, principal_of, server_context
 
 WAIT_S = 20.0

@@ -20,8 +20,8 @@ from security.certificates import Pair, write_pair
 
 import segmentlog
 from segmentlog.security.tls_refusals import TlsRefusals
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker import Security
 from segmentlog.store import LogStore
 from segmentlog.testing.ports import free_ports

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from segmentlog.security import users as users_module
-from segmentlog.security.errors import InvalidUser, SecurityFileError
 from segmentlog.security.saslprep import is_prepared, saslprep
+from segmentlog.security.security_errors import InvalidUser, SecurityFileError
 from segmentlog.security.users import Users, add_user, derive, list_users, remove_user
 from segmentlog.storage.fs import FileSystem
 

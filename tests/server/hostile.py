@@ -15,9 +15,9 @@ from typing import Any, Final
 from codec_samples import MESSAGES
 from wire import CODECS, NOW_MS, Sent, foreign, forged
 
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.served import SERVED
-from tools.codec.schema import Field, Struct
+from segmentlog.server.codec.layouts import FieldLayout, StructLayout
 
 TOPICS: Final = ("t", "compacted", "library")
 """Which a store has for it, with two partitions each."""
@@ -92,13 +92,13 @@ class Asker:
             made.protocol_type = "consumer"
         return made
 
-    def _struct(self, key: int, struct: Struct, version: int, most: int) -> Any:
+    def _struct(self, key: int, struct: StructLayout, version: int, most: int) -> Any:
         values = {
             field.name: self._field(key, field, version, most) for field in struct.fields if version in field.versions
         }
         return getattr(APIS[key].codec, struct.name)(**values)
 
-    def _field(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _field(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         if version in field.nullable and self.random.random() < 0.15:
             return None
         if field.stands_for_default:
@@ -107,7 +107,7 @@ class Asker:
             return self._one(key, field, version, most)
         return [self._one(key, field, version, most) for _ in range(self.random.randint(0, most))]
 
-    def _one(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _one(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         random, name = self.random, field.name
         if field.struct is not None:
             return self._struct(key, field.struct, version, most)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from segmentlog.security.settings import Security
-from segmentlog.server import child, supervisor, worker_process
-from segmentlog.server.settings import ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server import supervisor, worker_lifecycle, worker_process
+from segmentlog.server.server_settings import ServerSettings
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     path, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if len(sys.argv) > 4:
         supervisor.SILENT_S = float(sys.argv[4])  # type: ignore[misc]
-        child.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
+        worker_lifecycle.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
     if patience_s := os.environ.get("KILLED_PATIENCE_S"):
         supervisor._PATIENCE_S = float(patience_s)  # type: ignore[misc]
     users = sys.argv[5] if len(sys.argv) > 5 else None

@@ -12,10 +12,10 @@ import sys
 import time
 from typing import Any
 
-from segmentlog.security.settings import Security
-from segmentlog.server import arrivals, supervisor, worker_process
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server import long_poll, supervisor, worker_process
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 
 
@@ -38,13 +38,13 @@ def main() -> None:
             is_told.append(True)
             print(of.bootstrap_servers, flush=True)
 
-    enter = arrivals.Arrivals.enter
+    enter = long_poll.Arrivals.enter
 
-    def enter_aloud(self: arrivals.Arrivals, waiter: arrivals.Waiter) -> None:
+    def enter_aloud(self: long_poll.Arrivals, waiter: long_poll.Waiter) -> None:
         enter(self, waiter)
         print("waiting", flush=True)
 
-    arrivals.Arrivals.enter = enter_aloud  # type: ignore[method-assign]
+    long_poll.Arrivals.enter = enter_aloud  # type: ignore[method-assign]
     if fsync_s:
         FileSystem.fdatasync = staticmethod(fdatasync)
     for module in (supervisor, worker_process):

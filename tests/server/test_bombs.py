@@ -25,15 +25,15 @@ from wire import CODECS, Sent, append_unchecked, foreign, forged
 from segmentlog.errors import CorruptBatch
 from segmentlog.format import wire_records
 from segmentlog.format.wire import WIRE_HEADER_SIZE
-from segmentlog.inspection.store import inspect_store
-from segmentlog.log.append.wire import SMALL_RAW_BYTES
-from segmentlog.security.settings import Security
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.log.append.wire_append import SMALL_RAW_BYTES
+from segmentlog.security.security_settings import Security
 from segmentlog.server.broker import UNPACKED_MAX
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 pytestmark = pytest.mark.long

@@ -18,18 +18,16 @@ from segmentlog.config import TopicConfig
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.server.broker import Broker
-from segmentlog.server.call import Call
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.chunked_configs import encode_configs
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.describe_configs import (
+from segmentlog.server.codec.generated.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -38,16 +36,18 @@ from segmentlog.server.codec.messages.describe_configs import (
     DescribeConfigsSynonym,
     encode_response,
 )
-from segmentlog.server.codec.messages.describe_log_dirs import DescribeLogDirsRequest
-from segmentlog.server.codec.messages.incremental_alter_configs import (
+from segmentlog.server.codec.generated.describe_log_dirs import DescribeLogDirsRequest
+from segmentlog.server.codec.generated.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.codec.pieces import encode_configs
-from segmentlog.server.handlers.configs import describe_configs
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.handlers.config_handlers import describe_configs
+from segmentlog.server.request_context import Call
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 TOPIC, BROKER, GROUP = 2, 4, 32

@@ -29,21 +29,21 @@ from segmentlog.format import wire_records
 from segmentlog.security.acl_rules import Permission, Rule
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.server.api_table import PRODUCE, SERVED
 from segmentlog.server.broker import Broker
-from segmentlog.server.budget import ClientGone
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
 from segmentlog.server.codec.primitives import ELEMENTS_MAX
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.served import PRODUCE, SERVED
-from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.request_budget import ClientGone
+from segmentlog.server.server_settings import Limits, ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
-from segmentlog.transactions.remote import Numbers
+from segmentlog.transactions.server_transactions import Numbers
 
 PARTITIONS = 24
 MANY = 40
@@ -266,7 +266,7 @@ def test_work_stops_when_the_client_has_left(
     """Whatever has a list looks between its elements whether anybody waits for the answer, but for what is meant so."""
     world = make_world()
     version = versions_of(key)[-1]
-    monkeypatch.setattr("segmentlog.server.call.LOOK_S", 0.0)
+    monkeypatch.setattr("segmentlog.server.request_context.LOOK_S", 0.0)
     world.desk.wire.is_shut = True
     for shape in shapes(key, version, world.topic_id):
         world.prepare(key)

@@ -19,15 +19,15 @@ from seeds import seeds
 from server.hostile import OLD_ID, TOPICS, Asker, batch, every_api
 from server.wire_client import Desk
 
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_SERVER_SWEEP", "20"))

@@ -27,24 +27,24 @@ from server.wire_client import Desk, WireClient, request_bytes
 from wire import NOW_MS
 
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.security.acls import OpenAuthorizer
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.embedded import Server
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.served import SERVED
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits
+from segmentlog.server.server_settings import Limits
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 pytestmark = pytest.mark.long

@@ -21,13 +21,13 @@ from segmentlog.config import TopicConfig
 from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 BEYOND_AIOKAFKA = (
@@ -84,8 +84,8 @@ def idempotent(desk: Desk) -> tuple[int, int]:
 
 def check_readers(store: LogStore, topic: str, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Every reader comes to the end of every partition, ``expected`` records in all, and verify finds nothing."""
-    from segmentlog.http.rest.rendering import lines
-    from segmentlog.spark.arrow import ArrowRows  # noqa: F401  (needs pyarrow, which every test has)
+    from segmentlog.http.rest.record_json import lines
+    from segmentlog.spark.arrow_batches import ArrowRows  # noqa: F401  (needs pyarrow, which every test has)
 
     logs = store.topic(topic).partitions()
     by_library = [record for log in logs for found in log.read(log.log_start_offset) for record in found.records()]

@@ -21,14 +21,14 @@ from server.memory import Memory
 from server.wire_client import Refused, WireClient, request_bytes
 from wire import Sent, foreign
 
-from segmentlog.security.settings import Security
-from segmentlog.server.buffers import BufferPool, NoRoom
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.embedded import Server
+from segmentlog.server.request_buffers import BufferPool, NoRoom
+from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.store import LogStore
 
 # Both ends of each are this process's, which may have fewer descriptors than that.

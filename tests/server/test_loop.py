@@ -21,21 +21,21 @@ from wire import CODECS, Sent, foreign
 
 from segmentlog.log.partition import Partition
 from segmentlog.security.principals import ANONYMOUS
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
 from segmentlog.server import loop
 from segmentlog.server.broker import UNPACKED_MAX
-from segmentlog.server.buffers import BufferPool
-from segmentlog.server.call import Call
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.connection import Connection, Turn
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_groups import ListGroupsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.embedded import Server
 from segmentlog.server.frames import MEDIUM_BYTES, FrameReader
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.kafka_connection import Connection, Turn
+from segmentlog.server.request_buffers import BufferPool
+from segmentlog.server.request_context import Call
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.transport import PlainTransport
 from segmentlog.store import LogStore
 
@@ -176,7 +176,7 @@ def test_requests_behind_one_that_nobody_waits_for_are_done(
         return True
 
     monkeypatch.setattr(Connection, "is_left", is_left_soon)
-    monkeypatch.setattr("segmentlog.server.call.LOOK_S", 0.0)
+    monkeypatch.setattr("segmentlog.server.request_context.LOOK_S", 0.0)
     described = [DescribeConfigsResource(2, name) for name in ("t", "slow")]
     first = (
         request_bytes(32, 4, DescribeConfigsRequest(described), 1) if needs_thread

@@ -20,39 +20,39 @@ from server.wire_client import Desk, Refused, WireClient, request_bytes
 from wire import Sent, foreign
 
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
+from segmentlog.server.api_table import SERVED
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
-from segmentlog.server.codec.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated.describe_groups import DescribeGroupsRequest
+from segmentlog.server.codec.generated.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ELEMENTS_MAX, uvarint
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.served import SERVED
-from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.server.server_settings import Limits, ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
-from segmentlog.topics.folders import TopicFolders
+from segmentlog.topics.topic_folders import TopicFolders
 
 __all__ = ["make_server"]
 

@@ -24,16 +24,16 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
-from segmentlog.security import browsers
-from segmentlog.security.errors import UnsafeListening
+from segmentlog.security import cross_site
+from segmentlog.security.security_errors import UnsafeListening
 from segmentlog.server import metrics
-from segmentlog.server.codec.messages import list_offsets, metadata, produce
-from segmentlog.server.meter import BUCKETS_S
-from segmentlog.server.serving import Server
-from segmentlog.server.telemetry import families
+from segmentlog.server.codec.generated import list_offsets, metadata, produce
+from segmentlog.server.embedded import Server
+from segmentlog.server.telemetry import definitions
+from segmentlog.server.worker_counters import BUCKETS_S
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.topics.folders import TopicFolders
+from segmentlog.topics.topic_folders import TopicFolders
 
 ROOT = Path(__file__).parent.parent.parent
 _PRODUCE, _LIST_OFFSETS, _METADATA = 0, 2, 3
@@ -91,20 +91,20 @@ def test_a_partition_is_told_as_it_is(store: LogStore, server: Server) -> None:
     partition.append([b"three"])
     partition.trim(1)
     found = scrape(address_of(server))
-    told = {family: value(found, family.name, topic="t", partition=0) for family in families.PARTITION}
-    assert told.pop(families.UNSYNCED_SECONDS) is not None
+    told = {family: value(found, family.name, topic="t", partition=0) for family in definitions.PARTITION}
+    assert told.pop(definitions.UNSYNCED_SECONDS) is not None
     assert told == {
-        families.LOG_START: 1,
-        families.LOG_END: 3,
-        families.DURABLE: partition.durable_offset,
-        families.LAST_STABLE: 3,
-        families.BYTES: sum(segment.size_bytes for segment in partition.segments()),
-        families.SEGMENTS: 2,
-        families.EPOCH: 0,
-        families.LOST: 0,
-        families.UNSYNCED_RECORDS: 3 - partition.durable_offset,
-        families.SYNCS: partition.sync_count,
-        families.FAILED: 0,
+        definitions.LOG_START: 1,
+        definitions.LOG_END: 3,
+        definitions.DURABLE: partition.durable_offset,
+        definitions.LAST_STABLE: 3,
+        definitions.BYTES: sum(segment.size_bytes for segment in partition.segments()),
+        definitions.SEGMENTS: 2,
+        definitions.EPOCH: 0,
+        definitions.LOST: 0,
+        definitions.UNSYNCED_RECORDS: 3 - partition.durable_offset,
+        definitions.SYNCS: partition.sync_count,
+        definitions.FAILED: 0,
     }
 
 
@@ -314,7 +314,7 @@ def test_every_metric_is_told_and_no_other(shipped: Server) -> None:
     _, text = get(address_of(shipped))
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    ours = {family.name: family for family in (*families.WORKER, *families.STORE)}
+    ours = {family.name: family for family in (*definitions.WORKER, *definitions.STORE)}
     assert {name for name in kinds if not name.startswith("process_")} == set(ours)
     assert {name: kinds[name] for name in ours} == {name: family.kind for name, family in ours.items()}
     assert {name: helps[name] for name in ours} == {name: family.help for name, family in ours.items()}
@@ -327,7 +327,7 @@ def test_every_metric_is_told_and_no_other(shipped: Server) -> None:
 
 def test_names_are_prometheus_own() -> None:
     """Counters end in _total, times are seconds, sizes bytes; nothing comes twice."""
-    all_of_them = (*families.WORKER, *families.STORE)
+    all_of_them = (*definitions.WORKER, *definitions.STORE)
     assert len({family.name for family in all_of_them}) == len(all_of_them)
     for family in all_of_them:
         assert re.fullmatch(r"segmentlog(_[a-z]+)+", family.name)
@@ -344,7 +344,7 @@ def test_the_page_has_every_metric() -> None:
     rows = re.findall(r"^\| `(segmentlog_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
         (family.name, family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
-        for family in (*families.WORKER, *families.STORE)
+        for family in (*definitions.WORKER, *definitions.STORE)
     ]
 
 
@@ -358,11 +358,11 @@ def test_the_dashboard_asks_for_what_there_is(shipped: Server) -> None:
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for one in expressions
              for name in re.findall(r"\b((?:segmentlog|process)_\w+)", one)}  # fmt: skip
     assert names <= told
-    assert names >= {family.name for family in (*families.WORKER, *families.STORE)} - {
-        families.LOG_START.name, families.DURABLE.name, families.EPOCH.name, families.TOPICS.name,
-        families.STORE_SECONDS.name,
+    assert names >= {family.name for family in (*definitions.WORKER, *definitions.STORE)} - {
+        definitions.LOG_START.name, definitions.DURABLE.name, definitions.EPOCH.name, definitions.TOPICS.name,
+        definitions.STORE_SECONDS.name,
     }  # fmt: skip
-    labels = {label for family in (*families.WORKER, *families.STORE) for label in family.labels}
+    labels = {label for family in (*definitions.WORKER, *definitions.STORE) for label in family.labels}
     for one in expressions:
         for group in re.findall(r"by \(([^)]*)\)", one):
             assert {label.strip() for label in group.split(",")} <= labels | {"le"}
@@ -499,7 +499,7 @@ def test_it_is_asked_for_by_the_names_that_scrapers_use(store: LogStore, monkeyp
         assert is_told.wait(60)
         return "kafka1.example.com"
 
-    monkeypatch.setattr(browsers, "_full_names", {})
+    monkeypatch.setattr(cross_site, "_full_names", {})
     monkeypatch.setattr(socket, "gethostname", lambda: "kafka1")
     monkeypatch.setattr(socket, "getfqdn", full_name)
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0", advertise="segmentlog:9092") as server:
@@ -545,7 +545,7 @@ def test_an_address_that_is_taken_is_named(store: LogStore, server: Server, tmp_
 def test_without_the_library_it_is_said_what_is_missing(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """And how to get it; a server without metrics needs none."""
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "segmentlog.server.telemetry.worker_metrics", raising=False)
     with pytest.raises(SegmentlogError, match=r"pip install '\.\[server\]'"):
         segmentlog.serve(store, port=0, metrics="127.0.0.1:0")
     with segmentlog.serve(store, port=0) as server:

@@ -21,13 +21,13 @@ from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, WireClient
 
 import segmentlog
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.restoring import restore
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.serving import Server
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
 
 __all__ = ["make_broker"]
 

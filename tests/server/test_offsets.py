@@ -16,15 +16,15 @@ from wire import NOW_MS, Sent, foreign
 from segmentlog.errors import InvalidWireBatch
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 MAX_TIMESTAMP = -3

@@ -15,22 +15,22 @@ from server.transactions.clients import Client
 from server.wire_client import Desk
 from wire import Sent, foreign
 
-from segmentlog.format.names import PRODUCER_IDS_FILE
-from segmentlog.format.producers import CLIENT_IDS, OLD_IDS, STORE_IDS
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.restoring import restore
+from segmentlog.format.file_names import PRODUCER_IDS_FILE
+from segmentlog.format.producer_snapshot import CLIENT_IDS, OLD_IDS, STORE_IDS
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Principal
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
-from segmentlog.transactions import assigned as transactions_assigned
+from segmentlog.transactions import assigned_ids as transactions_assigned
 
 ANN, EVE = Principal("User", "ann"), Principal("User", "eve")
 REFUSED = ErrorCode.INVALID_PRODUCER_ID_MAPPING

@@ -15,15 +15,15 @@ from rights_world import SECRETS, TOPIC, USERS, World, fill, principal, shown
 from server.wire_client import Desk, message, request_bytes
 
 from segmentlog.security.principals import ResourceType
+from segmentlog.server.api_table import PLACES
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.groups.subscriptions import partitions_of, topics_of
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.names import wire_id
-from segmentlog.server.served import PLACES
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.topic_ids import wire_id
+from segmentlog.server.worker_cluster import Cluster, Node
 
 _TOPICS = ("open", "hidden-topic", "_schemas", "__consumer_offsets", "__transaction_state")
 _GROUPS = ("open-group", "hidden-group")

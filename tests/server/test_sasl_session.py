@@ -16,10 +16,10 @@ from security.scram_client import ScramClient
 from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 from segmentlog.security.principals import Principal
 from segmentlog.security.users import Users, add_user, derive, remove_user
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
-from segmentlog.server.handlers.sasl import sasl_authenticate, sasl_handshake
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.handlers.sasl_handlers import sasl_authenticate, sasl_handshake
 from segmentlog.server.sasl_session import SaslSession
 
 NAME, PASSWORD = "Zoë, =)", "pässwörd, = ß"

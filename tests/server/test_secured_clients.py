@@ -16,8 +16,8 @@ from security.certificates import write_pair
 import segmentlog
 from segmentlog.security.mechanisms import MECHANISMS
 from segmentlog.security.users import add_user
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker import Security
 from segmentlog.store import LogStore
 

@@ -18,12 +18,12 @@ from wire import Sent, foreign
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, StoreFenced
-from segmentlog.objects.folder import Folder
-from segmentlog.objects.restoring import restore
+from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import produce
-from segmentlog.server.serving import Server
+from segmentlog.server.codec.generated import produce
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
 from segmentlog.store import LogStore
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -147,7 +147,7 @@ def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
     """In Kafka's words for too few replicas. acks=1 goes on, and the server stays ready; metrics tell."""
     address = server.metrics_address
     assert address is not None
-    monkeypatch.setattr("segmentlog.log.append.shipped.WAIT_S", 0.3)
+    monkeypatch.setattr("segmentlog.log.append.wait_shipped.WAIT_S", 0.3)
     assert told(server, [b"first"]) is ErrorCode.NONE
     found = scrape(address)
     assert value(found, "segmentlog_partition_shipped_offset", topic="t", partition=0) == 1
@@ -172,7 +172,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
     """A client whose partition has handed out all that was promised is told at once to try again."""
     for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
-    monkeypatch.setattr("segmentlog.policy.shipping.WINDOW_MIN", 10)
+    monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
     with segmentlog.serve(
         tmp_path / "store", port=0, ship=bucket.url, ship_interval_ms=10, acks_all="shipped"
     ) as server:
@@ -185,7 +185,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
                 left -= 1
                 assert left
             # A request that waited would time out at the client.
-            monkeypatch.setattr("segmentlog.log.append.shipped.GRANT_WAIT_S", 3600.0)
+            monkeypatch.setattr("segmentlog.log.append.wait_shipped.GRANT_WAIT_S", 3600.0)
             for _ in range(20):
                 assert told(server, [b"x"], acks=1) is ErrorCode.NOT_ENOUGH_REPLICAS
         until(lambda: told(server, [b"again"]) is ErrorCode.NONE)

@@ -23,14 +23,14 @@ from server.memory import Memory
 from server.test_limits import until
 from server.wire_client import Refused, WireClient, request_bytes
 
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import Limits, ServerSettings
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
+from segmentlog.server.embedded import Server
+from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.store import LogStore
 
 # Both ends of each are this process's, which may have fewer descriptors than that.

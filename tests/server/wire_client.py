@@ -22,9 +22,9 @@ from segmentlog.security.principals import ANONYMOUS, Principal
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
-from segmentlog.server.connection import Connection
 from segmentlog.server.dispatch import Dispatcher
-from segmentlog.server.outbox import Answer, Later
+from segmentlog.server.kafka_connection import Connection
+from segmentlog.server.response_queue import Answer, Later
 
 WAIT_S = 20.0
 

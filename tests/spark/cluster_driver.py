@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from segmentlog.spark.pipelines.aggregate import Windows, aggregate, parse_aggregate
-from segmentlog.spark.pipelines.verify import verify
+from segmentlog.spark.pipelines.topic_verify import verify
 from segmentlog.spark.session import session
 
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from pyspark import TaskContext
 
+from segmentlog.spark.batch_writer import StreamWriter, WriterCommitMessage
+from segmentlog.spark.data_source import DefaultSource
 from segmentlog.spark.session import session
-from segmentlog.spark.source import DefaultSource
-from segmentlog.spark.writing import StreamWriter, WriterCommitMessage
 
 PATH, CHECKPOINT, MASTER = sys.argv[1:4]
 OPTIONS = dict(argument.split("=", 1) for argument in sys.argv[4:])

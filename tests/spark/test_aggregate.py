@@ -18,7 +18,6 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.spark.failures import SparkFailed
 from segmentlog.spark.pipelines.aggregate import (
     Aggregate,
     InvalidAggregation,
@@ -27,8 +26,9 @@ from segmentlog.spark.pipelines.aggregate import (
     aggregate_to,
     parse_aggregate,
 )
-from segmentlog.spark.pipelines.json_values import NotJson
-from segmentlog.spark.pipelines.queries import Incremental, interval
+from segmentlog.spark.pipelines.json_columns import NotJson
+from segmentlog.spark.pipelines.pipeline_queries import Incremental, interval
+from segmentlog.spark.spark_errors import SparkFailed
 
 TEN = datetime(2013, 1, 1, 10, tzinfo=UTC)
 TEN_MS = int(TEN.timestamp() * 1000)

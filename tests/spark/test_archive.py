@@ -18,11 +18,11 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.inspection.store import inspect_store
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.spark.pipelines.archive import ArchiveReport, VerificationFailed, archive
 from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
-from segmentlog.spark.pipelines.history import AnotherHistory, RecordsGone
-from segmentlog.spark.pipelines.restore import NotAPrefix, RestoredWrong, restore
+from segmentlog.spark.pipelines.archive_restore import NotAPrefix, RestoredWrong, restore
+from segmentlog.spark.pipelines.run_history import AnotherHistory, RecordsGone
 from segmentlog.store import LogStore
 
 DAY_MS = 86_400_000
@@ -344,7 +344,7 @@ def restore_in(spark: SparkSession, base: Path, topic: str = "again", **options:
 
 def test_a_restoration_that_was_cut_off(spark: SparkSession, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one appends what is missing, and nothing twice."""
-    monkeypatch.setattr("segmentlog.spark.pipelines.restore._WAVE_BYTES", 0)  # a wave for each run
+    monkeypatch.setattr("segmentlog.spark.pipelines.archive_restore._WAVE_BYTES", 0)  # a wave for each run
     with pytest.raises(Crash):
         restore_in(spark, base, on_step=crash_before("staging", 2))
     assert len(rows_of(base / "store", "again")) == 200

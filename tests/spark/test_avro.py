@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 import segmentlog
 from segmentlog import schemas
 from segmentlog.errors import InvalidConfig
-from segmentlog.schemas.errors import InvalidSchema
+from segmentlog.schemas.registry_errors import InvalidSchema
 from segmentlog.spark import from_avro
 from segmentlog.spark.avro_types import AvroTypes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import segmentlog
-from segmentlog.spark.failures import SparkFailed, explained, reason_of
+from segmentlog.spark.spark_errors import SparkFailed, explained, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ from wire import append_sent
 
 import segmentlog
 from segmentlog import UnreadableBatch
-from segmentlog.spark.arrow import ArrowRows
-from segmentlog.spark.options import read_options
-from segmentlog.spark.reading import BatchReader
+from segmentlog.spark.arrow_batches import ArrowRows
+from segmentlog.spark.batch_reader import BatchReader
 from segmentlog.spark.schema import source_schema
+from segmentlog.spark.source_options import read_options
 
 
 def test_a_clients_batch_has_its_keys_and_values(tmp_path: Path) -> None:

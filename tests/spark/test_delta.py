@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import segmentlog
-from segmentlog.spark.pipelines.table import TableReport
+from segmentlog.spark.pipelines.latest_rows import TableReport
 from segmentlog.spark.pipelines.table_delta import update_delta
 
 pytestmark = pytest.mark.skipif(

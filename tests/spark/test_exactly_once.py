@@ -21,11 +21,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from seeds import fresh_seed
 
 import segmentlog
-from segmentlog.format.names import STAGING_FOLDER
-from segmentlog.spark import writing
-from segmentlog.spark.failures import reason_of
-from segmentlog.spark.source import DefaultSource
-from segmentlog.spark.writing import StreamWriter
+from segmentlog.format.file_names import STAGING_FOLDER
+from segmentlog.spark import batch_writer
+from segmentlog.spark.batch_writer import StreamWriter
+from segmentlog.spark.data_source import DefaultSource
+from segmentlog.spark.spark_errors import reason_of
 from segmentlog.staging.staging import publish
 from segmentlog.storage.fs import FileSystem
 
@@ -116,7 +116,7 @@ class KillingWriter(StreamWriter):
                 die_once(self.marker)
                 return count
 
-            with mock.patch.object(writing, "publish", publish_and_die):  # Spark may use the process again
+            with mock.patch.object(batch_writer, "publish", publish_and_die):  # Spark may use the process again
                 super().commit(messages, batchId)
             return
         super().commit(messages, batchId)

@@ -19,14 +19,14 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import EXIT_DAMAGE, run
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.format.names import check_relative_path
+from segmentlog.format.file_names import check_relative_path
+from segmentlog.spark.offset_ranges import from_json
 from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
-from segmentlog.spark.pipelines.folders import file_checksum
+from segmentlog.spark.pipelines.output_folders import file_checksum
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFile, TableFolder, TableState
-from segmentlog.spark.ranges import from_json
-from segmentlog.storage.files import replace_file
-from segmentlog.storage.foreign import NotAllowed, open_plain, path_below, read_plain
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.untrusted_folder import UntrustedPath, open_plain, path_below, read_plain
 
 DAY = "date=2026-07-31"
 RUN = "000001-0011aabb"
@@ -122,7 +122,7 @@ def test_names_that_lead_elsewhere(tmp_path: Path, outside: Path, where: str, na
         assert "bring it back from a backup" in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path}/a/_segmentlog/manifest.json: ")
     assert check_relative_path(name)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UntrustedPath):
         path_below(str(tmp_path), name)
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_is_none(tmp_path: Path, outside: Path, kind: str, monkeypat
     place(kind, folder / FILE, outside)
     with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} has put"):
         archived.check_files(manifest.runs)
-    with pytest.raises((NotAllowed, FileNotFoundError)):
+    with pytest.raises((UntrustedPath, FileNotFoundError)):
         open_plain(FileSystem(), str(folder / FILE))
     for name in ("lock", "manifest.json"):
         place(kind, folder / "_segmentlog" / name, outside)
@@ -302,7 +302,7 @@ def test_a_file_without_end(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(NotAllowed, match="no such file has more than"):
+    with pytest.raises(UntrustedPath, match="no such file has more than"):
         read_plain(FileSystem(), str(path), 1 << 20)
     assert read_plain(FileSystem(), __file__, 1 << 20) == Path(__file__).read_bytes()
 
@@ -347,7 +347,7 @@ def test_a_table_with_links_in_place_of_files(tmp_path: Path, outside: Path) -> 
     assert folder.paths(state, {0}) == [str(path)]
     path.unlink()
     path.symlink_to(outside)
-    with pytest.raises(NotAllowed, match="symbolic link"):
+    with pytest.raises(UntrustedPath, match="symbolic link"):
         folder.paths(state, {0})
     (path.parent / "_segmentlog.json").rename(tmp_path / "state")
     (path.parent / "_segmentlog.json").symlink_to(tmp_path / "state")

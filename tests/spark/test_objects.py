@@ -20,20 +20,20 @@ from spark.test_verify import make_topic
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore, SegmentlogError, UnknownTopic
-from segmentlog.inspection.store import inspect_store
-from segmentlog.spark import opening
-from segmentlog.spark.failures import SparkFailed, explained
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.spark import store_opening
 from segmentlog.spark.java import JavaNotFound
-from segmentlog.spark.opening import Place, opened_for_task, place_of
-from segmentlog.spark.options import read_options
-from segmentlog.spark.pipelines import sql
+from segmentlog.spark.pipelines import topic_views
 from segmentlog.spark.pipelines.aggregate import Windows, aggregate, aggregate_to, parse_aggregate
 from segmentlog.spark.pipelines.archive import archive
-from segmentlog.spark.pipelines.queries import Incremental, ensure_topic
-from segmentlog.spark.pipelines.restore import restore
-from segmentlog.spark.pipelines.table import update_table
-from segmentlog.spark.pipelines.verify import verify
-from segmentlog.spark.progress import behind
+from segmentlog.spark.pipelines.archive_restore import restore
+from segmentlog.spark.pipelines.latest_rows import update_table
+from segmentlog.spark.pipelines.pipeline_queries import Incremental, ensure_topic
+from segmentlog.spark.pipelines.topic_verify import verify
+from segmentlog.spark.query_lag import behind
+from segmentlog.spark.source_options import read_options
+from segmentlog.spark.spark_errors import SparkFailed, explained
+from segmentlog.spark.store_opener import Place, opened_for_task, place_of
 
 PARTITIONS = 3
 RECORDS = 300
@@ -95,8 +95,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
     yield
-    while opening._kept:
-        opening._kept.popitem()[1].close()
+    while store_opening._kept:
+        store_opening._kept.popitem()[1].close()
 
 
 def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
@@ -234,7 +234,7 @@ def test_few_are_kept(tmp_path: Path) -> None:
     for place in places:
         with opened_for_task(place):
             pass
-    assert len(list(cache.iterdir())) == len(opening._kept) == 4
+    assert len(list(cache.iterdir())) == len(store_opening._kept) == 4
     with opened_for_task(places[2]) as third:
         pass
     with opened_for_task(places[0]):
@@ -264,7 +264,7 @@ def test_pipelines_that_only_read(spark: SparkSession, shipped: Shipped, tmp_pat
     """Windows, SQL, the latest rows, an archive and a topic made from it."""
     windows = Windows((parse_aggregate("count"),), "1h", keys=("k",))
     assert sum(row["count"] for row in aggregate(spark, shipped.url, "t", windows).collect()) == len(shipped.committed)
-    rows = sql.query(spark, shipped.url, "select max(n) as most from t")
+    rows = topic_views.query(spark, shipped.url, "select max(n) as most from t")
     assert [row.most for row in rows.collect()] == [len(shipped.committed) - 1]
     update_table(spark, shipped.url, "t", str(tmp_path / "table"), skip_null_keys=True)
     report = archive(spark, shipped.url, "t", str(tmp_path / "archive"))

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 import segmentlog
-from segmentlog.format.names import STAGING_FOLDER
+from segmentlog.format.file_names import STAGING_FOLDER
 from segmentlog.records import Record
 from segmentlog.spark import append_batches
 

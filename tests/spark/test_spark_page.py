@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import segmentlog
-from segmentlog.cli.spark import _COMMANDS
-from segmentlog.spark.options import _READ, _WRITE
+from segmentlog.cli.spark_command import _COMMANDS
+from segmentlog.spark.source_options import _READ, _WRITE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.spark.pipelines.history import AnotherHistory, RecordsGone
-from segmentlog.spark.pipelines.table import NullKeys, TableReport, update_table
+from segmentlog.spark.pipelines.latest_rows import NullKeys, TableReport, update_table
+from segmentlog.spark.pipelines.run_history import AnotherHistory, RecordsGone
 from segmentlog.spark.pipelines.table_delta import DeltaNotInstalled, update_delta
 from segmentlog.spark.pipelines.table_folder import TableFolder
 

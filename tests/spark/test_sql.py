@@ -13,9 +13,9 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, StoreVersionError, UnknownTopic
-from segmentlog.spark.failures import SparkFailed
-from segmentlog.spark.pipelines.json_values import _sample, schema_of
-from segmentlog.spark.pipelines.sql import query, save
+from segmentlog.spark.pipelines.json_columns import _sample, schema_of
+from segmentlog.spark.pipelines.topic_views import query, save
+from segmentlog.spark.spark_errors import SparkFailed
 
 FLIGHTS = [
     {"id": at, "carrier": "UA" if at % 3 else "AA", "delay": at / 2, "deep": {"leg": at % 2}} for at in range(30)

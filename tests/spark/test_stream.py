@@ -17,11 +17,11 @@ import segmentlog
 from segmentlog.errors import CorruptBatch, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
-from segmentlog.spark.options import read_options
-from segmentlog.spark.progress import behind
-from segmentlog.spark.ranges import DataLoss
+from segmentlog.spark.offset_ranges import DataLoss
+from segmentlog.spark.query_lag import behind
 from segmentlog.spark.schema import source_schema
-from segmentlog.spark.streaming import StreamReader
+from segmentlog.spark.source_options import read_options
+from segmentlog.spark.stream_reader import StreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -477,7 +477,7 @@ def test_a_limit_of_bytes_and_retention(
         return offset
 
     with monkeypatch.context() as patched:
-        patched.setattr("segmentlog.spark.streaming.readable_start", looked_at_in_time)
+        patched.setattr("segmentlog.spark.stream_reader.readable_start", looked_at_in_time)
         with pytest.raises(DataLoss, match=r"r-going/0: offset 0 is outside the log.*failOnDataLoss"):
             ends(strict, starts[0])
         end = latest(lenient, starts[1])

@@ -19,10 +19,10 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.spark.failures import SparkFailed
-from segmentlog.spark.pipelines.json_values import NotJson
-from segmentlog.spark.pipelines.queries import Incremental
-from segmentlog.spark.pipelines.transfer import Place, RecordShape, RowShape, export_records, import_rows
+from segmentlog.spark.pipelines.json_columns import NotJson
+from segmentlog.spark.pipelines.pipeline_queries import Incremental
+from segmentlog.spark.pipelines.topic_transfer import Place, RecordShape, RowShape, export_records, import_rows
+from segmentlog.spark.spark_errors import SparkFailed
 
 NOON_MS = 1_700_000_000_000
 ROWS = [{"id": number, "name": None if number % 7 == 0 else f"näme, {number}"} for number in range(50)]

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 import segmentlog
 from segmentlog.errors import StoreVersionError, UnknownTopic
 from segmentlog.format.batch import CHECKED_SIZE
-from segmentlog.format.names import ABORTED_SUFFIX, CHECKPOINT_FILE, INDEX_SUFFIX, STATE_FILE
-from segmentlog.inspection.findings import Finding, Tally
-from segmentlog.inspection.store import inspect_store
-from segmentlog.spark.pipelines.verify import StoreNotShared, VerifyReport, verify
+from segmentlog.format.file_names import ABORTED_SUFFIX, CHECKPOINT_FILE, INDEX_SUFFIX, STATE_FILE
+from segmentlog.inspection.finding import Finding, Tally
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.spark.pipelines.topic_verify import StoreNotShared, VerifyReport, verify
 
 PARTITIONS = 12
 

@@ -18,8 +18,8 @@ from segmentlog.cli.common import run
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.pipelines.archive import archive
 from segmentlog.spark.pipelines.archive_folder import ArchivedFile, ArchivedRun, ArchiveFolder
-from segmentlog.spark.pipelines.folders import file_checksum
-from segmentlog.spark.pipelines.restore import restore
+from segmentlog.spark.pipelines.archive_restore import restore
+from segmentlog.spark.pipelines.output_folders import file_checksum
 
 YEAR_1_MS = -62_135_596_800_000
 

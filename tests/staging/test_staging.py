@@ -29,18 +29,18 @@ from segmentlog.errors import (
     SegmentlogError,
     UnknownTopic,
 )
-from segmentlog.format.arrow import blob_array, blob_column
+from segmentlog.format.arrow_columns import blob_array, blob_column
 from segmentlog.format.batch import HEADER_SIZE, decode_header
 from segmentlog.format.columns import array_of
-from segmentlog.format.names import STAGING_FOLDER
+from segmentlog.format.file_names import STAGING_FOLDER
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.policy.partitioner import HashPartitioner
 from segmentlog.spark.arrow_records import ArrowRecords
-from segmentlog.staging.files import Staged
-from segmentlog.staging.folder import ABANDONED_AFTER_S, StagingFolder, sweep_abandoned
+from segmentlog.staging.staged_files import Staged
 from segmentlog.staging.staging import Stager, publish
+from segmentlog.staging.staging_folder import ABANDONED_AFTER_S, StagingFolder, sweep_abandoned
 from segmentlog.storage.fs import FileSystem
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 Pair = tuple[bytes | None, bytes | None]
 

@@ -12,9 +12,9 @@ import pytest
 from segmentlog.errors import DiskFull
 from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, MalformedCheckpoint, decode_slot
 from segmentlog.records import EpochStart, LostRange
-from segmentlog.storage.checkpoint import CheckpointFile
+from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import FileSystem
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 
 def numbered(number: int) -> Checkpoint:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from segmentlog.storage.files import read_file
+from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.interrupts import interrupt_at, list_points
 

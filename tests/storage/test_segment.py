@@ -13,7 +13,7 @@ from leftovers import opened
 from segmentlog.errors import CorruptBatch, DiskFull
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import ActiveSegment, MappedSegment, list_segments, segment_stem
-from segmentlog.testing.faults import FaultyFileSystem
+from segmentlog.testing.fault_injection import FaultyFileSystem
 
 KIB = 1024
 LIMIT = 64 << 20

@@ -35,7 +35,7 @@ from stores.described import describe
 
 import segmentlog
 from segmentlog.clock import Clock
-from segmentlog.format.names import FORMAT_VERSION
+from segmentlog.format.file_names import FORMAT_VERSION
 from segmentlog.store import LogStore
 
 STORES = Path(__file__).parent / "format-1"

@@ -12,12 +12,12 @@ import pytest
 from stores.described import describe
 from stores.make_format_1 import NOW_MS, STORES, open_fixed, unpack
 
-from segmentlog.format.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, topic_id_of_name
-from segmentlog.inspection.store import inspect_store
+from segmentlog.format.file_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, topic_id_of_name
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.records import TopicPartition
-from segmentlog.storage.state import CONFIG_WORD, MOVED_WORD
+from segmentlog.storage.state_page import CONFIG_WORD, MOVED_WORD
 from segmentlog.store import LogStore
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 NAMES = sorted(path.name.removesuffix(".tar.gz") for path in STORES.glob("*.tar.gz"))
 

@@ -21,7 +21,7 @@ from seeds import seeds
 import segmentlog
 from segmentlog.config import EXPIRES_HEADER
 from segmentlog.errors import OffsetOutOfRange, StoreClosed, UnknownTopic
-from segmentlog.format.keys import identities_of, identity_of
+from segmentlog.format.key_hashes import identities_of, identity_of
 from segmentlog.log.partition import Partition
 from segmentlog.records import Record
 from segmentlog.store import LogStore

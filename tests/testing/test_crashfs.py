@@ -17,7 +17,7 @@ from crashfs_mount import disk as disk
 
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.crashfs import CrashFS
-from segmentlog.testing.forgetful import PAGE, SECTOR, ForgetfulDisk
+from segmentlog.testing.unsynced_model import PAGE, SECTOR, ForgetfulDisk
 
 # ---------------------------------------------------------------- the model
 

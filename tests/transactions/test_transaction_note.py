@@ -13,8 +13,8 @@ import segmentlog
 from segmentlog.errors import DiskFull, InvalidConfig, ProducerFenced, TransactionAborted
 from segmentlog.log.partition import Partition
 from segmentlog.producing.producer import NOTE_MAX_BYTES
-from segmentlog.testing.faults import FaultyFileSystem
-from segmentlog.transactions.journal import TransactionLog
+from segmentlog.testing.fault_injection import FaultyFileSystem
+from segmentlog.transactions.transaction_log import TransactionLog
 
 
 @pytest.fixture

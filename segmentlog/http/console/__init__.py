@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
-from segmentlog.http.console.damage import DamagePages
-from segmentlog.http.console.groups import GroupPages
+from segmentlog.http.console.damage_pages import DamagePages
+from segmentlog.http.console.group_pages import GroupPages
 from segmentlog.http.console.pages import Console as Console
-from segmentlog.http.console.records import Decode as Decode
-from segmentlog.http.console.records import RecordPages
-from segmentlog.http.console.topics import TopicPages
-from segmentlog.http.console.transactions import TransactionPages
+from segmentlog.http.console.record_pages import Decode as Decode
+from segmentlog.http.console.record_pages import RecordPages
+from segmentlog.http.console.topic_pages import TopicPages
+from segmentlog.http.console.transaction_pages import TransactionPages
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

@@ -7,8 +7,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
+from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.large_bodies import ROOM, RequestRoom
-from segmentlog.http.problems import HttpProblem
 
 if TYPE_CHECKING:
     from starlette.requests import Request

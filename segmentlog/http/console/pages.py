@@ -22,20 +22,20 @@ from starlette.routing import Route
 
 from segmentlog.clock import Clock
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.console import showing
-from segmentlog.http.console.drawings import LagHistory
+from segmentlog.http.console import formatting
+from segmentlog.http.console.charts import LagHistory
 from segmentlog.http.console.forms import Form, number, read_form
-from segmentlog.http.console.survey import Look, Survey
-from segmentlog.http.guard import PAGES
-from segmentlog.http.problems import HttpProblem
+from segmentlog.http.console.topic_overview import Look, Survey
+from segmentlog.http.error_responses import HttpProblem
+from segmentlog.http.middleware import PAGES
 from segmentlog.quantities import format_duration_ms, format_size
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
 
 if TYPE_CHECKING:
-    from segmentlog.http.site import Site
-    from segmentlog.topics.topics import Topic
+    from segmentlog.http.context import Site
+    from segmentlog.topics.topic_registry import Topic
 
 logger = logging.getLogger("segmentlog.http")
 
@@ -179,7 +179,7 @@ class Console:
     def command(self, request: Request, *words: object) -> str:
         """A line for the shell: the command line's program with these words, and ``--dir`` for those who may see it."""
         place = self.place(request)
-        return showing.command(*words, *(() if place is None else ("--dir", place)))
+        return formatting.command(*words, *(() if place is None else ("--dir", place)))
 
     def may_write(self, request: Request, operation: Operation, resource: ResourceType, name: str) -> bool:
         """Whether there is to be a form for that."""
@@ -239,9 +239,9 @@ def _templates() -> jinja2.Environment:
         num=lambda amount: f"{amount:,}",
         size=format_size,
         duration=format_duration_ms,
-        seconds=showing.seconds,
-        rate=showing.rate,
-        utc=showing.utc,
+        seconds=formatting.seconds,
+        rate=formatting.rate,
+        utc=formatting.utc,
         quoted=lambda text: quote(text, safe=""),
         visible=lambda text: visible(str(text)),
     )

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from segmentlog.http.rest import media
-from segmentlog.http.rest.endpoints import PATH_TYPES, Endpoint, Gives, Problem
+from segmentlog.http.rest import media_types
+from segmentlog.http.rest.endpoint_table import PATH_TYPES, Endpoint, Gives, Problem
 
 _ALWAYS: Final = (400, 401, 403, 408, 413, 415, 417, 421, 500, 501, 503)
 """Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
@@ -60,7 +60,7 @@ def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
         "components": {
             "schemas": dict(sorted(components.items())),
             "responses": {
-                str(status): {"description": why, "content": {media.JSON: {"schema": _PROBLEM}}}
+                str(status): {"description": why, "content": {media_types.JSON: {"schema": _PROBLEM}}}
                 for status, why in _WHY.items()
             },
             "securitySchemes": {"password": {"type": "http", "scheme": "basic"}},

@@ -15,17 +15,17 @@ from segmentlog.config import OFFSET_CEILING_STEP
 from segmentlog.errors import GrantExhausted, InvalidWireBatch, ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.log.append.active_end import ActiveEnd, Observed
-from segmentlog.log.append.shipped import wait_granted
+from segmentlog.log.append.active_segment import ActiveSegmentWriter, Observed
+from segmentlog.log.append.wait_shipped import wait_granted
 from segmentlog.log.handle import Handle
-from segmentlog.log.producers import ProducerStamp, ProducerStates
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.producer_state import ProducerStamp, ProducerStates
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.policy.roll import should_roll
-from segmentlog.storage.failures import is_interrupt
 from segmentlog.storage.fs import DiskFailed
-from segmentlog.storage.grant import read_grant
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, held
-from segmentlog.storage.state import (
+from segmentlog.storage.grant_file import read_grant
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, interrupt_safe_context
+from segmentlog.storage.state_page import (
     CONFIG_WORD,
     FAILED_WORD,
     MOVED_WORD,
@@ -40,7 +40,7 @@ _EPOCH_MAX = 2**32 - 2
 # What a batch's header holds; only a forged or damaged log gets there.
 
 
-class Numbered(Protocol):
+class ProducerAppend(Protocol):
     """What one producer appends, among others; and what becomes of it."""
 
     @property
@@ -65,7 +65,7 @@ class Appender:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._end = ActiveEnd(handle)
+        self._end = ActiveSegmentWriter(handle)
         self._begun: list[int] = []
         """Segments that the last append began, where a snapshot of the states belongs."""
         self._states = ProducerStates(handle)
@@ -81,7 +81,7 @@ class Appender:
         batches: Sequence[EncodedBatch],
         now_ms: int,
         stamp: ProducerStamp | None = None,
-        numbered: Sequence[Numbered] = (),
+        numbered: Sequence[ProducerAppend] = (),
         *,
         wakes: bool = True,
     ) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class Appender:
                 handle.check_in_place()  # renamed or deleted a moment ago
                 raise
             except OSError as error:
-                handle.raise_local(error, "nothing was appended")
+                handle.raise_local_error(error, "nothing was appended")
                 raise
             except GrantExhausted as error:
                 exhausted = error
@@ -133,7 +133,7 @@ class Appender:
         Raises `ProducerFenced` when a newer epoch of the producer has one open.
         """
         handle = self._handle
-        with handle.telling(), handle.append_locked(by_names=False):
+        with handle.translating_errors(), handle.append_locked(by_names=False):
             log = self._look()
             states = self._states
             states.catch_up(log)
@@ -181,7 +181,7 @@ class Appender:
             raise InvalidWireBatch.unassigned(producer_id)
         self.require_no_transaction(producer_id)
 
-    @held
+    @interrupt_safe_context
     def producers(self) -> Iterator[ProducerStates]:
         """What is known of producers up to the end of the log, under the append lock."""
         with self._handle.append_locked(by_names=False):
@@ -201,8 +201,8 @@ class Appender:
         ):
             handle.check_appendable()
         if words[WRITING_WORD]:
-            with handle.staying():
-                settle(handle)
+            with handle.folder_locked():
+                finish_interrupted_append(handle)
         log = page.log.read()
         if self._end.seen is not log:
             self._begun = []  # of an append that was interrupted
@@ -242,7 +242,7 @@ class Appender:
         return self._place_locked(log, batches, now_ms, stable_offset, note)
 
     def _place_numbered(
-        self, log: LogState, batches: Sequence[EncodedBatch], numbered: Sequence[Numbered], now_ms: int
+        self, log: LogState, batches: Sequence[EncodedBatch], numbered: Sequence[ProducerAppend], now_ms: int
     ) -> tuple[int, int]:
         """`_place_tracked` for several producers: one write, and each is asked for itself before that."""
         states = self._states
@@ -273,7 +273,7 @@ class Appender:
 
         return self._place_locked(log, placed, now_ms, note=lambda _: self._take_note(log, placed, note, now_ms))
 
-    def _may_append(self, item: Numbered, now_ms: int) -> bool:
+    def _may_append(self, item: ProducerAppend, now_ms: int) -> bool:
         """Whether a producer's batches come next; else it knows why not, or where they are already."""
         try:
             known_offset = self._states.admit(item.stamp, item.count, now_ms)
@@ -283,7 +283,7 @@ class Appender:
             if is_interrupt(error):
                 raise
             try:
-                self._handle.raise_local(error, "nothing was appended")
+                self._handle.raise_local_error(error, "nothing was appended")
             except SegmentlogError as local:
                 item.error = local
             else:
@@ -304,7 +304,7 @@ class Appender:
             self._states.write_snapshot(log.active_base_offset, now_ms)
         with handle.sync_locked():
             try:
-                handle.ledger.note_producers()
+                handle.ledger.record_producers()
             except DiskFailed as error:
                 handle.fail(f"writing the checkpoint failed ({error})")
 
@@ -368,7 +368,7 @@ class Appender:
             if note is not None:
                 note(after)
         else:
-            with handle.staying():
+            with handle.folder_locked():
                 after = self._write_and_publish(log, batches, now_ms, next_offset, stable_offset, is_one_run=False)
                 if note is not None:
                     note(after)
@@ -389,7 +389,7 @@ class Appender:
         ledger = handle.ledger
         end = self._end
         end.seen = None  # whatever ends this early: the next one looks for itself what is open here
-        ledger.begin_append()
+        ledger.start_append()
         observed: list[Observed] = []
         try:
             if is_one_run:
@@ -400,7 +400,7 @@ class Appender:
             handle.fail(f"a write failed ({error})")
         except OSError:
             if is_one_run:
-                end.note_failed_write()
+                end.handle_failed_write()
             raise
         if stable_offset is not None:
             after = replace(after, last_stable_offset=next_offset if stable_offset < 0 else stable_offset)
@@ -421,7 +421,7 @@ class Appender:
         handle = self._handle
         with handle.append_locked():
             handle.check_appendable()
-            settle(handle)
+            finish_interrupted_append(handle)
             log = handle.page.log.read()
             if not log.end_position:
                 return False
@@ -433,7 +433,7 @@ class Appender:
             if tracked:
                 self._states.catch_up(log)
             end.seen = None
-            handle.ledger.begin_append()
+            handle.ledger.start_append()
             try:
                 after = end.roll(log)
             except DiskFailed as error:
@@ -457,7 +457,7 @@ class Appender:
         granted = read_grant(handle.fs, handle.folder)
         if granted is not None:
             if next_offset >= granted.ceiling:
-                handle.ledger.want_offsets(next_offset)
+                handle.ledger.request_offsets(next_offset)
                 raise GrantExhausted(handle.log_name, granted.ceiling)
             ceiling = min(ceiling, granted.ceiling)
         with handle.sync_locked():
@@ -469,7 +469,7 @@ class Appender:
 
     def _close_rolled(self) -> None:
         """After an append that rolled is published."""
-        self._begun = self._end.leave_sealed()
+        self._begun = self._end.finish_rolls()
         self._handle.rolled()
 
     def _begin_anew(self) -> None:
@@ -479,7 +479,7 @@ class Appender:
         self._states = ProducerStates(self._handle)
         self.appended = False  # the clean close of what the parent appended is the parent's
 
-    def leave_cleanly(self, log: LogState) -> None:
+    def close_cleanly(self, log: LogState) -> None:
         """Give back the space ahead of the end, and leave what is known, at a clean close. Under the append lock."""
         self._end.close_cleanly(log)
         if self._handle.page.words[PRODUCERS_WORD]:

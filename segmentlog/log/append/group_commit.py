@@ -6,7 +6,7 @@ then the first of those who came meanwhile leads. Threads that merely queued for
 lock reached 1.2 times one thread's rate here, this 2 to 5 times. Batches of producers with numbers are not
 merged, as each has its own, but written together: whoever of them may not append is told so, and the others go on.
 
-An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.locks`):
+An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.interrupt_safe`):
 
 - Leading is holding the lock ``_leading`` by ``with``, nothing else. It is never handed over while it is held.
 - What is in the queue stays there until it is done, and only who leads removes it. An append that is taken points
@@ -38,13 +38,13 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.encoding import Columns, check_items, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import RecordColumns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.storage import forks
-from segmentlog.storage.failures import is_failure
-from segmentlog.storage.locks import LOOK_EVERY_S, is_main_thread, rouse
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import is_failure
+from segmentlog.storage.interrupt_safe import POLL_INTERVAL_S, is_main_thread, wake_sleeper
 
 _MERGE_RECORDS = 16
 """Appends of up to so many records are merged; larger ones are encoded by their own thread, before they queue."""
@@ -100,7 +100,7 @@ class _Waiting:
     )  # fmt: skip
 
     def __init__(
-        self, columns: Columns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
+        self, columns: RecordColumns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
     ) -> None:
         self.columns = columns
         self.batches = batches
@@ -149,7 +149,7 @@ class GroupCommit:
         self._appender = appender
         self._syncer = syncer
         self._queue: deque[_Waiting] = deque()
-        self._leading = forks.lock(self, "_leading")
+        self._leading = fork_safety.lock(self, "_leading")
         self._main_is_here = False
         """Or was interrupted here. Only the main thread writes it."""
         self._heir: _Waiting | None = None
@@ -167,7 +167,9 @@ class GroupCommit:
         self._last_group = 1
         self._scratch = bytearray()
 
-    def append(self, columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None) -> int:
+    def append(
+        self, columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
+    ) -> int:
         """Append the columns and return the offset of the first record once all of them are on disk.
 
         With the ``stamp`` of a producer, which must be of no transaction, as `Appender.place` does.
@@ -182,7 +184,7 @@ class GroupCommit:
 
     def _append(
         self,
-        columns: Columns,
+        columns: RecordColumns,
         config: TopicConfig,
         now_ms: int,
         stamp: ProducerStamp | None,
@@ -219,14 +221,14 @@ class GroupCommit:
                         self._lead(mine)
                     self._rouse_next()
                 else:
-                    is_told = mine.wake.acquire(True, LOOK_EVERY_S if self._main_is_here else -1)
+                    is_told = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
         except BaseException:
             mine.left = True
             self._rouse_next()  # it may have been this one's turn
             raise
         finally:
             if mine.following is not None:
-                rouse(mine.following.wake)
+                wake_sleeper(mine.following.wake)
         if mine.error is not None:
             raise mine.error
         assert group is not None
@@ -234,7 +236,7 @@ class GroupCommit:
             raise group.error
         base_offset = group.base_offset + mine.ahead if mine.known_offset < 0 else mine.known_offset
         if not group.is_kept or mine.known_offset >= 0:
-            self._syncer.check_kept(base_offset, base_offset + mine.count)
+            self._syncer.raise_if_lost(base_offset, base_offset + mine.count)
         return base_offset
 
     def _may_lead(self, mine: _Waiting) -> bool:
@@ -247,7 +249,7 @@ class GroupCommit:
         if other is None:
             return False
         self._heir = other
-        rouse(other.wake)
+        wake_sleeper(other.wake)
         return True
 
     def _is_done(self, mine: _Waiting) -> bool:
@@ -256,7 +258,7 @@ class GroupCommit:
 
     @staticmethod
     def _waiting(
-        columns: Columns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+        columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
     ) -> _Waiting:
         if stamp is None and _is_small(columns, config):
             # An interrupt ends the wait of the main thread while another thread may be writing its records: neither its
@@ -279,7 +281,7 @@ class GroupCommit:
         queue = self._queue
         if mine.is_main:
             for one in list(queue):
-                rouse(one.wake)
+                wake_sleeper(one.wake)
         if group is not None and not group.is_void:  # not settled, and nobody else leads: its leader was interrupted
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)
@@ -380,7 +382,7 @@ class GroupCommit:
         for one, following in pairwise(others):
             one.following = following
         if others:
-            rouse(others[0].wake)
+            wake_sleeper(others[0].wake)
 
     def _rouse_next(self) -> None:
         """Have the first of those who wait lead, unless another thread does that is not the main one."""
@@ -390,7 +392,7 @@ class GroupCommit:
             main = next((one for one in list(self._queue) if one.is_unfinished), None)
             if main is not None:
                 self._heir = main
-                rouse(main.wake)
+                wake_sleeper(main.wake)
 
 
 def _count_of(batches: Sequence[EncodedBatch]) -> int:
@@ -406,7 +408,7 @@ def _first_of_each_producer(waiting: Sequence[_Waiting]) -> list[_Waiting]:
     return list(first.values())
 
 
-def _is_small(columns: Columns, config: TopicConfig) -> bool:
+def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
     """Whether the append is to be merged with others. Raises `InvalidRecord`: before others depend on it."""
     values, keys = columns.values, columns.keys
     if len(values) > _MERGE_RECORDS or (config.segment_records or _MERGE_RECORDS) < _MERGE_RECORDS:
@@ -420,7 +422,7 @@ def _is_small(columns: Columns, config: TopicConfig) -> bool:
     return size_bytes <= min(_MERGE_BYTES, config.max_message_bytes // 2)
 
 
-def _merged(small: Sequence[_Waiting], now_ms: int) -> Columns:
+def _merged(small: Sequence[_Waiting], now_ms: int) -> RecordColumns:
     """The columns of several appends one after another; those without timestamps get the time."""
     parts = [one.columns for one in small if one.columns is not None]
     if len(parts) == 1:
@@ -434,7 +436,7 @@ def _merged(small: Sequence[_Waiting], now_ms: int) -> Columns:
         timestamps = np.concatenate(
             [np.full(len(part.values), now_ms) if part.timestamps is None else part.timestamps for part in parts]
         )
-    return Columns(values, keys, timestamps, None)
+    return RecordColumns(values, keys, timestamps, None)
 
 
 def _yield_processor() -> None:

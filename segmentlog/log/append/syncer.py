@@ -7,16 +7,16 @@ import logging
 import os
 
 from segmentlog.errors import CorruptBatch, DiskFull, LogTruncated, SegmentlogError, UnknownTopic
-from segmentlog.format.names import LOG_SUFFIX
+from segmentlog.format.file_names import LOG_SUFFIX
 from segmentlog.log.handle import Handle
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.records import LostRange
-from segmentlog.storage.failures import is_from_a_call, is_interrupt
-from segmentlog.storage.files import sync_data
+from segmentlog.storage.file_operations import sync_data
 from segmentlog.storage.fs import DiskFailed, opened
-from segmentlog.storage.locks import EXCLUSIVE, UNLOCK, keep
+from segmentlog.storage.interrupt_check import is_from_a_call, is_interrupt
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, UNLOCK, store_result
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING, WAITING_WORD, LogState, SyncState
+from segmentlog.storage.state_page import REWRITING, WAITING_WORD, LogState, SyncState
 
 logger = logging.getLogger("segmentlog")
 
@@ -64,7 +64,7 @@ class Syncer:
                     return sync.durable_offset
                 return self._sync_locked(sync)
             except OSError as error:
-                handle.raise_local(error, _UNSYNCED, appended=True)
+                handle.raise_local_error(error, _UNSYNCED, appended=True)
                 raise
             finally:
                 flock(fd, UNLOCK)
@@ -76,16 +76,16 @@ class Syncer:
         since: what is durable then is the log that goes on behind them.
         """
         durable_offset = self.sync(end_offset)
-        self.check_kept(base_offset, end_offset)
+        self.raise_if_lost(base_offset, end_offset)
         return durable_offset
 
-    def check_kept(self, base_offset: int, end_offset: int) -> None:
+    def raise_if_lost(self, base_offset: int, end_offset: int) -> None:
         """Raise `LogTruncated` when one of the records that were appended there was dropped since."""
         try:
-            lost = self.lost_among(base_offset, end_offset)
+            lost = self.find_lost_range(base_offset, end_offset)
         except OSError as error:
             why = "what was appended was synced, and may have been dropped before"
-            self._handle.raise_local(error, why, appended=True)
+            self._handle.raise_local_error(error, why, appended=True)
             raise
         if lost is not None:
             raise LogTruncated(self._handle.log_name, max(base_offset, lost.base_offset), lost)
@@ -93,18 +93,18 @@ class Syncer:
     def is_kept(self, base_offset: int, end_offset: int) -> bool:
         """Whether nothing of it was dropped; False also when that cannot be seen."""
         try:
-            return self.lost_among(base_offset, end_offset) is None
+            return self.find_lost_range(base_offset, end_offset) is None
         except OSError as error:
             if not is_from_a_call(error):
                 raise
             return False
 
-    def lost_among(self, base_offset: int, end_offset: int) -> LostRange | None:
+    def find_lost_range(self, base_offset: int, end_offset: int) -> LostRange | None:
         """The first lost range that touches these offsets; they are never used again, so no epoch is asked."""
         handle = self._handle
         epoch = handle.page.log.read().epoch
         if self._lost[0] != epoch:  # a range only ever comes with an epoch, and is in the checkpoint before that shows
-            with handle.staying():
+            with handle.folder_locked():
                 self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
         for lost in self._lost[1]:
             if lost.base_offset < end_offset and base_offset < lost.end_offset:
@@ -115,7 +115,7 @@ class Syncer:
         log = self._handle.page.log.read()
         sync = self.sync_all(log, sync)
         if sync.synced_bytes - sync.checkpointed_bytes >= CHECKPOINT_BYTES and not self._is_rewritten:
-            self.move_recovery_point(log, sync)
+            self.advance_recovery_point(log, sync)
         return log.log_end_offset
 
     def sync_all(self, log: LogState, sync: SyncState) -> SyncState:
@@ -132,7 +132,7 @@ class Syncer:
             if is_known:
                 handle.fs.fdatasync(self._fd)
             else:
-                with handle.staying():  # or another log's files would be synced for this one's
+                with handle.folder_locked():  # or another log's files would be synced for this one's
                     self._sync_files(log, sync)
         except OSError as error:
             if not is_from_a_call(error):
@@ -152,7 +152,7 @@ class Syncer:
                 raise
             # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
             handle.fail(f"an fsync failed ({error})")
-        sync = handle.ledger.note_sync(log, sync)
+        sync = handle.ledger.record_sync(log, sync)
         if page.words[WAITING_WORD]:
             handle.wake_followers()
         return sync
@@ -188,9 +188,9 @@ class Syncer:
         if self._is_rewritten:
             with self._handle.append_locked():
                 if self._is_rewritten:
-                    settle(self._handle)
+                    finish_interrupted_append(self._handle)
 
-    def move_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
+    def advance_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         """Write down that everything ``log`` shows is on disk. The caller holds the sync lock, and synced it."""
         try:
             self._write_recovery_point(log, sync, **changes)
@@ -204,7 +204,7 @@ class Syncer:
                 logger.warning("%s: the recovery point stays where it is: %s", self._handle.log_name, error)
 
     def _write_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
-        with self._handle.staying():
+        with self._handle.folder_locked():
             self._write_recovery_point_there(log, sync, **changes)
 
     def _write_recovery_point_there(self, log: LogState, sync: SyncState, **changes: object) -> None:
@@ -214,7 +214,7 @@ class Syncer:
             # name. Behind the recovery point the space that comes back after a power cut would be damage.
             sync = self.sync_all(handle.page.log.read(), sync)
         try:
-            handle.ledger.move_recovery_point(log, sync, **changes)
+            handle.ledger.advance_recovery_point(log, sync, **changes)
         except OSError as error:
             if not is_from_a_call(error):
                 raise
@@ -239,7 +239,7 @@ class Syncer:
         if self._key != key:
             self._close()
             path = segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX
-            keep(self, "_fd", fs.open, path, os.O_RDONLY | os.O_CLOEXEC)
+            store_result(self, "_fd", fs.open, path, os.O_RDONLY | os.O_CLOEXEC)
             self._key = key
         sync_data(fs, self._fd, handle.folder)
         for base in [base for base in handle.sealed if base < log.active_base_offset]:

@@ -9,12 +9,12 @@ from functools import partial
 from msgspec.structs import replace
 
 from segmentlog.format.checkpoint import Compacted
-from segmentlog.format.names import CLEANED_SUFFIX, parse_copy_name
+from segmentlog.format.file_names import CLEANED_SUFFIX, parse_copy_name
 from segmentlog.log.append.syncer import Syncer
-from segmentlog.log.compaction.compaction_pass import CompactionPass, Pace, Plan
+from segmentlog.log.compaction.compaction_pass import CompactionPass, CompactionPlan, Pace
 from segmentlog.log.handle import Handle
-from segmentlog.log.lease import CleanerNote, Lease
-from segmentlog.log.read.catalog import Catalogs
+from segmentlog.log.lease import CleanerLease, CleanerNote
+from segmentlog.log.read.segment_catalog import SegmentCatalogs
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.compaction import Dirt, cleanable_end, measure, why_due
 from segmentlog.records import CompactionReport, SegmentInfo
@@ -23,7 +23,7 @@ from segmentlog.records import CompactionReport, SegmentInfo
 class Cleaner:
     """Compacts one partition. One pass at a time, by the lease; thread-safe."""
 
-    def __init__(self, handle: Handle, syncer: Syncer, catalogs: Catalogs, lease: Lease) -> None:
+    def __init__(self, handle: Handle, syncer: Syncer, catalogs: SegmentCatalogs, lease: CleanerLease) -> None:
         self._handle = handle
         self._syncer = syncer
         self._catalogs = catalogs
@@ -72,7 +72,7 @@ class Cleaner:
         with self._lease.hold(wait_s) as held:
             if not held:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
-            with handle.staying():
+            with handle.folder_locked():
                 self._tidy_up()
             # A record must not go for the sake of a newer one that a power cut could take, or whose transaction
             # was decided by a marker that it could take, nor the file that a recovery would begin in: only what is
@@ -112,7 +112,7 @@ class Cleaner:
                         handle.fs.unlink(f"{handle.folder}/{name}")
         handle.fs.sync_folder(handle.folder)
 
-    def _plan(self, now_ms: int, durable_base: int | None = None) -> Plan:
+    def _plan(self, now_ms: int, durable_base: int | None = None) -> CompactionPlan:
         """What can be cleaned now, and what of it is dirty: segments below ``durable_base``."""
         handle = self._handle
         config, log = handle.config, handle.page.log.read()
@@ -128,4 +128,4 @@ class Cleaner:
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
         end = cleanable_end(config, behind(), dirty_offset, limit, now_ms)
-        return Plan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)
+        return CompactionPlan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)

@@ -23,27 +23,27 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, UnknownTopic, UnreadableBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, check_payload
-from segmentlog.format.batches import record_batch
-from segmentlog.format.names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
+from segmentlog.format.decoded_batch import record_batch
+from segmentlog.format.file_names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import walk
 from segmentlog.format.splice import Flags
-from segmentlog.log.compaction.decided import Decided, stripped
 from segmentlog.log.compaction.segment_copy import SegmentCopy
 from segmentlog.log.compaction.survivors import Survivors, tombstones_among
+from segmentlog.log.compaction.transaction_outcomes import TransactionOutcomes, stripped
 from segmentlog.log.handle import Handle
 from segmentlog.log.swap import swap_in
 from segmentlog.policy.compaction import group_segments
 from segmentlog.records import CompactionReport, LostRange, SegmentInfo
-from segmentlog.storage.failures import failures_ignored
+from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING
+from segmentlog.storage.state_page import REWRITING
 
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, and may raise to end the pass."""
 
 
-class Plan(NamedTuple):
+class CompactionPlan(NamedTuple):
     """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``. By ``config``."""
 
     segments: list[SegmentInfo]
@@ -95,7 +95,7 @@ class CompactionPass:
     def __init__(
         self,
         handle: Handle,
-        plan: Callable[[], Plan],
+        plan: Callable[[], CompactionPlan],
         now_ms: int,
         buffer_bytes: int,
         pace: Pace,
@@ -111,7 +111,7 @@ class CompactionPass:
         self._config: TopicConfig  # the plan's: how far the log is clean is noted for what was kept by it
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
-        self._decided: Decided
+        self._decided: TransactionOutcomes
         self._survivors: Survivors  # one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
@@ -125,7 +125,7 @@ class CompactionPass:
         started = time.monotonic()
         segments, dirty_offset, end, self._config = self._plan()
         # After the plan: what was decided by then, all of it below `end`, is known now.
-        self._decided = Decided(handle, handle.page.log.read(), self._now_ms)
+        self._decided = TransactionOutcomes(handle, handle.page.log.read(), self._now_ms)
         if self._config.compaction_keep_last > 1:
             # What expires decides about older records that were kept beside it: all have to be looked at together.
             dirty_offset = self._log_start
@@ -202,7 +202,7 @@ class CompactionPass:
         """Write down what was reached."""
         handle = self._handle
         with handle.sync_locked():
-            handle.ledger.note_compaction(cleaned_offset, self._config.compaction_keep_last, self._survivors.due_ms)
+            handle.ledger.record_compaction(cleaned_offset, self._config.compaction_keep_last, self._survivors.due_ms)
 
     # ------------------------------------------------------------ reading
 
@@ -306,18 +306,18 @@ class CompactionPass:
         path = None if self._dry_run else f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
         copy = SegmentCopy(handle.fs, path, base, index, handle.batch_limit, self._config.compression)
         try:
-            with copy.opened(handle.staying):
+            with copy.opened(handle.folder_locked):
                 written_ns, epoch = self._copy_batches(group, weighed, copy)
                 copy.finish(self._end_of(group[-1], weighed[-1]), epoch, written_ns)
         except BaseException:
             if path is not None:
-                with failures_ignored(UnknownTopic), handle.staying():
+                with failures_ignored(UnknownTopic), handle.folder_locked():
                     handle.fs.unlink(path)
             raise
         if path is None:
             return copy, True
         replaced = [one.base_offset for one in group]
-        with handle.staying():
+        with handle.folder_locked():
             for one in replaced:  # what they say of transactions is not what the copy says
                 with contextlib.suppress(FileNotFoundError):
                     handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)

@@ -29,20 +29,20 @@ from segmentlog.format.batch import (
     TRANSACTIONAL,
     BatchHeader,
 )
-from segmentlog.format.codecs import Compression
+from segmentlog.format.batch_codecs import Compression
 from segmentlog.format.columns import Int64Array, MalformedColumn, array_of, decode_blobs
-from segmentlog.format.edit import emptied, extended_header, gap_batch
 from segmentlog.format.encode import EncodedBatch, join_batch
+from segmentlog.format.header_edit import emptied, extended_header, gap_batch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags, Table, as_table, cut_rows, encode_items, join_items, null_items, those
 from segmentlog.format.wire_batch import cut_wire, stored_wire
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
 from segmentlog.records import Headers
-from segmentlog.storage.files import write_all
+from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import NO_ROOM, Buffer, FileSystem
-from segmentlog.storage.index import SegmentIndex
-from segmentlog.storage.locks import held, keep
+from segmentlog.storage.interrupt_safe import interrupt_safe_context, store_result
+from segmentlog.storage.segment_index import SegmentIndex
 
 _TARGET_BYTES = 64 << 10
 _WHOLE_BYTES = 16 << 10
@@ -99,14 +99,14 @@ class SegmentCopy:
         self._buffered_bytes = 0
         self._written_bytes = 0
 
-    @held
-    def opened(self, staying: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    @interrupt_safe_context
+    def opened(self, folder_locked: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
         """The file is open for as long as the context lasts; it goes by its name, what ``staying`` is for, only now."""
         try:
             if self.path is not None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                with staying():
-                    keep(self, "_fd", self._fs.open, self.path, flags, 0o666)
+                with folder_locked():
+                    store_result(self, "_fd", self._fs.open, self.path, flags, 0o666)
             yield
         finally:
             fd, self._fd = self._fd, -1

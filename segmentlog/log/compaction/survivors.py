@@ -18,7 +18,7 @@ from segmentlog.format.batch import CONTROL, BatchHeader
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.splice import Flags
 from segmentlog.format.wire_record_batch import WireRecordBatch
-from segmentlog.log.compaction.decided import Decided
+from segmentlog.log.compaction.transaction_outcomes import TransactionOutcomes
 from segmentlog.policy.compaction import delete_horizon
 from segmentlog.policy.expiry import NEVER, expiry_times
 from segmentlog.policy.offset_map import OffsetMap
@@ -42,7 +42,7 @@ class Survivors:
         log_start_offset: int,
         dirty_offset: int,
         end: int,
-        decided: Decided,
+        decided: TransactionOutcomes,
         unreadable: dict[int, UnreadableBatch],
     ) -> None:
         self.decided = decided

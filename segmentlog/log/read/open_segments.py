@@ -8,17 +8,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.names import LOG_SUFFIX, REMOTE_SUFFIX
+from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.format.scan import Around, KnownBatches
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.handle import Handle
-from segmentlog.log.read.checked import CheckedRuns
-from segmentlog.log.tiering import is_remote
+from segmentlog.log.read.verified_batches import VerifiedBatches
+from segmentlog.log.segment_tiering import is_remote
 from segmentlog.records import SegmentInfo
-from segmentlog.storage import forks
-from segmentlog.storage.index import SegmentIndex
+from segmentlog.storage import fork_safety
 from segmentlog.storage.segment import MappedSegment, segment_stem
-from segmentlog.storage.state import LogState
+from segmentlog.storage.segment_index import SegmentIndex
+from segmentlog.storage.state_page import LogState
 from segmentlog.weak_sets import members_of
 
 _KEPT_SEGMENTS = 64
@@ -37,7 +37,7 @@ class OpenSegment:
 
     __slots__ = ("checked", "index", "mapped", "sealed")
 
-    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool, checked: CheckedRuns) -> None:
+    def __init__(self, mapped: MappedSegment, index: SegmentIndex, sealed: bool, checked: VerifiedBatches) -> None:
         self.mapped = mapped
         self.index = index
         self.sealed = sealed
@@ -58,7 +58,7 @@ class OpenSegments:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = forks.lock(self, "_mutex", "_begin_empty")
+        self._mutex = fork_safety.lock(self, "_mutex", "_begin_empty")
         self._begin_empty()
         _in_process.add(self)
 
@@ -83,7 +83,7 @@ class OpenSegments:
                 self._open.move_to_end(base)
         handle = self._handle
         if segment is None:
-            with handle.staying():
+            with handle.folder_locked():
                 index = handle.index_of(base, writable=sealed and not handle.read_only)
                 mapped = MappedSegment(handle.fs, handle.folder, base, ranged=True)
                 if sealed:
@@ -92,7 +92,7 @@ class OpenSegments:
             handle.check_usable()  # else these may be the files of a topic that has the name since
             # Both are mapped now: no other file has the number. What was brought into the one is not in the other.
             is_same = before is not None and before.mapped.inode == mapped.inode and mapped.ranges is None
-            segment = OpenSegment(mapped, index, sealed, before.checked if before and is_same else CheckedRuns())
+            segment = OpenSegment(mapped, index, sealed, before.checked if before and is_same else VerifiedBatches())
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
                     self._open[base] = segment
@@ -117,13 +117,13 @@ class OpenSegments:
     def around(self, segment: OpenSegment, end_offset: int, known: KnownBatches | None = None) -> Around:
         """`Handle.around` for a segment whose index is in memory."""
         base = segment.mapped.base_offset
-        return self._handle.around(base, end_offset, known or segment.index.batches_behind)
+        return self._handle.around(base, end_offset, known or segment.index.batches_after)
 
     def known_batches(self, base: int) -> KnownBatches | None:
         """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
         with self._mutex:
             segment = self._open.get(base)
-        return None if segment is None else segment.index.batches_behind
+        return None if segment is None else segment.index.batches_after
 
     def unmap(self, base: int) -> None:
         """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
@@ -140,12 +140,12 @@ class OpenSegments:
 
     # ------------------------------------------------------------ what was checked
 
-    def find_checked(self, segment: OpenSegment, epoch: int, offset: int) -> tuple[WireRun | None, int | None]:
+    def find_verified(self, segment: OpenSegment, epoch: int, offset: int) -> tuple[WireRun | None, int | None]:
         """`CheckedRuns.find` in a segment."""
         with self._mutex:
             return segment.checked.find(epoch, offset)
 
-    def keep_checked(self, segment: OpenSegment, epoch: int, run: WireRun) -> None:
+    def add_verified(self, segment: OpenSegment, epoch: int, run: WireRun) -> None:
         """Keep a run, and of all segments those used last.
 
         As many batches as others leave, or this one's part of all that there may be.
@@ -186,7 +186,7 @@ class OpenSegments:
         """
         handle = self._handle
         stem = segment_stem(handle.folder, base)
-        with handle.staying():
+        with handle.folder_locked():
             if not handle.fs.exists(stem + REMOTE_SUFFIX) or not is_remote(handle, base):
                 return None
             size_bytes = handle.fs.stat(stem + LOG_SUFFIX).st_size

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange, UnreadableBatch
 from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACTIONAL, check_payload, decode_header
-from segmentlog.format.codecs import Buffer
-from segmentlog.format.names import LOG_SUFFIX, parse_copy_name
+from segmentlog.format.batch_codecs import Buffer
+from segmentlog.format.file_names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.scan import step_over
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.format.wire_run import walk
-from segmentlog.log.aborted import AbortedTransactions, is_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.read.open_segments import OpenSegment, OpenSegments
-from segmentlog.log.recovery.opening import settle
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.swap import finish_swaps
+from segmentlog.log.transaction_index import AbortedTransactions, is_aborted
 from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange
 from segmentlog.storage.segment import segment_stem
-from segmentlog.storage.state import REWRITING, LogState
+from segmentlog.storage.state_page import REWRITING, LogState
 
 SkipListener = Callable[[int, int, CorruptBatch], None]
 """Called with each range of offsets ``[base, end)`` that reading skips, and with the damage or `UnreadableBatch`."""
@@ -210,7 +210,7 @@ class Reader:
                 time.sleep(_REWRITE_WAIT_S)
         else:
             with handle.append_locked():  # whoever replaces segments holds it
-                settle(handle)  # of a process that died in it
+                finish_interrupted_append(handle)  # of a process that died in it
                 finish_swaps(handle)
         if page.log.read().generation != log.generation:
             raise _Outdated
@@ -236,7 +236,7 @@ class Reader:
             view = mapped.upto(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset, False
-        run, next_base = self._opened.find_checked(segment, log.epoch, offset)
+        run, next_base = self._opened.find_verified(segment, log.epoch, offset)
         if run is not None and offset < run.end_offset and run.end_position <= end:
             first, stop, is_full = run.find(offset, bound, max_bytes)
         else:
@@ -252,7 +252,7 @@ class Reader:
             if run is None:
                 return [], offset, is_full
             first, stop = 0, run.batch_count
-            self._opened.keep_checked(segment, log.epoch, run)
+            self._opened.add_verified(segment, log.epoch, run)
         return run.take(view, first, stop), run.offset_of(stop) if stop > first else offset, is_full
 
     # ------------------------------------------------------------ positions

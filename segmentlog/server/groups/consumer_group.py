@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from segmentlog.policy.reconciliation import Stage
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.consumer_beats import ConsumerBeats
-from segmentlog.server.groups.consumer_words import STEPS_OUT, ClassicSide, ConsumerMember
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest, SyncAnswer, size_of
+from segmentlog.server.groups.consumer_heartbeat import ConsumerBeats
+from segmentlog.server.groups.consumer_types import STEPS_OUT, ClassicSide, ConsumerMember
 from segmentlog.server.groups.subscriptions import encode_partitions, subscription_of
-from segmentlog.server.groups.words import JoinAnswer, JoinRequest, SyncAnswer, size_of
 
 
 class ConsumerGroup(ConsumerBeats):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from segmentlog.groups.remote import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.assignment import assign
 from segmentlog.policy.reconciliation import Holding, Stage
 from segmentlog.policy.topic_pattern import TopicPattern
 from segmentlog.records import PartitionId, TopicPartition
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.consumer_words import (
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import GroupSettings, State, size_of
+from segmentlog.server.groups.consumer_types import (
     ASSIGNORS,
     Catalog,
     ClassicSide,
@@ -25,7 +26,6 @@ from segmentlog.server.groups.consumer_words import (
 )
 from segmentlog.server.groups.members import Answer
 from segmentlog.server.groups.subscriptions import CONSUMER
-from segmentlog.server.groups.words import GroupSettings, State, size_of
 
 LOOK_MS: Final = 1_000
 """How often a group looks whether its topics have changed, when it is heard of."""

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig
-from segmentlog.groups.coordinating import NewPosition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.groups.server_groups import NewPosition
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.cached_group import Entry, Unavailable, Waiter
+from segmentlog.server.groups.classic_group import Group
+from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest, State, SyncAnswer
 from segmentlog.server.groups.consumer_group import ConsumerGroup
-from segmentlog.server.groups.consumer_words import JOINS, Beat, Heartbeat
-from segmentlog.server.groups.entries import Entry, Unavailable, Waiter
-from segmentlog.server.groups.keeper import GroupKeeper
-from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.consumer_types import JOINS, Beat, Heartbeat
+from segmentlog.server.groups.group_manager import GroupKeeper
 from segmentlog.server.groups.migration import Machine, may_upgrade, upgraded
 from segmentlog.server.groups.subscriptions import CONSUMER, topics_of
-from segmentlog.server.groups.words import JoinAnswer, JoinRequest, State, SyncAnswer
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from segmentlog.groups.remote import RemoteGroup, RemoteMember
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.words import (
+from segmentlog.groups.server_group_file import RemoteGroup, RemoteMember
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import (
     GroupSettings,
     JoinAnswer,
     JoinRequest,

@@ -6,13 +6,14 @@ which they do as in any rebalance.
 
 from __future__ import annotations
 
-from segmentlog.groups.remote import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.records import PartitionId
-from segmentlog.server.codec.messages.consumer_protocol import ConsumerProtocolSubscription
+from segmentlog.server.codec.generated.consumer_protocol import ConsumerProtocolSubscription
+from segmentlog.server.groups.classic_group import Group
+from segmentlog.server.groups.classic_types import GroupSettings, Member, State, elect_protocol
 from segmentlog.server.groups.consumer_group import ConsumerGroup
-from segmentlog.server.groups.consumer_words import Catalog, Partitions, Shape, by_topic, in_a_set
-from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.consumer_types import Catalog, Partitions, Shape, by_topic, in_a_set
 from segmentlog.server.groups.subscriptions import (
     CONSUMER,
     encode_partitions,
@@ -20,7 +21,6 @@ from segmentlog.server.groups.subscriptions import (
     subscription_of,
     topics_of,
 )
-from segmentlog.server.groups.words import GroupSettings, Member, State, elect_protocol
 
 Machine = Group | ConsumerGroup
 """A group of either protocol."""

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.groups.remote import RemoteGroup
-from segmentlog.server.codec.messages import consumer_protocol
-from segmentlog.server.codec.messages.consumer_protocol import (
+from segmentlog.groups.server_group_file import RemoteGroup
+from segmentlog.server.codec.generated import consumer_protocol
+from segmentlog.server.codec.generated.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     TopicPartition,

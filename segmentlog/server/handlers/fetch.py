@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
 from segmentlog.security.viewer import Thing
-from segmentlog.server.arrivals import LOOK_S
-from segmentlog.server.call import Call, PendingAnswer
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
@@ -24,10 +21,13 @@ from segmentlog.server.codec.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
-from segmentlog.server.faults import code_of
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of
 from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, Wanted
-from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.server.reading import Bounds, read, why_not
+from segmentlog.server.long_poll import LOOK_S
+from segmentlog.server.partition_fetch import Bounds, read, why_not
+from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.topic_ids import is_visible, wire_epoch
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

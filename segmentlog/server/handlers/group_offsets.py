@@ -6,28 +6,25 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.groups.coordinating import NewPosition
-from segmentlog.groups.positions import CommittedOffset, is_metadata
+from segmentlog.groups.committed_offsets import CommittedOffset, is_metadata
+from segmentlog.groups.server_groups import NewPosition
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
-from segmentlog.server.budget import topics_once
-from segmentlog.server.call import TOO_MUCH, Call, PendingAnswer
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from segmentlog.server.codec.messages.offset_delete import (
+from segmentlog.server.codec.generated.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
@@ -38,15 +35,18 @@ from segmentlog.server.codec.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from segmentlog.server.faults import code_of
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of
+from segmentlog.server.groups.cached_group import Unavailable
 from segmentlog.server.groups.coordinator import Appended
-from segmentlog.server.groups.entries import Unavailable
-from segmentlog.server.handlers.groups import refusal
+from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
-from segmentlog.server.names import is_visible, wire_epoch, wire_id
+from segmentlog.server.request_budget import topics_once
+from segmentlog.server.request_context import TOO_MUCH, Call, PendingAnswer
+from segmentlog.server.topic_ids import is_visible, wire_epoch, wire_id
 
 if TYPE_CHECKING:
-    from segmentlog.topics.topics import Topic
+    from segmentlog.topics.topic_registry import Topic
 
 _COMMIT_BY_ID: Final = 10
 _COMMIT_STALE: Final = 9
@@ -311,7 +311,7 @@ def _after_lost_range(
     try:
         found = call.broker.store.topic(topic)
         # No partition is opened: a tool may ask for all of a group's, and other workers may lead them.
-        resumed = found.resumes_at(number, committed.offset) if found.id == topic_id else None
+        resumed = found.find_lost_range_end(number, committed.offset) if found.id == topic_id else None
     except (SegmentlogError, OSError):  # the fetch of the partition reports the error
         resumed = None
     # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).

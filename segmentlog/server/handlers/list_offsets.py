@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.viewer import Thing
-from segmentlog.server.call import Call
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from segmentlog.server.faults import code_of
-from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.server.reading import Bounds
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of
+from segmentlog.server.partition_fetch import Bounds
+from segmentlog.server.request_context import Call
+from segmentlog.server.topic_ids import is_visible, wire_epoch
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Partition
-    from segmentlog.server.fairness import Turn
+    from segmentlog.server.fair_slots import Turn
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -18,13 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segmentlog.errors import InvalidRecord, InvalidWireBatch, ProducerBusy, SegmentlogError
-from segmentlog.format.producers import OLD_IDS
+from segmentlog.format.producer_snapshot import OLD_IDS
 from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.call import Call, PendingAnswer
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.produce import (
+from segmentlog.server.codec.generated.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -35,14 +33,16 @@ from segmentlog.server.codec.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from segmentlog.server.faults import code_of, message_of
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.names import is_visible, wire_epoch
-from segmentlog.transactions.remote import Numbers, WrongState
+from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.topic_ids import is_visible, wire_epoch
+from segmentlog.transactions.server_transactions import Numbers, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.server.durability import Durability
+    from segmentlog.server.ack_waiter import Durability
 
 _LEADERS_FROM = 10
 _IDS_FROM = 13
@@ -150,7 +150,7 @@ def _append(
     )
     # The end of a transaction waits for the disk, or finds that a crash came in between.
     waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _keep_out
-    if waits or placed.owes_sync:
+    if waits or placed.needs_sync:
         until = broker.acknowledgement if waits else broker.durability
         unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer, until))
     return answer

@@ -18,8 +18,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.failures import explained
-from segmentlog.spark.pipelines.json_values import (
+from segmentlog.spark.pipelines.json_columns import (
     JSON_OPTIONS,
     METADATA,
     as_timestamp,
@@ -30,7 +29,7 @@ from segmentlog.spark.pipelines.json_values import (
     quoted,
     require_schema,
 )
-from segmentlog.spark.pipelines.queries import (
+from segmentlog.spark.pipelines.pipeline_queries import (
     RECORD_COLUMNS,
     Incremental,
     QueryReport,
@@ -40,6 +39,7 @@ from segmentlog.spark.pipelines.queries import (
     read_topic,
     write_topic,
 )
+from segmentlog.spark.spark_errors import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

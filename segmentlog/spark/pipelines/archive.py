@@ -18,7 +18,6 @@ import msgspec
 from pyspark.sql import Observation
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive_folder import (
     FORMAT,
     ArchivedPartition,
@@ -31,8 +30,8 @@ from segmentlog.spark.pipelines.archive_folder import (
 )
 from segmentlog.spark.pipelines.archived_rows import READ, as_restored, dated, largest_batch_bytes, read_files
 from segmentlog.spark.pipelines.digests import NOTHING, Digest, digests_of
-from segmentlog.spark.pipelines.folders import spark_uri
-from segmentlog.spark.pipelines.history import (
+from segmentlog.spark.pipelines.output_folders import spark_uri
+from segmentlog.spark.pipelines.run_history import (
     AnotherHistory,
     RecordsGone,
     go_on_at,
@@ -41,6 +40,7 @@ from segmentlog.spark.pipelines.history import (
     read_ranges,
     settled_end,
 )
+from segmentlog.spark.spark_errors import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -195,7 +195,7 @@ def _todo(
             except RecordsGone as error:
                 if not allow_gaps:
                     raise
-                start = error.resumes_at
+                start = error.find_lost_range_end
                 if ends[number] > start:
                     gaps[number] = (position, start)
         if ends[number] > start:

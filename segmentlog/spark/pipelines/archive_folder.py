@@ -25,9 +25,9 @@ import msgspec
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch import MAX_RAW_SIZE
-from segmentlog.format.names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
+from segmentlog.format.file_names import MAX_PARTITIONS, TEMPORARY_SUFFIX, check_relative_path, check_topic_name
 from segmentlog.spark.pipelines.digests import Digest, joined
-from segmentlog.spark.pipelines.folders import (
+from segmentlog.spark.pipelines.output_folders import (
     data_files,
     file_checksum,
     locked,
@@ -35,10 +35,10 @@ from segmentlog.spark.pipelines.folders import (
     sync_file,
     sync_folders,
 )
-from segmentlog.spark.pipelines.history import Mark
-from segmentlog.storage.files import replace_file
-from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, path_below, read_plain
+from segmentlog.spark.pipelines.run_history import Mark
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.untrusted_folder import UntrustedPath, check_folder, is_plain_file, path_below, read_plain
 
 FORMAT: Final = 1
 _OWN: Final = "_segmentlog"
@@ -169,7 +169,7 @@ class ArchiveFolder:
             manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=Manifest)
         except FileNotFoundError:
             return None
-        except NotAllowed as error:
+        except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
         except NotADirectoryError:
             raise SegmentlogError(f"{self.path}: it is not a folder; an archive is one") from None
@@ -230,7 +230,7 @@ class ArchiveFolder:
         """
         try:
             return self._finish(manifest, on_step)
-        except NotAllowed as error:
+        except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
 
     def _finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
@@ -272,7 +272,7 @@ class ArchiveFolder:
                 try:
                     path = path_below(self.path, file.path)
                     is_there = is_plain_file(path)
-                except NotAllowed as error:
+                except UntrustedPath as error:
                     raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
                 if not is_there:
                     raise ArchiveDamaged(path, f"the file is missing; run {run.id} has put it there")

@@ -18,13 +18,13 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from segmentlog.config import TopicConfig
 from segmentlog.format.batch import MAX_RAW_SIZE, decode_header
-from segmentlog.format.batches import record_batch
+from segmentlog.format.decoded_batch import record_batch
 from segmentlog.quantities import LATEST_MS
-from segmentlog.spark.arrow import ArrowRows
+from segmentlog.spark.arrow_batches import ArrowRows
 from segmentlog.spark.arrow_records import records_of
-from segmentlog.spark.pipelines.folders import spark_uris
+from segmentlog.spark.pipelines.output_folders import spark_uris
 from segmentlog.spark.schema import HEADERS
-from segmentlog.staging.restoring import OffsetEncoder
+from segmentlog.staging.offset_restore import OffsetEncoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from segmentlog.format.columns import Int64Array
     from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.log.append.encoding import Columns
+    from segmentlog.log.append.batch_encoding import RecordColumns
 
 COLUMNS: Final = StructType(
     [
@@ -103,7 +103,7 @@ def largest_batch_bytes() -> Column:
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 
 
-OnRecords = Callable[[int, "Int64Array", "Columns", int], None]
+OnRecords = Callable[[int, "Int64Array", "RecordColumns", int], None]
 """Called with a partition, offsets, columns and about how many bytes."""
 
 
@@ -140,7 +140,7 @@ def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterato
     for batch in batches:
         made: list[RecordBatch] = []
 
-        def take(partition: int, offsets: Int64Array, columns: Columns, size_bytes: int) -> None:
+        def take(partition: int, offsets: Int64Array, columns: RecordColumns, size_bytes: int) -> None:
             for base_offset, encoded in encoder.batches(offsets, columns, size_bytes):
                 data = memoryview(b"".join((encoded.placed_at(base_offset, 0), encoded.payload)))
                 header = decode_header(data, 0)

@@ -14,10 +14,8 @@ import msgspec
 from py4j.java_gateway import JavaClass
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.failures import explained
 from segmentlog.spark.pipelines.archive_folder import OnStep
-from segmentlog.spark.pipelines.history import open_to_settle
-from segmentlog.spark.pipelines.table import (
+from segmentlog.spark.pipelines.latest_rows import (
     TableReport,
     latest_records,
     look_at,
@@ -25,8 +23,10 @@ from segmentlog.spark.pipelines.table import (
     plan_update,
     report_of,
 )
+from segmentlog.spark.pipelines.run_history import open_to_settle
 from segmentlog.spark.pipelines.table_folder import TableState
 from segmentlog.spark.pipelines.table_rows import Changes, TableRows, winners
+from segmentlog.spark.spark_errors import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,11 +23,11 @@ from typing import Final
 import msgspec
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.spark.pipelines.folders import data_files, locked, mounted_folder, sync_file, sync_folders
-from segmentlog.spark.pipelines.history import Mark
-from segmentlog.storage.files import replace_file
-from segmentlog.storage.foreign import NotAllowed, check_folder, is_plain_file, read_plain
+from segmentlog.spark.pipelines.output_folders import data_files, locked, mounted_folder, sync_file, sync_folders
+from segmentlog.spark.pipelines.run_history import Mark
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.untrusted_folder import UntrustedPath, check_folder, is_plain_file, read_plain
 
 FORMAT: Final = 1
 _STATE: Final = "_segmentlog.json"
@@ -140,7 +140,7 @@ class TableFolder:
     def _file(self, state: TableState, file: TableFile) -> str:
         path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
-            raise NotAllowed(path, "the file is missing; --rebuild makes the table anew")
+            raise UntrustedPath(path, "the file is missing; --rebuild makes the table anew")
         return path
 
     def sweep(self) -> None:

@@ -13,8 +13,8 @@ import msgspec
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
 
-from segmentlog.spark.pipelines.folders import spark_uris
-from segmentlog.spark.pipelines.json_values import METADATA
+from segmentlog.spark.pipelines.json_columns import METADATA
+from segmentlog.spark.pipelines.output_folders import spark_uris
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

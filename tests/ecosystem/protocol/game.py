@@ -21,9 +21,9 @@ from ecosystem.protocol.patience import until
 from ecosystem.protocol.unruly_server import UnrulyServer
 
 import segmentlog
-from segmentlog.format.names import GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.positions import encode
-from segmentlog.groups.remote import RemoteGroup, read_remote
+from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
+from segmentlog.groups.committed_offsets import encode
+from segmentlog.groups.server_group_file import RemoteGroup, read_remote
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem
 

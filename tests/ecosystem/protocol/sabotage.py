@@ -10,18 +10,18 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from segmentlog.log.producers import ProducerStamp, ProducerStates
+from segmentlog.log.producer_state import ProducerStamp, ProducerStates
 from segmentlog.policy.reconciliation import Holding
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.produce import PartitionProduceData, PartitionProduceResponse
+from segmentlog.server.codec.generated.produce import PartitionProduceData, PartitionProduceResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups import consumer_members
+from segmentlog.server.groups.classic_group import Group
 from segmentlog.server.groups.consumer_group import ConsumerGroup
-from segmentlog.server.groups.machine import Group
 from segmentlog.server.handlers import produce
-from segmentlog.server.reading import Bounds
-from segmentlog.transactions.journal import TransactionState
-from segmentlog.transactions.remote import Numbers, RemoteTransactions, UnknownProducer
+from segmentlog.server.partition_fetch import Bounds
+from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions, UnknownProducer
+from segmentlog.transactions.transaction_log import TransactionState
 
 _LATE_S: Final = 0.3
 

@@ -16,8 +16,8 @@ from ecosystem.protocol.sabotage import SABOTAGES
 from full_disk import FlaggedDisk
 
 from segmentlog.server import worker_process
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.supervisor import Plan, Supervisor
 
 

@@ -9,8 +9,8 @@ import pytest
 from console_shop import Page, fill
 from doors import Client
 
+from segmentlog.http.context import Site
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.store import LogStore
 
 

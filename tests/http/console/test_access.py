@@ -13,16 +13,16 @@ import httpx
 import pytest
 from doors import Client
 
-from segmentlog.http.console import records
-from segmentlog.http.console.tailing import Look, Tail
+from segmentlog.http.console import record_pages
+from segmentlog.http.console.live_tail import Look, Tail
+from segmentlog.http.context import Site
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.records import TopicPartition
 from segmentlog.schemas.avro_values import AvroSerializer
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, Principal, ResourceType
-from segmentlog.security.settings import Security
+from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
 from segmentlog.store import LogStore
 
@@ -215,7 +215,7 @@ def test_nobody_takes_all_tails(store: LogStore, serve: Callable[..., HttpServer
         return answer
 
     with (
-        mock.patch.object(records, "_TAILS_MAX", 4),
+        mock.patch.object(record_pages, "_TAILS_MAX", 4),
         httpx.Client(base_url=server.url, timeout=20) as web,
         ExitStack() as opened,
     ):

@@ -10,8 +10,8 @@ from console_shop import HOSTILE, Page
 from doors import Client
 
 from segmentlog.errors import InvalidConfig
+from segmentlog.http.context import Site
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 

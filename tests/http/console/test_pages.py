@@ -19,7 +19,7 @@ from doors import Client
 
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
-from segmentlog.http.site import Site
+from segmentlog.http.context import Site
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
@@ -294,7 +294,7 @@ def test_a_group_has_a_plot_of_its_lag_after_two_looks(
     store: LogStore, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the same as a table."""
-    monkeypatch.setattr("segmentlog.http.console.drawings._EVERY_S", 0.0)
+    monkeypatch.setattr("segmentlog.http.console.charts._EVERY_S", 0.0)
     log = store.create_topic("t").partition(0)
     store.groups.reset("g", {TopicPartition("t", 0): 0})
     assert "<polyline" not in client.get("/ui/groups/group?group=g").text

@@ -14,8 +14,8 @@ from doors import Client
 from segmentlog import schemas
 from segmentlog.errors import InvalidConfig
 from segmentlog.http.serving import HttpServer
-from segmentlog.schemas import errors
-from segmentlog.security.settings import Security
+from segmentlog.schemas import registry_errors
+from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
 from segmentlog.store import LogStore
 
@@ -130,12 +130,12 @@ def test_rules_of_the_topic_say_who_may_do_what(
         schemas.RemoteRegistry(server.url.replace("://", f"://{name}:secret-1234@")) for name in ("reader", "writer")
     )
     assert "secret" not in repr(reader)
-    with pytest.raises(errors.RemoteError, match="may not write topic '_schemas'") as told:
+    with pytest.raises(registry_errors.RemoteError, match="may not write topic '_schemas'") as told:
         reader.register("s", schemas.Draft('"int"'))
     assert "secret" not in str(told.value)
     assert writer.register("s", schemas.Draft('"int"')).id == 1
     assert reader.by_id(1).schema == '"int"'
-    with pytest.raises(errors.RemoteError, match="name and a password"):
+    with pytest.raises(registry_errors.RemoteError, match="name and a password"):
         schemas.RemoteRegistry(server.url).by_id(1)
 
 
@@ -157,19 +157,19 @@ class _NoRegistry(BaseHTTPRequestHandler):
 
 def test_a_registry_that_does_not_answer_is_told(http_server: HttpServer) -> None:
     """No port, no registry, another place that it names, no URL."""
-    with pytest.raises(errors.RegistryUnavailable):
+    with pytest.raises(registry_errors.RegistryUnavailable):
         schemas.RemoteRegistry("http://127.0.0.1:1").by_id(1)
     with pytest.raises(InvalidConfig):
         schemas.RemoteRegistry("ftp://x")
-    with pytest.raises(errors.UnknownSchema):
+    with pytest.raises(registry_errors.UnknownSchema):
         schemas.RemoteRegistry(http_server.url).by_id(5)
     with HTTPServer(("127.0.0.1", 0), _NoRegistry) as other:
         thread = threading.Thread(target=lambda: [other.handle_request() for _ in range(2)])
         thread.start()
         registry = schemas.RemoteRegistry(f"http://127.0.0.1:{other.server_port}")
-        with pytest.raises(errors.RegistryUnavailable, match="not that of a schema registry"):
+        with pytest.raises(registry_errors.RegistryUnavailable, match="not that of a schema registry"):
             registry.by_id(1)
-        with pytest.raises(errors.RemoteError, match="302"):
+        with pytest.raises(registry_errors.RemoteError, match="302"):
             registry.by_id(2)
         thread.join()
 

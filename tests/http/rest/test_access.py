@@ -10,9 +10,9 @@ import pytest
 from doors import Client
 
 from segmentlog.http.accounts import Accounts
-from segmentlog.http.rest import instances
+from segmentlog.http.context import Site
+from segmentlog.http.rest import consumer_instances
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.security.acl_rules import Permission, Rule, RuleFilter
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import Operation, ResourceType
@@ -198,7 +198,7 @@ def test_nobody_takes_all_consumers(guarded: Client) -> None:
         return answer.status_code
 
     made: list[tuple[str, str | None]] = []
-    with mock.patch.object(instances, "INSTANCES_MAX", 8):
+    with mock.patch.object(consumer_instances, "INSTANCES_MAX", 8):
         assert [make("ann") for _ in range(3)] == [200, 200, 503]
         assert [make("bob") for _ in range(3)] == [200, 200, 503]
     for who, name in made:

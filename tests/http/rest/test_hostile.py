@@ -15,10 +15,10 @@ import pytest
 from doors import Client
 
 from segmentlog.http import large_bodies
-from segmentlog.http.problems import HttpProblem
-from segmentlog.http.rest.own import lines
-from segmentlog.http.rest.own.words import AppendQuery
-from segmentlog.http.rest.v3.links import cluster_id_of
+from segmentlog.http.error_responses import HttpProblem
+from segmentlog.http.rest.native import line_endpoints
+from segmentlog.http.rest.native.native_models import AppendQuery
+from segmentlog.http.rest.v3.v3_links import cluster_id_of
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.store import LogStore
@@ -331,7 +331,7 @@ def test_a_long_line_is_looked_through_once() -> None:
     """However many pieces it comes in; and the lines behind it are found."""
     sent: list[bytes] = []
     call = mock.Mock(content_type="text/plain")
-    lines_in = lines.Lines(call, "t", AppendQuery())
+    lines_in = line_endpoints.Lines(call, "t", AppendQuery())
     lines_in._send = lambda records: sent.extend(records.values)  # type: ignore[method-assign]
     rest = lines_in._rest = _Searched()
     long = [b"x" * (64 << 10)] * 200

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from segmentlog.http.rest.v3.links import cluster_id_of
+from segmentlog.http.rest.v3.v3_links import cluster_id_of
 from segmentlog.http.serving import HttpServer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from segmentlog.http.rest.routes import ENDPOINTS, openapi
+from segmentlog.http.rest.rest_routes import ENDPOINTS, openapi
 from segmentlog.store import LogStore
 
 _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -14,9 +14,9 @@ import pytest
 from doors import Client
 
 from segmentlog.errors import DiskFull
-from segmentlog.http.rest import appending, large
-from segmentlog.http.rest.own import lines as lines_module
-from segmentlog.http.rest.own import records
+from segmentlog.http.rest import batch_append, large_batch_slot
+from segmentlog.http.rest.native import line_endpoints as lines_module
+from segmentlog.http.rest.native import record_endpoints
 from segmentlog.http.serving import HttpServer
 from segmentlog.log.append.appender import Appender
 from segmentlog.records import Record
@@ -270,7 +270,7 @@ def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer
     for _ in range(60):
         log.append([b"x" * 1000] * 900)
     host, _, port = http_server.address.rpartition(":")
-    with mock.patch("segmentlog.http.rest.own.records.lines", wraps=records.lines) as rendering:
+    with mock.patch("segmentlog.http.rest.native.record_endpoints.lines", wraps=record_endpoints.lines) as rendering:
         with socket.create_connection((host, int(port))) as sock:
             fields = f"host: {http_server.address}\r\naccept: application/x-ndjson\r\n"
             sock.sendall(f"GET /topics/t/partitions/0/records HTTP/1.1\r\n{fields}\r\n".encode())
@@ -286,9 +286,9 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
     store: LogStore, http_server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait for their records to be shipped, records are read and appended meanwhile."""
-    monkeypatch.setattr("segmentlog.http.rest.shared.is_bound", lambda fs, path: True)
+    monkeypatch.setattr("segmentlog.http.rest.rest_context.is_bound", lambda fs, path: True)
     store.create_topic("t").partition(0).append([b"a"])
-    real, may_go = appending._append, threading.Event()
+    real, may_go = batch_append._append, threading.Event()
 
     def append(topic: Any, number: int, records: Any, rows: Any, ack: str | None) -> int:
         if ack != "shipped":
@@ -303,7 +303,7 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
 
     answers: list[int] = []
     threads = [threading.Thread(target=ship) for _ in range(40)]
-    with mock.patch.object(appending, "_append", append):
+    with mock.patch.object(batch_append, "_append", append):
         for thread in threads:
             thread.start()
         time.sleep(1)
@@ -321,7 +321,7 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
 def test_one_large_batch_at_a_time(store: LogStore, http_server: HttpServer, path: str) -> None:
     """However many ask for a record of a batch that is large in memory, one of them at a time decompresses it."""
     store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
-    real, mutex, at_once, most = records.lines, threading.Lock(), 0, 0
+    real, mutex, at_once, most = record_endpoints.lines, threading.Lock(), 0, 0
 
     def lines(*args: Any) -> bytes:
         nonlocal at_once, most
@@ -339,7 +339,10 @@ def test_one_large_batch_at_a_time(store: LogStore, http_server: HttpServer, pat
         answers.append(httpx.get(url, headers=headers, timeout=30).status_code)
 
     answers: list[int] = []
-    with mock.patch.object(large, "LARGE_BYTES", 50_000), mock.patch.object(records, "lines", lines):
+    with (
+        mock.patch.object(large_batch_slot, "LARGE_BYTES", 50_000),
+        mock.patch.object(record_endpoints, "lines", lines),
+    ):
         threads = [threading.Thread(target=get, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -355,8 +358,8 @@ def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_se
         log.append([b"x" * 1000] * 5000)
     url = f"{http_server.url}/topics/t/partitions/0/records"
     with (
-        mock.patch.object(large, "LARGE_BYTES", 50_000),
-        mock.patch.object(records, "_TURN_BYTES", 700_000),
+        mock.patch.object(large_batch_slot, "LARGE_BYTES", 50_000),
+        mock.patch.object(record_endpoints, "_TURN_BYTES", 700_000),
         httpx.stream("GET", url, headers=LINES, timeout=30) as slow,
     ):
         coming = slow.iter_lines()
@@ -371,8 +374,11 @@ def test_who_waits_too_long_for_a_large_batch_is_told(store: LogStore, client: C
     """It may be asked for again."""
     store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
     path = "/topics/t/partitions/0/records"
-    with mock.patch.object(large, "LARGE_BYTES", 50_000), mock.patch.object(large, "_WAIT_S", 0.1):
-        with large.Alone() as alone:
+    with (
+        mock.patch.object(large_batch_slot, "LARGE_BYTES", 50_000),
+        mock.patch.object(large_batch_slot, "_WAIT_S", 0.1),
+    ):
+        with large_batch_slot.Alone() as alone:
             alone.see(next(iter(store.topic("t").partition(0).read(0))))
             assert client.get(path).status_code == 503
         assert client.get(path).status_code == 200

@@ -13,8 +13,8 @@ import pytest
 from http_listener import Listener
 from seeds import seeds
 
-from segmentlog.http.rest import tails, vectors
-from segmentlog.http.rest.vectors import decode_id
+from segmentlog.http.rest import event_ids, topic_broadcast
+from segmentlog.http.rest.event_ids import decode_id
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.producing.producer import Producer
@@ -103,7 +103,7 @@ def test_many_listeners_get_everything_once(store: LogStore, http_server: HttpSe
         except BaseException as error:
             failures.append(error)
 
-    with mock.patch.object(tails, "RING_BYTES", 20_000):
+    with mock.patch.object(topic_broadcast, "RING_BYTES", 20_000):
         threads = [threading.Thread(target=append)]
         threads += [
             threading.Thread(target=listen, args=(rng.randrange(1, 500), rng.randrange(1, 4))) for _ in range(8)
@@ -121,8 +121,8 @@ def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server
     path, total = "/topics/t/stream?from=earliest", 3000
     log.append([b"begin"])
     with (
-        mock.patch.object(tails, "RING_BYTES", 100_000),
-        mock.patch.object(tails, "_PATIENCE_S", 0.2),
+        mock.patch.object(topic_broadcast, "RING_BYTES", 100_000),
+        mock.patch.object(topic_broadcast, "_PATIENCE_S", 0.2),
         Listener(http_server, path, receive_bytes=4096) as slow,
         Listener(http_server, path) as quick,
     ):
@@ -136,7 +136,7 @@ def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server
 def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
     """What comes is read and encoded once, however many listen; the thread that does it ends with them."""
     log = store.create_topic("t").partition(0)
-    with mock.patch("segmentlog.http.rest.tails.read", wraps=tails.read) as reading:
+    with mock.patch("segmentlog.http.rest.topic_broadcast.read", wraps=topic_broadcast.read) as reading:
         listeners = [Listener(http_server, "/topics/t/stream") for _ in range(20)]
         for number in range(10):
             log.append([b"%d" % number])
@@ -156,7 +156,7 @@ def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
 def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpServer, where: str) -> None:
     """The thread that reads for all outlives it; those who listened get what comes then, and so does who comes."""
     log = store.create_topic("t").partition(0)
-    real, failures = getattr(tails, where), []
+    real, failures = getattr(topic_broadcast, where), []
 
     def fail_once(*args: Any) -> Any:
         if threading.current_thread().name == "segmentlog-http-tail" and not failures:
@@ -164,10 +164,10 @@ def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpS
             raise failures[0]
         return real(*args)
 
-    with mock.patch.object(tails, "_LOOK_S", 0.1), Listener(http_server, "/topics/t/stream") as events:
+    with mock.patch.object(topic_broadcast, "_LOOK_S", 0.1), Listener(http_server, "/topics/t/stream") as events:
         log.append([b"before"])
         assert events.values(1) == ["before"]
-        with mock.patch.object(tails, where, fail_once):
+        with mock.patch.object(topic_broadcast, where, fail_once):
             log.append([b"a"])
             assert events.values(1) == ["a"]
             ends_s = time.monotonic() + 20
@@ -186,8 +186,8 @@ def test_many_partitions(store: LogStore, http_server: HttpServer) -> None:
     """What is sent stays near what was appended, long ids or not; they are where a client can go on."""
     topic = store.create_topic("t", partitions=300)
     topic.partition(7).append([b"x"] * 20_000)
-    view = vectors.View()
-    pieces = list(vectors.read(topic.partitions(), vectors.mark_of(topic), [0] * 300, view))
+    view = event_ids.View()
+    pieces = list(event_ids.read(topic.partitions(), event_ids.mark_of(topic), [0] * 300, view))
     assert sum(piece.records for piece in pieces) == 20_000
     assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
     with Listener(http_server, "/topics/t/stream?from=earliest") as events:
@@ -212,7 +212,7 @@ def test_a_backlog_starves_no_other_partition(store: LogStore, http_server: Http
         topic.partition(0).append([b"x" * 1000] * 100)
     topic.partition(2).append([b"small"])
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tails, "RING_BYTES", 1 << 10))
+        stack.enter_context(mock.patch.object(topic_broadcast, "RING_BYTES", 1 << 10))
         if alone:  # the ring is at the end of the log, where the first listener is
             first = stack.enter_context(Listener(http_server, "/topics/t/stream"))
             topic.partition(1).append([b"live"])
@@ -226,7 +226,7 @@ def test_small_records_in_small_pieces(store: LogStore) -> None:
     """A piece counts what a record is as a document, and its id."""
     topic = store.create_topic("t", partitions=30)
     topic.partition(0).append([b"x"] * 20_000)
-    pieces = list(vectors.read(topic.partitions(), vectors.mark_of(topic), [0] * 30, vectors.View()))
+    pieces = list(event_ids.read(topic.partitions(), event_ids.mark_of(topic), [0] * 30, event_ids.View()))
     assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
     assert all(piece.data.count(b"id: ") == piece.records for piece in pieces)
 
@@ -234,7 +234,7 @@ def test_small_records_in_small_pieces(store: LogStore) -> None:
 def test_too_many_partitions(store: LogStore, web: httpx.Client) -> None:
     """A stream whose ids no header could hold is refused, and told how else its records are read."""
     store.create_topic("t", partitions=3)
-    with mock.patch.object(vectors, "PARTITIONS_MAX", 2):
+    with mock.patch.object(event_ids, "PARTITIONS_MAX", 2):
         answer = web.get("/topics/t/stream")
     assert answer.status_code == 400
     assert "/topics/t/partitions/P/records" in answer.json()["message"]
@@ -333,7 +333,7 @@ def test_heartbeats_and_the_end(store: LogStore, serve: Callable[..., HttpServer
     """While nothing comes both ends hear of each other; a door that closes ends its streams, and soon."""
     store.create_topic("t")
     server = serve(HttpSettings())
-    with mock.patch("segmentlog.http.rest.own.stream.HEARTBEAT_S", 0.1):
+    with mock.patch("segmentlog.http.rest.native.event_stream.HEARTBEAT_S", 0.1):
         events = Listener(server, "/topics/t/stream")
         assert events._event()[2] is None  # a comment with where the client is
         began_s = time.monotonic()

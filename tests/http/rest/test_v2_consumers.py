@@ -12,11 +12,11 @@ import httpx
 import pytest
 from doors import Client
 
-from segmentlog.http.rest import instances
-from segmentlog.http.rest.reading import ReaderOptions
+from segmentlog.http.context import Site
+from segmentlog.http.rest import consumer_instances
+from segmentlog.http.rest.instance_reader import ReaderOptions
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.store import LogStore
 
@@ -168,7 +168,7 @@ def test_a_pattern_follows_topics(store: LogStore, client: Client) -> None:
     """A pattern takes in topics that come; what was read of the others is not read again."""
     store.create_topic("log-a").partition(0).append([b"1"])
     store.create_topic("other")
-    with mock.patch("segmentlog.http.rest.reading._MATCH_EVERY_S", 0.0):
+    with mock.patch("segmentlog.http.rest.instance_reader._MATCH_EVERY_S", 0.0):
         consumer = Consumer(client)
         consumer.post("subscription", {"topic_pattern": "log-.*"})
         assert consumer.get("subscription") == {"topics": ["log-a"]}
@@ -277,7 +277,7 @@ def test_a_look_for_more_that_fails_loses_nothing(store: LogStore, client: Clien
     """What was read before it is the answer, or is read again."""
     store.create_topic("t").partition(0).append([b"1", b"2"])
     consumer = Consumer(client, **{"fetch.min.bytes": 1000}).subscribe("t")
-    with mock.patch("segmentlog.http.rest.reading.GroupReader.has_more", side_effect=error):
+    with mock.patch("segmentlog.http.rest.instance_reader.GroupReader.has_more", side_effect=error):
         answer = client.get(f"{consumer.uri}/records?timeout=2000", headers=consumer.accept)
     first = [one["value"] for one in answer.json()] if answer.status_code == 200 else []
     assert first + consumer.values() == [1, 2]
@@ -311,7 +311,7 @@ def test_auto_commit(store: LogStore, client: Client) -> None:
     """With automatic commits what a client has got is committed when it asks again, and what it had at the end."""
     log = store.create_topic("t").partition(0)
     log.append([b"0"])
-    with mock.patch("segmentlog.http.rest.reading._COMMIT_EVERY_S", 0.0):
+    with mock.patch("segmentlog.http.rest.instance_reader._COMMIT_EVERY_S", 0.0):
         consumer = Consumer(client, **{"auto.commit.enable": "true"}).subscribe("t")
         assert consumer.values() == [0]
         assert not store.group_offsets.committed("g")
@@ -364,7 +364,10 @@ def test_names_are_taken_once(store: LogStore, client: Client) -> None:
 def test_those_that_nobody_asks_are_closed(store: LogStore, client: Client) -> None:
     """An instance that is not asked for its time leaves the group: the others get its partitions."""
     store.create_topic("t")
-    with mock.patch.object(instances, "INSTANCE_TIMEOUT_S", 0.3), mock.patch.object(instances, "_SWEEP_S", 0.05):
+    with (
+        mock.patch.object(consumer_instances, "INSTANCE_TIMEOUT_S", 0.3),
+        mock.patch.object(consumer_instances, "_SWEEP_S", 0.05),
+    ):
         consumer = Consumer(client).subscribe("t")
         consumer.get("assignments")
         assert len(store.groups.describe("g").members) == 1
@@ -379,8 +382,8 @@ def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> N
     """In the same turn of the loop: it is not forgotten with what looks after them."""
 
     async def one_after_the_other() -> None:
-        held = instances.Instances(Site(store))
-        settings = instances.InstanceSettings("binary", 1, 1000)
+        held = consumer_instances.Instances(Site(store))
+        settings = consumer_instances.InstanceSettings("binary", 1, 1000)
         held.make(ANONYMOUS, "g", "first", ReaderOptions(), settings)
         await asyncio.sleep(0.01)
         await held.remove(ANONYMOUS, "g", "first")
@@ -394,7 +397,7 @@ def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> N
 
 def test_so_many_and_no_more(client: Client) -> None:
     """Instances have a bound; who comes beyond it is told to come again."""
-    with mock.patch.object(instances, "INSTANCES_MAX", 1):
+    with mock.patch.object(consumer_instances, "INSTANCES_MAX", 1):
         one = Consumer(client)
         answer = client.post("/consumers/g", json={}, headers=BODY)
         assert (answer.status_code, answer.json()["error_code"]) == (503, 50003)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from doors import Client
 
+from segmentlog.http.context import Site
 from segmentlog.http.settings import HttpSettings
-from segmentlog.http.site import Site
 from segmentlog.records import Record
 from segmentlog.security.acls import Authorizer
 from segmentlog.store import LogStore

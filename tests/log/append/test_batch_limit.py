@@ -9,7 +9,7 @@ from batches import batch_bytes, forge
 
 import segmentlog
 from segmentlog.errors import CorruptBatch, PartitionFailed
-from segmentlog.format.codecs import CODEC_LZ4
+from segmentlog.format.batch_codecs import CODEC_LZ4
 
 
 def test_a_forged_size_is_refused_before_it_costs_memory(tmp_path: Path) -> None:

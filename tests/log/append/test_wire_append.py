@@ -20,12 +20,12 @@ from segmentlog.errors import (
     ReadOnlyStore,
     RecordTooLarge,
 )
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import PLACE_SIZE
 from segmentlog.format.wire import WireHeader, parse_wire_batch
-from segmentlog.log.append.wire import SMALL_RAW_BYTES, SMALL_STORED_BYTES
+from segmentlog.format.wire_conversion import as_wire
+from segmentlog.log.append.wire_append import SMALL_RAW_BYTES, SMALL_STORED_BYTES
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 
 RECORDS = [Sent(b"k%d" % n, b"value %d" % n, NOW_MS + n, (("h", b"%d" % n),)) for n in range(5)]
 

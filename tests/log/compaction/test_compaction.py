@@ -21,16 +21,16 @@ from wire import CODECS, Sent, foreign
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig, LogTruncated
 from segmentlog.format.batch import LOG_APPEND_TIME
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.handle import Handle
-from segmentlog.log.lease import Lease
+from segmentlog.log.lease import CleanerLease
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
-from segmentlog.storage.files import link_over
+from segmentlog.log.producer_state import ProducerStamp
+from segmentlog.storage.file_operations import link_over
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
-from segmentlog.testing.disk import CrashPoint
+from segmentlog.testing.simulated_disk import CrashPoint
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
     """While another one holds the lease, a pass reports that, and changes nothing."""
     log, other = logs.open(), logs.open()
     logs.put(log, "a=1", "a=2")
-    with Lease(other.handle).hold() as held:
+    with CleanerLease(other.handle).hold() as held:
         assert held
         report = log.compact()
         assert report.busy

@@ -21,11 +21,11 @@ from wire import append_either
 
 from segmentlog.config import EXPIRES_HEADER, TopicConfig
 from segmentlog.errors import OffsetOutOfRange
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.partition import Partition
 from segmentlog.records import CompactionReport, Headers
-from segmentlog.testing.faults import Died, FaultyFileSystem
+from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 EXAMPLES = int(os.environ.get("SEGMENTLOG_MODEL_EXAMPLES", "25"))
 

@@ -15,14 +15,14 @@ from wire import CODECS, Sent, append_sent, append_unchecked, foreign, forged, r
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.as_wire import as_wire
 from segmentlog.format.batch import PLACE_SIZE, WIRE_HEADER_SIZE
 from segmentlog.format.wire import pack_wire_batch, parse_wire_batch
+from segmentlog.format.wire_conversion import as_wire
 from segmentlog.format.wire_records import decode_records, varint
-from segmentlog.inspection.partition import inspect_partition
-from segmentlog.inspection.store import Tally
+from segmentlog.inspection.partition_inspection import inspect_partition
+from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.partition import Partition
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.fs import FileSystem
 
 COMPACTED = {"cleanup.policy": "compact", "delete.retention.ms": 1000}

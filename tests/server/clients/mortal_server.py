@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from segmentlog.security.settings import Security
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.security.security_settings import Security
+from segmentlog.server.embedded import Server
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 

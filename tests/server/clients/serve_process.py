@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import Any
 
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.supervisor import Plan, Supervisor
 
 

@@ -13,12 +13,12 @@ import pytest
 from server.clients.driver import SESSION_TIMEOUT_MS, Driver, text_of, until
 
 import segmentlog
-from segmentlog.objects.location import open_bucket
-from segmentlog.objects.restoring import restore
-from segmentlog.security.settings import Security
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.objects.bucket.url import open_bucket
+from segmentlog.objects.restore.restore import restore
+from segmentlog.security.security_settings import Security
+from segmentlog.server.embedded import Server
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 _PARTITIONS = 6

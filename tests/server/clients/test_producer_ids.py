@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from server.clients.driver import WAIT_S
 
 import segmentlog
-from segmentlog.format.names import PRODUCER_IDS_FILE
+from segmentlog.format.file_names import PRODUCER_IDS_FILE
 
 
 def _producer(address: str) -> Producer:

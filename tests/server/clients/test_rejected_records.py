@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from server.clients.driver import WAIT_S
 
-from segmentlog.log.append import wire
+from segmentlog.log.append import wire_append
 from segmentlog.store import LogStore
 from segmentlog.testing.pytest_plugin import ServerOfTests
 
@@ -39,7 +39,7 @@ def test_not_more_are_named_than_an_answer_takes(
     server: ServerOfTests, store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of them: a batch may hold millions."""
-    monkeypatch.setattr(wire, "NAMED_MAX", 2)
+    monkeypatch.setattr(wire_append, "NAMED_MAX", 2)
     store.create_topic("t", cleanup_policy="compact")
     bad, other = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
     assert codes_of(server) == [other, bad, other, bad, other, other]

@@ -7,14 +7,14 @@ import pytest
 from kafka.protocol.api_header import RequestHeader as TheirHeader
 
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
 from segmentlog.server.codec.framing import (
     decode_header,
     decode_response_header,
     frame_request,
     frame_response,
 )
-from segmentlog.server.codec.messages import api_versions, fetch, metadata, produce
+from segmentlog.server.codec.generated import api_versions, fetch, metadata, produce
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import MalformedMessage
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from segmentlog.clock import Clock
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, SyncAnswer
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
-from segmentlog.server.groups.words import GroupSettings, JoinAnswer, JoinRequest, SyncAnswer
 
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=10)
 WAIT_S = 20.0

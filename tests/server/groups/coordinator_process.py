@@ -12,9 +12,9 @@ import sys
 import time
 
 import segmentlog
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import GroupSettings, JoinRequest
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.words import GroupSettings, JoinRequest
 
 
 def main() -> None:

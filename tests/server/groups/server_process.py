@@ -6,9 +6,9 @@ import sys
 import time
 
 import segmentlog
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.embedded import Server
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker import Security
 
 

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 from server.groups.clients import TestClock
 
-from segmentlog.log.producers import ProducerStamp
+from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call
-from segmentlog.server.cluster import Cluster, Node
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_describe as described
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import consumer_group_describe as described
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     heartbeat,
@@ -32,13 +29,21 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics, partitions_of
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.handlers import consumer_groups, group_admin, group_offsets, groups
-from segmentlog.server.names import TopicIds, wire_id
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.handlers import (
+    classic_group_handlers,
+    consumer_group_heartbeat,
+    group_admin_handlers,
+    group_offsets,
+)
+from segmentlog.server.request_context import Call
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.topic_ids import TopicIds, wire_id
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 _SETTINGS = GroupSettings(
@@ -91,7 +96,7 @@ class _Door:
             topic_id = wire_id(self.store.topic("t").id)
             options["topic_partitions"] = [beats.TopicPartitions(topic_id, owned)] if owned else []
         request = beats.ConsumerGroupHeartbeatRequest(group, member, epoch, **options)
-        return self.ask(consumer_groups.consumer_group_heartbeat, 68, version, request)
+        return self.ask(consumer_group_heartbeat.consumer_group_heartbeat, 68, version, request)
 
     def join(self, member: str, **options: Any) -> Any:
         """The first of them."""
@@ -101,7 +106,7 @@ class _Door:
     def describe(self, group: str = "g", version: int = 1) -> Any:
         """ConsumerGroupDescribe."""
         request = described.ConsumerGroupDescribeRequest([group], True)
-        return self.ask(consumer_groups.consumer_group_describe, 69, version, request).groups[0]
+        return self.ask(consumer_group_heartbeat.consumer_group_describe, 69, version, request).groups[0]
 
     def tick(self, ms: int) -> None:
         """Time passes."""
@@ -116,7 +121,7 @@ class _Door:
         request = join_group.JoinGroupRequest(
             "g", 10_000, 10_000, member_id=member, protocol_type="consumer", protocols=protocols, **options
         )
-        answer = self.ask(groups.join_group, 11, 9, request)
+        answer = self.ask(classic_group_handlers.join_group, 11, 9, request)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return self.classic_join(answer.member_id, **options)
         return answer
@@ -124,13 +129,13 @@ class _Door:
     def classic_sync(self, joined: Any, **options: Any) -> Any:
         """SyncGroup; the partitions of ``t``, or the error."""
         request = sync_group.SyncGroupRequest("g", joined.generation_id, joined.member_id, **options)
-        answer = self.ask(groups.sync_group, 14, 5, request)
+        answer = self.ask(classic_group_handlers.sync_group, 14, 5, request)
         return ErrorCode(answer.error_code) or partitions_of("consumer", bytes(answer.assignment)).get("t", [])
 
     def classic_beat(self, joined: Any) -> ErrorCode:
         """Heartbeat."""
         request = heartbeat.HeartbeatRequest("g", joined.generation_id, joined.member_id)
-        return ErrorCode(self.ask(groups.heartbeat, 12, 4, request).error_code)
+        return ErrorCode(self.ask(classic_group_handlers.heartbeat, 12, 4, request).error_code)
 
 
 def _numbers(answer: Any) -> Any:
@@ -430,13 +435,13 @@ def test_other_tools(door: _Door) -> None:
     door.join("a")
 
     def listed(**options: Any) -> list[tuple[str, str, str]]:
-        found = door.ask(group_admin.list_groups, 16, 5, list_groups.ListGroupsRequest(**options)).groups
+        found = door.ask(group_admin_handlers.list_groups, 16, 5, list_groups.ListGroupsRequest(**options)).groups
         return [(group.group_id, group.group_type, group.group_state) for group in found]
 
     assert listed() == listed(types_filter=["Consumer"]) == [("g", "consumer", "Stable")]
     assert listed(types_filter=["classic"]) == []
     request = describe_groups.DescribeGroupsRequest(["g"])
-    (shown,) = door.ask(group_admin.describe_groups, 15, 6, request).groups
+    (shown,) = door.ask(group_admin_handlers.describe_groups, 15, 6, request).groups
     assert (shown.error_code, shown.group_state, shown.protocol_data) == (0, "Stable", "uniform")
     assert partitions_of("consumer", bytes(shown.members[0].member_assignment)) == {"t": [0, 1, 2, 3]}
     topic = offset_delete.OffsetDeleteRequestTopic("t", [offset_delete.OffsetDeleteRequestPartition(0)])
@@ -445,7 +450,7 @@ def test_other_tools(door: _Door) -> None:
 
     def delete() -> int:
         asked = delete_groups.DeleteGroupsRequest(["g"])
-        return int(door.ask(group_admin.delete_groups, 42, 2, asked).results[0].error_code)
+        return int(door.ask(group_admin_handlers.delete_groups, 42, 2, asked).results[0].error_code)
 
     assert delete() == ErrorCode.NON_EMPTY_GROUP
     door.beat("a", -1)
@@ -503,7 +508,7 @@ def test_a_classic_member_joins_a_new_group(door: _Door) -> None:
     rest = door.classic_sync(door.classic_join(classic.member_id))
     assert sorted(kept + rest) == [0, 1, 2, 3]
     leave = leave_group.LeaveGroupRequest("g", members=[leave_group.MemberIdentity(classic.member_id)])
-    assert door.ask(groups.leave_group, 13, 5, leave).members[0].error_code == 0
+    assert door.ask(classic_group_handlers.leave_group, 13, 5, leave).members[0].error_code == 0
     second = door.classic_join()
     assert door.classic_sync(second) == [2, 3]
     epoch = door.beat("new", epoch + 1).member_epoch
@@ -525,7 +530,7 @@ def test_one_after_the_other(door: _Door) -> None:
     assert (classic.error_code, classic.leader) == (0, classic.member_id)
     assert classic.generation_id > epoch
     leave = leave_group.LeaveGroupRequest("g", members=[leave_group.MemberIdentity(classic.member_id)])
-    door.ask(groups.leave_group, 13, 5, leave)
+    door.ask(classic_group_handlers.leave_group, 13, 5, leave)
     assert door.join("a").member_epoch > classic.generation_id
 
 
@@ -540,7 +545,7 @@ def test_policies(door: _Door, policy: Any, up: int, down: int) -> None:
     door.classic_sync(classic, assignments=[])
     assert door.join("new").error_code == (0 if up else ErrorCode.GROUP_ID_NOT_FOUND)
     leave = leave_group.LeaveGroupRequest("g", members=[leave_group.MemberIdentity(classic.member_id)])
-    door.ask(groups.leave_group, 13, 5, leave)
+    door.ask(classic_group_handlers.leave_group, 13, 5, leave)
     door.join("new")
     door.classic_join()
     door.beat("new", -1)

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.remote import RemoteGroup, decode_remote, encode_remote
+from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_protocol
+from segmentlog.server.codec.generated import consumer_protocol
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_group import Group
+from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
 from segmentlog.server.groups.consumer_group import ConsumerGroup
-from segmentlog.server.groups.consumer_words import JOINS, LEAVES, STEPS_OUT, Beat, Heartbeat, Shape, in_a_set
-from segmentlog.server.groups.machine import Group
+from segmentlog.server.groups.consumer_types import JOINS, LEAVES, STEPS_OUT, Beat, Heartbeat, Shape, in_a_set
 from segmentlog.server.groups.migration import Machine, downgraded, may_upgrade, upgraded
 from segmentlog.server.groups.subscriptions import encode_partitions, partitions_of, topics_of, with_descriptions
-from segmentlog.server.groups.words import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
 
 _SETTINGS = GroupSettings(initial_rebalance_delay_ms=100, consumer_session_timeout_ms=10_000, min_session_timeout_ms=10)
 _REBALANCE_MS = 8_000

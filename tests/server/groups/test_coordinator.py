@@ -13,18 +13,18 @@ import pytest
 from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
 
 from segmentlog.errors import DiskFull, GroupHeld
-from segmentlog.groups import folder
-from segmentlog.groups.remote import read_remote, write_remote
+from segmentlog.groups import group_folder
+from segmentlog.groups.server_group_file import read_remote, write_remote
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.consumer_words import Heartbeat
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.classic_types import Member, State
+from segmentlog.server.groups.consumer_types import Heartbeat
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.entries import Unavailable
 from segmentlog.server.groups.subscriptions import encode_topics
-from segmentlog.server.groups.words import Member, State
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -386,7 +386,7 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
         heartbeats[0]._thread.join(0.2)
         write_remote(*args)
 
-    monkeypatch.setattr(folder, "write_remote", write_when_the_worker_is_at_it)
+    monkeypatch.setattr(group_folder, "write_remote", write_when_the_worker_is_at_it)
     with store.consumer("t", group="g"):
         assert heartbeats[0].result() is ErrorCode.UNKNOWN_MEMBER_ID
         assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID

@@ -17,16 +17,16 @@ from logs import NoSyncFileSystem
 from server.groups.clients import until
 from server.wire_client import WireClient
 
-from segmentlog.security.settings import Security
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.embedded import Server
+from segmentlog.server.groups.classic_types import GroupSettings, State
 from segmentlog.server.groups.subscriptions import encode_topics
-from segmentlog.server.groups.words import GroupSettings, State
-from segmentlog.server.serving import Server
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
 _LONG_MS = 300_000

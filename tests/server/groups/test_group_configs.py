@@ -11,19 +11,19 @@ from leftovers import opened
 from logs import FakeClock, NoSyncFileSystem
 from server.wire_client import Desk
 
-from segmentlog.format.names import CONFIGS_FILE
-from segmentlog.groups import configs
-from segmentlog.inspection.store import inspect_store
+from segmentlog.format.file_names import CONFIGS_FILE
+from segmentlog.groups import group_config_file
+from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 GROUP = 32
@@ -184,7 +184,7 @@ def test_who_may_not(desk: Desk) -> None:
 
 def test_there_are_not_too_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker keeps them in memory. Who has one may have another, and who gives it up makes room."""
-    monkeypatch.setattr(configs, "CONFIGURED_MAX", 2)
+    monkeypatch.setattr(group_config_file, "CONFIGURED_MAX", 2)
     assert alter(desk, (SESSION, SET, "50000"), group="a") == alter(desk, (SESSION, SET, "50000"), group="b") == 0
     assert alter(desk, (SESSION, SET, "50000"), group="c") == ErrorCode.INVALID_CONFIG
     assert alter(desk, (SESSION, SET, "51000"), group="a") == 0

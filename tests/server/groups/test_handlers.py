@@ -15,11 +15,9 @@ from server.groups.clients import SETTINGS, TestClock
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.call import Call, PendingAnswer
-from segmentlog.server.cluster import Cluster, Node
+from segmentlog.server.ack_waiter import Durability
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     find_coordinator,
@@ -32,12 +30,14 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
-from segmentlog.server.durability import Durability
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
-from segmentlog.server.handlers import group_admin, group_offsets, groups
-from segmentlog.server.names import TopicIds, wire_id
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.handlers import classic_group_handlers, group_admin_handlers, group_offsets
+from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.topic_ids import TopicIds, wire_id
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 
@@ -118,7 +118,7 @@ class _Door:
         )
         if version >= 1:
             request.rebalance_timeout_ms = 10_000
-        answer = self.ask(groups.join_group, 11, version, request)
+        answer = self.ask(classic_group_handlers.join_group, 11, version, request)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return self.join(version, member_id=answer.member_id, **options)
         return answer
@@ -127,7 +127,7 @@ class _Door:
         """SyncGroup, of one that leads itself alone."""
         assignments = [sync_group.SyncGroupRequestAssignment(joined.member_id, encode_partitions({"t": [0, 1]}))]
         request = sync_group.SyncGroupRequest(group, joined.generation_id, joined.member_id, assignments=assignments)
-        return self.ask(groups.sync_group, 14, version, request)
+        return self.ask(classic_group_handlers.sync_group, 14, version, request)
 
     def commit(self, offset: int, joined: Any = None, version: int = 9, **options: Any) -> int:
         """OffsetCommit of partition 0; its error."""
@@ -172,18 +172,18 @@ def test_join_sync_heartbeat_leave(door: _Door, version: int) -> None:
     synced = door.sync(joined, min(version, 5))
     assert (synced.error_code, synced.assignment) == (0, encode_partitions({"t": [0, 1]}))
     beat = heartbeat.HeartbeatRequest("g", 1, joined.member_id)
-    assert door.ask(groups.heartbeat, 12, min(version, 4), beat).error_code == 0
+    assert door.ask(classic_group_handlers.heartbeat, 12, min(version, 4), beat).error_code == 0
     leave_version = min(version, 5)
     leave = leave_group.LeaveGroupRequest("g")
     if leave_version < 3:
         leave.member_id = joined.member_id
     else:
         leave.members = [leave_group.MemberIdentity(joined.member_id), leave_group.MemberIdentity("who")]
-    left = door.ask(groups.leave_group, 13, leave_version, leave)
+    left = door.ask(classic_group_handlers.leave_group, 13, leave_version, leave)
     assert left.error_code == 0
     if leave_version >= 3:
         assert [member.error_code for member in left.members] == [0, ErrorCode.UNKNOWN_MEMBER_ID]
-    assert door.ask(groups.heartbeat, 12, 0, beat).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert door.ask(classic_group_handlers.heartbeat, 12, 0, beat).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize("version", range(2, 11))
@@ -290,7 +290,7 @@ def test_find_coordinator(door: _Door, version: int) -> None:
         request = find_coordinator.FindCoordinatorRequest(key) if version < 4 else None
         if request is None:
             request = find_coordinator.FindCoordinatorRequest(coordinator_keys=[key])
-        answer = door.ask(groups.find_coordinator, 10, version, request)
+        answer = door.ask(classic_group_handlers.find_coordinator, 10, version, request)
         answers.append(answer if version < 4 else answer.coordinators[0])
     good, bad = answers
     assert (good.node_id, good.host, good.port, good.error_code) == (0, "localhost", 9093, 0)
@@ -302,10 +302,10 @@ def test_a_group_of_another_worker(door: _Door) -> None:
     door.broker.cluster = door.both
     other = next(f"g{n}" for n in range(100) if not door.both.is_coordinator(f"g{n}"))
     beat = heartbeat.HeartbeatRequest(other, 1, "m")
-    assert door.ask(groups.heartbeat, 12, 4, beat).error_code == ErrorCode.NOT_COORDINATOR
+    assert door.ask(classic_group_handlers.heartbeat, 12, 4, beat).error_code == ErrorCode.NOT_COORDINATOR
     assert door.commit(1, group=other) == ErrorCode.NOT_COORDINATOR
     assert door.fetch(group=other).error_code == ErrorCode.NOT_COORDINATOR
-    deleted = door.ask(group_admin.delete_groups, 42, 2, delete_groups.DeleteGroupsRequest([other]))
+    deleted = door.ask(group_admin_handlers.delete_groups, 42, 2, delete_groups.DeleteGroupsRequest([other]))
     assert deleted.results[0].error_code == ErrorCode.NOT_COORDINATOR
 
 
@@ -331,7 +331,7 @@ def test_describe_groups(door: _Door, version: int) -> None:
         request = describe_groups.DescribeGroupsRequest(["g", "library", "nobody"])
         if version >= 3:
             request.include_authorized_operations = True
-        ours, library, nobody = door.ask(group_admin.describe_groups, 15, version, request).groups
+        ours, library, nobody = door.ask(group_admin_handlers.describe_groups, 15, version, request).groups
     assert (ours.group_state, ours.protocol_type, ours.protocol_data) == ("Stable", "consumer", "range")
     assert ours.members[0].member_assignment == encode_partitions({"t": [0, 1]})
     assert (library.group_state, library.protocol_type, library.protocol_data) == ("Stable", "consumer", "sticky")
@@ -347,7 +347,7 @@ def test_list_groups(door: _Door) -> None:
     """Groups of either kind, and those with positions alone; by state and by type when that is asked for."""
 
     def listed(version: int = 5, **options: Any) -> dict[str, str]:
-        found = door.ask(group_admin.list_groups, 16, version, list_groups.ListGroupsRequest(**options)).groups
+        found = door.ask(group_admin_handlers.list_groups, 16, version, list_groups.ListGroupsRequest(**options)).groups
         return {group.group_id: group.group_state for group in found}
 
     assert door.commit(5, group="alone") == 0
@@ -374,7 +374,7 @@ def test_delete_groups(door: _Door, version: int) -> None:
     with door.store.consumer("t", group="library"):
         door.authorizer.denied.add((Operation.DELETE, "secret"))
         request = delete_groups.DeleteGroupsRequest(["alone", "g", "library", "nobody", "secret", ""])
-        results = door.ask(group_admin.delete_groups, 42, version, request).results
+        results = door.ask(group_admin_handlers.delete_groups, 42, version, request).results
     expected = [
         (ErrorCode.NONE, None),
         (ErrorCode.NON_EMPTY_GROUP, "Stop the members first"),

@@ -17,8 +17,8 @@ from server.groups.clients import SETTINGS, Client, until
 
 import segmentlog
 from segmentlog.errors import GroupHeld
-from segmentlog.groups.coordinating import NewPosition
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.groups.server_groups import NewPosition
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.store import LogStore
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.remote import RemoteGroup, decode_remote, encode_remote
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.machine import Group
-from segmentlog.server.groups.words import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
+from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_group import Group
+from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
 
 _SETTINGS = GroupSettings(initial_rebalance_delay_ms=100, max_size=5)
 _NAMES = ("a", "b", "c", "d", "e", "f", "g")

@@ -20,15 +20,15 @@ from logs import FakeClock
 from seeds import seeds
 from server.groups.clients import SETTINGS, Client
 
-from segmentlog.groups.coordinating import NewPosition
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.groups.consumer_words import LEAVES, STEPS_OUT, Heartbeat, Partitions, in_a_set
+from segmentlog.groups.server_groups import NewPosition
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.consumer_types import LEAVES, STEPS_OUT, Heartbeat, Partitions, in_a_set
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.deadlines import Deadlines
-from segmentlog.storage.files import replace_file
+from segmentlog.server.groups.timer_thread import Deadlines
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
-from segmentlog.testing.disk import CrashPoint
+from segmentlog.testing.simulated_disk import CrashPoint
 
 _STEPS = 12
 _VARIANTS = 4

@@ -13,9 +13,9 @@ from server.wire_client import Desk
 from segmentlog.clock import Clock
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster, Node
-from segmentlog.server.groups.words import GroupSettings
-from segmentlog.server.settings import ServerSettings
+from segmentlog.server.groups.classic_types import GroupSettings
+from segmentlog.server.server_settings import ServerSettings
+from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
 
 NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]

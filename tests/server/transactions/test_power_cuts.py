@@ -14,12 +14,12 @@ from seeds import seeds
 from wire import Sent, foreign
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.log.append.appends import Ack
-from segmentlog.storage.files import replace_file
+from segmentlog.log.append.append_pipeline import Ack
+from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
-from segmentlog.testing.disk import CrashPoint
-from segmentlog.transactions.remote import Numbers
+from segmentlog.testing.simulated_disk import CrashPoint
+from segmentlog.transactions.server_transactions import Numbers
 
 _STEPS = 14
 _VARIANTS = 4

@@ -14,15 +14,15 @@ from server.wire_client import Desk
 from wire import Sent, foreign
 
 from segmentlog.errors import ProducerFenced, ProducerHeld
-from segmentlog.inspection.store import inspect_store
-from segmentlog.server.codec.errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.transactions import remote
-from segmentlog.transactions.deciding import Decisions
-from segmentlog.transactions.finishing import REMOTE_EXPIRATION_MS
-from segmentlog.transactions.journal import TransactionLog
-from segmentlog.transactions.remote import Numbers, RemoteTransactions
+from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.transactions import server_transactions
+from segmentlog.transactions.abandoned import REMOTE_EXPIRATION_MS
+from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions
+from segmentlog.transactions.transaction_log import TransactionLog
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
@@ -196,14 +196,14 @@ def test_what_is_synced_is_all_that_there_is(desk: Desk, monkeypatch: pytest.Mon
     client.write(b"in time")
     late = client.batch(b"late")
     codes = []
-    sync = remote._sync_one
+    sync = server_transactions._sync_one
 
     def synced(*args: Any, **options: Any) -> int:
         end = sync(*args, **options)
         codes.append(client.send(late))
         return end
 
-    monkeypatch.setattr(remote, "_sync_one", synced)
+    monkeypatch.setattr(server_transactions, "_sync_one", synced)
     assert client.end() == NONE
     assert codes == [ErrorCode.INVALID_PRODUCER_EPOCH if is_new else ErrorCode.INVALID_TXN_STATE]
     assert both(desk) == [b"in time"]
@@ -294,7 +294,7 @@ def test_what_is_refused(desk: Desk) -> None:
 
 def test_epochs_come_to_an_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the name goes on under another id; also who ends a transaction twice is told which."""
-    monkeypatch.setattr(remote, "EPOCH_MAX", 3)
+    monkeypatch.setattr(server_transactions, "EPOCH_MAX", 3)
     client = Client(desk, is_new=True)
     client.begin()
     ids = set()

@@ -17,11 +17,11 @@ from server.wire_client import Desk
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.cluster import Cluster
-from segmentlog.server.codec.errors import ErrorCode
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.worker_cluster import Cluster
 from segmentlog.store import LogStore
-from segmentlog.transactions.deciding import Decisions
-from segmentlog.transactions.remote import Numbers, RemoteTransactions
+from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])

@@ -1,0 +1,263 @@
+"""``segmentlog bench``: what each fsync policy gives on this disk, and what it puts at risk."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from segmentlog.cli.common import Progress, say, store_folder
+from segmentlog.cli.option_types import FiniteRange, json_option
+from segmentlog.cli.table_output import show_json, show_table
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
+_DISTINCT_BYTES = 256 << 10
+"""So much differs before values repeat: four times as far back as LZ4 looks."""
+IMPLAUSIBLE_FSYNC_US = 20.0
+"""No disk is that fast: flash takes about as long to program one page."""
+
+
+RATE_RECORDS_PER_S: Final = 10_000
+"""At which what is at risk is measured, the same for all policies, unless appends are too large for it."""
+_INTERVALS: Final = 3
+"""So many fsync intervals of every policy that has one are measured, the default's included."""
+_INTERVAL_S: Final = 1.0
+"""The longest of these: that of the default policy."""
+_APPENDS_PER_S: Final = 20
+"""At least so many appends a second while risk is measured."""
+THREADS: Final = 16
+
+
+@click.command()
+@click.option("--seconds", type=FiniteRange(0.05), default=1.0, show_default=True,
+              help="Time for each policy; what is at risk is measured for 3 seconds at least.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True, metavar="RECORDS",
+              help="Records an append.")  # fmt: skip
+@click.option("--record-size", type=click.IntRange(1), default=100, show_default=True, metavar="BYTES",
+              help="Bytes a record.")  # fmt: skip
+@json_option
+@click.pass_context
+def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int, as_json: bool) -> None:
+    """Measure the disk that --dir lies on under each fsync policy, in a store of its own that is deleted after.
+
+    Each policy appends as fast as it can. Then all of them append at the same rate, for three intervals of the default
+    policy: at risk is what a power cut at that moment would have taken, the median and the most, of the records that
+    were acknowledged and not yet fsynced. The last row is what a web service does: 16 threads append a record each, and
+    wait until it is on disk.
+    """
+    import segmentlog
+
+    parent = Path(store_folder(ctx)).absolute().parent
+    folder = Path(tempfile.mkdtemp(prefix=".segmentlog-bench-", dir=parent))
+    risk_seconds = max(seconds, _INTERVALS * _INTERVAL_S)
+    total_s = seconds * (len(POLICIES) + 1) + risk_seconds
+    try:
+        with Progress("seconds", round(total_s)) as progress:
+            disk = _raw_disk(folder / "raw")
+            rows = []
+            with segmentlog.open(folder / "store") as store:
+                for policy in POLICIES:
+                    partition = store.create_topic(policy, fsync=policy).partition(0)
+                    rows.append(_measure(partition, policy, seconds, batch_size, record_size))
+                    progress.advance(round(seconds))
+                partitions = [store.topic(policy).partition(0) for policy in POLICIES]
+                risks = _risks(partitions, risk_seconds, batch_size, record_size)
+                for row, risk in zip(rows, risks, strict=True):
+                    row.update(risk)
+                progress.advance(round(risk_seconds))
+                partition = store.create_topic("threads", fsync="always").partition(0)
+                rows.append(_measure_threads(partition, seconds, record_size))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        show_json({"disk": disk, "batch_size": batch_size, "record_size": record_size})
+        for row in rows:
+            show_json(row)
+    else:
+        rate = rows[0]["risk_records_per_s"]
+        click.echo(
+            f"one write and fdatasync: median {disk['fdatasync_us_p50']:.0f} us,"
+            f" 99 % within {disk['fdatasync_us_p99']:.0f} us; records of {record_size} bytes;"
+            f" at risk: records, while each policy appends {rate:,.0f} a second for {risk_seconds:g} s"
+        )
+        show_table(list(_COLUMNS.values()), [tuple(_shown(name, row) for name in _COLUMNS) for row in rows])
+    if disk["fdatasync_us_p50"] < IMPLAUSIBLE_FSYNC_US:
+        say(
+            f"warning: a median of {disk['fdatasync_us_p50']:.0f} us is implausibly fast for an fsync: the disk, or the"
+            " machine that pretends to be one, probably answers from a cache that a power cut empties"
+        )
+
+
+_COLUMNS: Final = {
+    "fsync": "fsync",
+    "threads": "threads",
+    "batch_size": "records an append",
+    "records_per_s": "records/s",
+    "mb_per_s": "MB/s",
+    "append_us_p50": "append p50 us",
+    "append_us_p99": "append p99 us",
+    "fsyncs_per_s": "fsyncs/s at that rate",
+    "records_at_risk_p50": "at risk",
+    "records_at_risk_max": "at most",
+}
+
+
+def _shown(name: str, row: dict[str, Any]) -> Any:
+    if row["fsync"] == "never" and name in ("records_at_risk_p50", "records_at_risk_max"):
+        return "all"  # nothing says when the operating system writes it: a figure would say how long this took
+    value = row.get(name, "")
+    if name == "fsyncs_per_s" and value != "":
+        return f"{value:,.1f}"
+    return round(value) if isinstance(value, float) else value
+
+
+def time_fdatasync(path: Path, count: int = 200, size: int = 512) -> list[float]:
+    """Microseconds of each of ``count`` times one small write and `fdatasync`, on a preallocated file that is deleted.
+
+    Without segmentlog: the floor of a durable append.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, count * size)
+        os.fsync(fd)
+        times = []
+        for number in range(count):
+            started = time.perf_counter()
+            os.pwrite(fd, b"x" * size, number * size)
+            os.fdatasync(fd)
+            times.append((time.perf_counter() - started) * 1e6)
+        return times
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+def _raw_disk(path: Path) -> dict[str, float]:
+    times = sorted(time_fdatasync(path))
+    return {"fdatasync_us_p50": times[len(times) // 2], "fdatasync_us_p99": times[len(times) * 99 // 100]}
+
+
+def make_values(record_bytes: int) -> list[bytes]:
+    """Distinct values, 256 KiB or 16 of them, that compress about two to one as text does: half noise, half dots."""
+    noise = random.Random(record_bytes)
+    half = record_bytes // 2
+    count = max(_DISTINCT_BYTES // record_bytes, 16)
+    return [noise.randbytes(record_bytes - half) + b"." * half for _ in range(count)]
+
+
+def _batches(batch_size: int, record_size: int) -> list[list[bytes]]:
+    pool = make_values(record_size)
+    pool *= -(-2 * batch_size // len(pool))
+    return [pool[at : at + batch_size] for at in range(0, len(pool) - batch_size, batch_size)]
+
+
+def _measure(
+    partition: Partition, policy: str, seconds: float, batch_size: int, record_size: int
+) -> dict[str, str | float]:
+    """One thread that appends as fast as it can."""
+    batches = _batches(batch_size, record_size)
+    times: list[float] = []
+    syncs = partition.sync_count
+    started = time.perf_counter()
+    while (now := time.perf_counter()) - started < seconds:
+        partition.append(batches[len(times) % len(batches)])
+        times.append((time.perf_counter() - now) * 1e6)
+    elapsed = time.perf_counter() - started
+    return {
+        "fsync": policy,
+        "threads": 1,
+        "batch_size": batch_size,
+        **_rates(times, elapsed, batch_size, record_size),
+        "fsyncs": partition.sync_count - syncs,
+    }
+
+
+def _rates(times: list[float], elapsed: float, batch_size: int, record_size: int) -> dict[str, float]:
+    """``times``: microseconds of each append."""
+    times.sort()
+    records = len(times) * batch_size
+    return {
+        "records_per_s": records / elapsed,
+        "mb_per_s": records * record_size / elapsed / 1e6,
+        "append_us_p50": times[len(times) // 2],
+        "append_us_p99": times[len(times) * 99 // 100],
+    }
+
+
+def _risks(
+    partitions: list[Partition], seconds: float, batch_size: int, record_size: int
+) -> list[dict[str, str | float]]:
+    """What is at risk while all of these are appended to at the same rate: so the figures can be compared."""
+    batches = _batches(batch_size, record_size)
+    pause_s = batch_size / max(RATE_RECORDS_PER_S, _APPENDS_PER_S * batch_size)
+    for partition in partitions:
+        partition.flush()  # what was appended as fast as possible
+    syncs = [partition.sync_count for partition in partitions]
+    risk: list[list[int]] = [[] for _ in partitions]
+    turns = 0
+    started = time.perf_counter()
+    while (now := time.perf_counter()) - started < seconds or not turns:
+        for partition in partitions:
+            partition.append(batches[turns % len(batches)])
+        turns += 1
+        for samples, partition in zip(risk, partitions, strict=True):
+            samples.append(partition.log_end_offset - partition.durable_offset)
+        time.sleep(max(now + pause_s - time.perf_counter(), 0))
+    elapsed = time.perf_counter() - started
+    return [
+        {
+            "records_at_risk_p50": int(statistics.median(samples)),
+            "records_at_risk_max": max(samples),
+            "risk_records_per_s": turns * batch_size / elapsed,
+            "risk_seconds": elapsed,
+            "fsyncs_per_s": (partition.sync_count - before) / elapsed,
+        }
+        for samples, partition, before in zip(risk, partitions, syncs, strict=True)
+    ]
+
+
+def _measure_threads(partition: Partition, seconds: float, record_size: int) -> dict[str, str | float]:
+    """Threads that append single records, each of which is on disk when its append returns: they share fsyncs."""
+    values = make_values(record_size)
+    times: list[list[float]] = [[] for _ in range(THREADS)]
+    failures: list[BaseException] = []
+    syncs = partition.sync_count
+    started = time.perf_counter()
+
+    def work(number: int) -> None:
+        own = times[number]
+        try:
+            while (now := time.perf_counter()) - started < seconds or not own:
+                partition.append([values[len(own) % len(values)]])
+                own.append((time.perf_counter() - now) * 1e6)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed = time.perf_counter() - started
+    if failures:
+        raise failures[0]
+    return {
+        "fsync": "always",
+        "threads": THREADS,
+        "batch_size": 1,
+        **_rates([one for own in times for one in own], elapsed, 1, record_size),
+        "fsyncs": partition.sync_count - syncs,
+        "records_at_risk_p50": 0,  # acknowledged once they are on disk
+        "records_at_risk_max": 0,
+    }

@@ -1,0 +1,58 @@
+"""``segmentlog compact --stats``: its options and its table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from segmentlog.cli.table_output import show_json, show_table
+
+if TYPE_CHECKING:
+    from segmentlog.tables.key_statistics import GroupName, GroupOf, KeyGroup
+
+
+def grouping(separator: str | None, length: int | None) -> GroupOf:
+    """How keys are grouped. Raises UsageError."""
+    from segmentlog.tables.key_statistics import before_separator, first_bytes
+
+    if separator is not None and length is not None:
+        raise click.UsageError("--prefix-separator and --prefix-length exclude each other")
+    if length is not None:
+        return first_bytes(length)
+    if separator == "":
+        raise click.UsageError("--prefix-separator: at least one character")
+    return before_separator((":" if separator is None else separator).encode())
+
+
+def show_groups(topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, rows: int, as_json: bool) -> None:
+    """The groups that would lose most, and the sum of all."""
+    ordered = sorted(groups.items(), key=lambda item: (-item[1].removed_bytes, -item[1].records, str(item[0])))
+    if as_json:
+        for name, group in ordered[:rows]:
+            show_json({"topic": topic, "prefix": _text(name), "total": False, **_fields(group)})
+        show_json({"topic": topic, "prefix": None, "total": True, **_fields(total)})
+        return
+    table = [(_text(name), *_cells(group)) for name, group in ordered[:rows]]
+    hidden = f" ({len(groups) - rows:,} prefixes more)" if len(groups) > rows else ""
+    show_table(
+        ("prefix", "records", "would stay", "tombstones", "would go", "bytes", "bytes that would go"),
+        [*table, (f"all{hidden}", *_cells(total))],
+        f"{topic}: what a pass would save; keys and values before compression",
+    )
+
+
+def _text(name: GroupName) -> str:
+    """A prefix as text; what is no UTF-8 is escaped, and what would move a terminal's cursor."""
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _cells(group: KeyGroup) -> tuple[int, ...]:
+    removed = group.records - group.kept
+    return group.records, group.kept, group.tombstones, removed, group.size_bytes, group.removed_bytes
+
+
+def _fields(group: KeyGroup) -> dict[str, int]:
+    names = ("records", "would_stay", "tombstones", "would_go", "bytes", "bytes_that_would_go")
+    return dict(zip(names, _cells(group), strict=True))

@@ -1,0 +1,304 @@
+"""``segmentlog consume``: print records."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import (
+    EXIT_DONE,
+    Progress,
+    ReaderGone,
+    open_store,
+    say,
+    status_of,
+    status_of_damage,
+    stoppable,
+    stopped_by,
+)
+from segmentlog.cli.consumer_arguments import consumer_of
+from segmentlog.cli.filter_options import filter_of, filter_options, with_schemas
+from segmentlog.cli.option_types import (
+    PLACE,
+    SELECTOR,
+    Place,
+    Selector,
+    json_option,
+    json_values_option,
+    matching_topics,
+    resolve,
+)
+from segmentlog.cli.pipe_accounting import Stdout, end_with_stdout
+from segmentlog.cli.record_output import pieces_as, render_as
+from segmentlog.errors import UnknownTopic, UnreadableBatch
+
+if TYPE_CHECKING:
+    from segmentlog.cli.group_consume import Membership
+    from segmentlog.cli.record_output import Pieces
+    from segmentlog.consuming.consumer import Consumer
+    from segmentlog.consuming.record_filter import Filter
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.records import TopicPartition
+    from segmentlog.store import LogStore
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
+@click.option("--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print so many records at a time.")
+@click.option("-f", "--follow", is_flag=True, help="Go on waiting for records.")
+@click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
+              help="earliest, latest, an offset, -N (the last N), or a time (2026-07-31T12:00, -1h, @MS).")  # fmt: skip
+@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
+@click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="End after N records.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this one.")
+@filter_options
+@click.option("-g", "--group", metavar="NAME",
+              help="Share the partitions with the group's other members, and go on where it stopped.")  # fmt: skip
+@click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
+              help="Whether to show records of open and aborted transactions.")  # fmt: skip
+@click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
+@click.option("--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and say which offsets.")
+@click.option("--format", "template", metavar="TEMPLATE",
+              help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
+              r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
+@click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
+@click.option("--sources/--no-sources", default=None,
+              help='"topic/partition offset value". By default with several topics, and on a terminal also with'
+              " several partitions.")  # fmt: skip
+@click.option("--avro", is_flag=True,
+              help="Values as JSON, by the schemas whose ids they begin with: Avro, JSON or Protobuf.")  # fmt: skip
+@click.option("--avro-keys", is_flag=True, help="Keys likewise.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary.")
+@json_values_option
+@json_option
+@click.pass_context
+def consume(
+    ctx: click.Context,
+    topics: tuple[Selector, ...],
+    fetch_size: int | None,
+    follow: bool,
+    start: Place,
+    stop: Place | None,
+    max_records: int | None,
+    partition: int | None,
+    group: str | None,
+    isolation: Any,
+    durable_only: bool,
+    skip_damaged: bool,
+    template: str | None,
+    bare: bool,
+    sources: bool | None,
+    avro: bool,
+    avro_keys: bool,
+    quiet: bool,
+    json_values: bool,
+    as_json: bool,
+) -> int:
+    """Print the records of TOPICS as "offset value"; of several topics as "topic/partition offset value".
+
+    Patterns go in quotes: 'events-*', 'clicks/[01]'; with -f, what fits is read when it is made, too.
+    With --key and the like, -n counts the records that fit.
+
+    With --group NAME the position of each partition is committed once its records are printed, so
+    that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
+    What a pipe holds counts as printed while somebody may read it, and no longer when its reader is
+    gone; what a reader took and threw away is consumed, `head -3` takes three. --from says where
+    the group begins in a partition that it has no position in.
+    """
+    as_json |= json_values
+    if sum((template is not None, bare, as_json)) > 1:
+        raise click.UsageError("--format, --values and --json exclude each other")
+    if group is not None:
+        _check_for_group(topics, partition, stop)
+    if partition is not None:
+        topics = tuple(Selector(topic.topic, str(partition)) for topic in topics)
+    wanted = filter_of(ctx)
+    settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
+    with open_store(ctx, background=False) as store:
+        wanted = with_schemas(wanted, store)
+        ends: dict[TopicPartition, int] = {}
+        membership: Membership | None = None
+        if group is not None:
+            from segmentlog.cli.group_consume import Membership
+
+            names = [topic.topic for topic in topics]
+            if not follow:  # else they may come
+                matching_topics(store, tuple(names))
+            membership = Membership(store, group, names, start, settings, quiet=quiet)
+            consumer = membership.consumer
+        else:
+            consumer = _consumer(store, topics, start, stop, ends, settings)
+        if sources is None:
+            sources = len(topics) > 1 or (sys.stdout.isatty() and _are_several(store, topics, consumer))
+        pieces = pieces_as(template, bare, as_json, json_values=json_values and not avro, sources=sources)
+        if avro or avro_keys:
+            from segmentlog.cli.schema_values import decoding
+
+            pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
+        with stoppable(consumer.wakeup) as stopped, consumer:
+            total = sum(consumer.lag().values()) if not follow and group is None and wanted.is_open else None
+            if follow:
+                end_with_stdout(consumer)
+            printer = _Printer(
+                pieces, topics, wanted, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
+            )
+            printer.run(consumer, stopped)
+        if not quiet:
+            say(printer.summary() + stopped_by(stopped))
+        done = status_of(stopped) if not follow else EXIT_DONE
+        return _tell_skipped(consumer) or done
+
+
+def _tell_skipped(consumer: Consumer) -> int:
+    """Print which offsets were skipped; the exit status for them, 0 without any."""
+    for tp, base_offset, end_offset, damage in consumer.skipped:
+        what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
+        say(f"{tp}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
+    return status_of_damage(damage for *_, damage in consumer.skipped)
+
+
+def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:
+    """Whether there are several partitions to print."""
+    if any(topic.has_pattern for topic in topics) or len(consumer.assignment()) > 1:
+        return True
+    with contextlib.suppress(UnknownTopic):  # it may be awaited
+        return topics[0].number is None and store.topic(topics[0].topic).partition_count > 1
+    return False
+
+
+def _check_for_group(topics: tuple[Selector, ...], partition: int | None, stop: Place | None) -> None:
+    if partition is not None or any(topic.partition != "*" for topic in topics):
+        raise click.UsageError("a partition and --group exclude each other: the group says who reads which")
+    if stop is not None:
+        raise click.UsageError("--to and --group exclude each other: a group reads on from where it stopped; see -n")
+
+
+def _consumer(
+    store: LogStore,
+    topics: tuple[Selector, ...],
+    start: Place,
+    stop: Place | None,
+    ends: dict[TopicPartition, int],
+    settings: dict[str, Any],
+) -> Consumer:
+    """A consumer without a group, at its start; ``ends`` is filled with where it is to end.
+
+    It follows only where an end is still to come: what lies before it may end with something that is no record.
+    """
+    if stop is not None:
+        matching_topics(store, tuple(topic.topic for topic in topics))  # an end is a place in a topic that exists
+    consumer = consumer_of(store, topics, **settings)
+    is_to_come = False
+    for tp in consumer.assignment():
+        if not any(topic.fits(*tp) for topic in topics):
+            consumer.pause(*tp)
+            continue
+        log = store.topic(tp.topic).partition(tp.partition)
+        end = log.end_offset(isolation=settings["isolation"], durable_only=settings["durable_only"])
+        consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
+        if stop is not None:
+            ends[tp] = resolve(stop, log, end)
+            is_to_come |= ends[tp] > end
+    if settings["follow"] and ends and not is_to_come:
+        consumer.close()
+        return _consumer(store, topics, start, stop, ends, settings | {"follow": False})
+    return consumer
+
+
+class _Printer:
+    """Writes rendered batches to stdout, and counts."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        selectors: tuple[Selector, ...],
+        wanted: Filter,
+        fetch_size: int | None,
+        max_records: int | None,
+        ends: dict[TopicPartition, int],
+        *,
+        flush: bool,
+        total: int | None,
+        membership: Membership | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._selectors = selectors
+        self._wanted = wanted
+        self._render = render_as(pieces)
+        self._fetch_size = fetch_size
+        self._left = max_records
+        self._ends = ends
+        self._unended: set[TopicPartition] = set()
+        """Partitions that have an end, and have not come to it."""
+        self._flush = flush
+        self._started = time.perf_counter()
+        # Records on a terminal are their own progress.
+        self._progress = Progress("records", total, wanted=not sys.stdout.isatty())
+        self._membership = membership
+        self.records = self.bytes = 0
+
+    def run(self, consumer: Consumer, stopped: list[int]) -> None:
+        out = sys.stdout.buffer
+        with self._progress:
+            if self._membership is not None:
+                self._run_as_member(self._membership, stopped)
+                return
+            self._unended = {tp for tp, end in self._ends.items() if consumer.position(*tp) < end}
+            for batch in consumer.batches() if self._unended or not self._ends else ():
+                for part in self._parts(batch, consumer):
+                    text = self._render(part)
+                    out.write(text)
+                    self._count(part, len(text))
+                    if self._flush:
+                        out.flush()
+                if stopped or self._left == 0 or (self._ends and not self._unended):
+                    break
+            out.flush()
+            if self._flush and Stdout().is_abandoned():
+                raise ReaderGone
+
+    def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
+        """As `run`, with every record's way to stdout followed to the byte: what its reader took is committed."""
+        with membership.committing(self._render, self._pieces, self._progress, stopped):
+            for batch in membership.consumer.batches():
+                for part in self._parts(batch, membership.consumer):
+                    self._count(part, membership.print(part))
+                if stopped or self._left == 0:
+                    break
+                membership.printed(batch)
+
+    def _count(self, part: RecordBatch, size_bytes: int) -> None:
+        self.records += len(part)
+        self.bytes += size_bytes
+        self._progress.advance(len(part))
+        if self._left is not None:
+            self._left -= len(part)
+
+    def _parts(self, batch: RecordBatch, consumer: Consumer) -> Iterator[RecordBatch]:
+        """What fits of the batch, up to an end and to the number that was asked for, in parts of the size asked for."""
+        from segmentlog.records import TopicPartition
+
+        tp = TopicPartition(batch.topic, batch.partition)
+        if not any(selector.fits(*tp) for selector in self._selectors):  # made since, and read because its topic is
+            return
+        end = self._ends.get(tp)
+        if end is not None and batch.next_offset >= end:
+            consumer.pause(*tp)
+            self._unended.discard(tp)
+            batch = batch.slice(0, int((batch.offsets < end).sum()))
+        for run in self._wanted.parts(batch):
+            if self._left is not None:  # counted down as they are printed
+                run = run.slice(0, self._left)
+            size = self._fetch_size or max(len(run), 1)
+            for at in range(0, len(run), size):
+                yield run.slice(at, at + size)
+
+    def summary(self) -> str:
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rate = self.records / seconds
+        return f"{self.records:,} records, {self.bytes:,} bytes in {seconds:.2f} s ({rate:,.0f} records/s)"

@@ -1,0 +1,234 @@
+"""`consume --group`: what the reader of stdout took is committed, to the record."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from segmentlog.cli.common import Progress, ReaderGone, say
+from segmentlog.cli.option_types import Place, resolve
+from segmentlog.cli.pipe_accounting import Stdout
+from segmentlog.errors import LogTruncated, OffsetOutOfRange
+from segmentlog.records import TopicPartition
+
+if TYPE_CHECKING:
+    from segmentlog.cli.record_output import Pieces, Render
+    from segmentlog.consuming.consumer import Start
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.store import LogStore
+
+_COMMIT_MS: Final = 100
+"""What was printed for so long is committed: kill -9 has at most so much printed again."""
+_SHOWN: Final = 8
+
+# `head -3` reads a block and throws away what is behind the third line: nobody can tell what it used. So that there is
+# nothing behind it, the first records go out one by one, each when the one before was taken, and then in growing parts:
+# what a reader of the first lines throws away is at most a 256th of what it used.
+_PARTS: Final = 256
+_CAREFUL_RECORDS: Final = 4096
+_PATIENCE_S: Final = 2.0
+"""A reader that takes nothing for so long is no `head`; and so long a signal waits for one that is slow."""
+
+
+class _Printed(NamedTuple):
+    """Records that went to stdout, or are on their way."""
+
+    part: RecordBatch
+    pieces: Pieces
+    begin: int
+    end: int
+    """How many bytes were written in all, before and behind them."""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.part.topic, self.part.partition)
+
+    def offset_after(self, written_bytes: int) -> int:
+        """Of the first record of which not every byte is among the first so many."""
+        if written_bytes >= self.end:
+            return int(self.part.offsets[-1]) + 1
+        ends = list(accumulate(map(len, self.pieces(self.part)), initial=self.begin))[1:]
+        return int(self.part.offsets[bisect_right(ends, written_bytes)])
+
+
+class Membership:
+    """A group member that prints.
+
+    While its stdout has a reader, what was written counts as printed, and the consumer commits it by itself between
+    batches. Before it ends it waits for the reader; once there is none any more, what nobody took is taken back.
+    """
+
+    def __init__(
+        self, store: LogStore, group: str, topics: list[str], start: Place, settings: dict[str, Any], *, quiet: bool
+    ) -> None:
+        """``settings``: of the consumer. Joins the group."""
+        self._store = store
+        self._group = group
+        self._start = start
+        self._settings = settings
+        self._quiet = quiet
+        self._leaving = False
+        self._progress: Progress | None = None
+        self._render: Render
+        self._pieces: Pieces
+        self._out: Stdout
+        self._careful = True
+        self._records = 0
+        self._waiting: deque[_Printed] = deque()
+        """What is in the pipe, oldest first; the last may be out in part only."""
+        self._reached: tuple[TopicPartition, int] | None = None
+        """Up to where the batch in hand came through; None when all of it did."""
+        begin: Start = "earliest"
+        if start.kind in ("latest", "offset"):
+            begin = "latest" if start.kind == "latest" else start.number
+        self.consumer = store.consumer(
+            *topics, group=group, start=begin, auto_commit=True, auto_commit_interval_ms=_COMMIT_MS,
+            client_id="consume", on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._lost, **settings,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def committing(self, render: Render, pieces: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
+        """Within: print. However it ends, what came through is committed then, durably. Raises `ReaderGone`.
+
+        ``render`` makes of a batch what is printed of it, ``pieces`` the same record by record.
+        """
+        self._render, self._pieces, self._progress = render, pieces, progress
+        self._out = Stdout()
+        self._careful = self._out.is_pipe
+        try:
+            yield
+            self._seek_to_reached()
+            self._wait_for_reader(stopped)
+        finally:
+            self._leaving = True
+            self._commit()
+        if self._out.is_abandoned():
+            raise ReaderGone
+
+    # ------------------------------------------------------------ printing
+
+    def print(self, part: RecordBatch) -> int:
+        """Write records to stdout; the number of bytes."""
+        before = self._out.written_bytes
+        at = 0
+        if self._careful:
+            pieces = self._pieces(part)
+            while self._careful and at < len(part):
+                count = 1 + self._records // _PARTS
+                self._print(part.slice(at, at + count), b"".join(pieces[at : at + count]))
+                self._careful = self._out.wait_taken(_PATIENCE_S) and self._records < _CAREFUL_RECORDS
+                at += count
+        if at < len(part):
+            rest = part.slice(at)
+            self._print(rest, self._render(rest))
+        return self._out.written_bytes - before
+
+    def _print(self, part: RecordBatch, text: bytes) -> None:
+        begin = self._out.written_bytes
+        printed = _Printed(part, self._pieces, begin, begin + len(text))
+        if self._out.is_pipe:
+            self._drop_taken()
+            self._waiting.append(printed)
+        try:
+            self._out.write(text)
+        finally:
+            self._reached = printed.tp, printed.offset_after(self._out.written_bytes)
+        self._records += len(part)
+
+    def printed(self, batch: RecordBatch) -> None:
+        """All records of a batch came through: the consumer's position is the one to commit."""
+        self._reached = None
+
+    def _drop_taken(self) -> None:
+        taken = self._out.taken_bytes
+        while self._waiting and self._waiting[0].end <= taken:
+            self._waiting.popleft()
+
+    # ------------------------------------------------------------ committing
+
+    def _wait_for_reader(self, stopped: list[int]) -> None:
+        """Until the reader took everything, or is gone; a signal does not wait for long. Others may join meanwhile."""
+        since_s = math.inf
+
+        def between() -> bool:
+            nonlocal since_s
+            self.consumer.poll_group()
+            if stopped:
+                since_s = min(since_s, time.monotonic())
+            return time.monotonic() - since_s < _PATIENCE_S
+
+        self._out.wait_taken(math.inf, between)
+
+    def _commit(self) -> None:
+        self._seek_to_reached()
+        positions = self.consumer.positions()
+        if self._reached is not None and self._reached[0] in positions:
+            positions[self._reached[0]] = self._reached[1]
+        if self._out.is_abandoned():
+            for tp, offset in self._not_taken().items():
+                if tp in positions:
+                    positions[tp] = min(offset, positions[tp])
+                    self._seek(tp, positions[tp])
+        self.consumer.commit(positions)
+
+    def _not_taken(self) -> dict[TopicPartition, int]:
+        """By partition, of what nobody took out of the pipe: the first offset."""
+        taken = self._out.taken_bytes
+        found: dict[TopicPartition, int] = {}
+        for printed in self._waiting:
+            if printed.end > taken:
+                found.setdefault(printed.tp, printed.offset_after(taken))
+        return found
+
+    def _seek_to_reached(self) -> None:
+        if self._reached is not None and self._reached[0] in self.consumer.positions():
+            self._seek(*self._reached)
+
+    def _seek(self, tp: TopicPartition, offset: int) -> None:
+        # Lest closing, which commits too, takes the batch in hand for one that was not worked on.
+        with contextlib.suppress(OffsetOutOfRange, LogTruncated):
+            self.consumer.seek(*tp, offset)
+
+    # ------------------------------------------------------------ who reads what
+
+    def _assigned(self, partitions: list[TopicPartition]) -> None:
+        if self._start.kind in ("last", "time"):
+            for tp in partitions:
+                if self.consumer.committed(*tp) is None:
+                    log = self._store.topic(tp.topic).partition(tp.partition)
+                    end = log.end_offset(
+                        isolation=self._settings["isolation"], durable_only=self._settings["durable_only"]
+                    )
+                    self.consumer.seek(*tp, resolve(self._start, log, end))
+        self._say("reads", partitions, f" (generation {self.consumer.generation})")
+
+    def _revoked(self, partitions: list[TopicPartition]) -> None:
+        if not self._leaving:
+            if self._out.is_abandoned():
+                back = self._not_taken()
+                self.consumer.commit({tp: back[tp] for tp in partitions if tp in back})
+            self._count_as_taken(partitions)
+            self._say("hands over", partitions)
+
+    def _lost(self, partitions: list[TopicPartition]) -> None:
+        self._reached = None
+        self._count_as_taken(partitions)
+        self._say("lost", partitions, ": others print again what was printed since the last commit")
+
+    def _count_as_taken(self, partitions: list[TopicPartition]) -> None:
+        """What was printed of these counts as taken: somebody else goes on behind it."""
+        self._waiting = deque(printed for printed in self._waiting if printed.tp not in partitions)
+
+    def _say(self, what: str, partitions: list[TopicPartition], more: str = "") -> None:
+        if self._quiet:
+            return
+        names = ", ".join(map(str, partitions[:_SHOWN]))
+        others = f" and {len(partitions) - _SHOWN} more" if len(partitions) > _SHOWN else ""
+        with self._progress.hidden() if self._progress is not None else contextlib.nullcontext():
+            say(f"group {self._group}: {what} {names}{others}{more}")

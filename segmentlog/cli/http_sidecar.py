@@ -1,0 +1,38 @@
+"""The HTTP door beside a server of Kafka's protocol: a process of its own, below the same supervisor."""
+
+from __future__ import annotations
+
+import socket
+
+import click
+
+import segmentlog
+from segmentlog.http.settings import HttpSettings
+from segmentlog.security.listen_rules import parse_address
+from segmentlog.security.security_settings import Security
+from segmentlog.server.supervisor import Beside, Plan
+
+
+def http_beside(address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]) -> Beside:
+    """What `Supervisor` is to run there. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
+    host, port = parse_address(address, option="http")
+    try:
+        # Here, and not in the process: it is forked with all that it needs, and so there at once.
+        from segmentlog.http.serving import HttpServer, check_http_security
+    except ImportError as error:
+        wanted = "--http needs the extra 'http': pip install '.[http]' in a clone of segmentlog"
+        raise click.ClickException(f"{wanted} ({error})") from None
+    from segmentlog.server.worker_lifecycle import beat, stop_with_supervisor
+
+    check_http_security(host, security)
+    settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=allowed_hosts)
+
+    def run(plan: Plan, sock: socket.socket, status_fd: int, alive_fd: int) -> None:
+        stop = stop_with_supervisor(alive_fd)
+        with (
+            segmentlog.open(plan.path) as store,
+            HttpServer(store, host, port, settings=settings, security=plan.security, sock=sock) as server,
+        ):
+            beat(stop, status_fd, lambda: server.is_well, lambda: {"http": server.url})
+
+    return Beside("http", host, port, run)

@@ -1,0 +1,88 @@
+"""``segmentlog objects``: what lies in an object store that a store is shipped to."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from segmentlog.cli.common import EXIT_DAMAGE, EXIT_DONE, Progress, loading, say
+from segmentlog.cli.option_types import DURATION_S, json_option
+from segmentlog.cli.table_output import show_json
+
+
+@click.group()
+def objects() -> None:
+    """What lies in an object store: list it, check every byte of it, delete what nobody refers to."""
+
+
+@objects.command("ls")
+@click.argument("url")
+@json_option
+def list_(url: str, as_json: bool) -> None:
+    """List what the manifest at URL refers to, and the manifest. Few new records are in the manifest itself."""
+    with loading():
+        from segmentlog.objects.bucket.url import open_bucket
+        from segmentlog.objects.manifest.garbage_collection import described, described_manifest, stored_manifest
+        from segmentlog.objects.manifest.load import require_manifest
+
+    bucket = open_bucket(url)
+    manifest, _ = require_manifest(bucket)
+    count = size_bytes = 0
+    for what, stored in (*described(manifest), (described_manifest(manifest), stored_manifest(bucket))):
+        if as_json:
+            show_json({"key": stored.key, "size_bytes": stored.size_bytes, "what": what, "xxh3_64": stored.xxh3_64})
+        else:
+            click.echo(f"{stored.size_bytes:>14,}  {stored.key}  {what}")
+        count, size_bytes = count + 1, size_bytes + stored.size_bytes
+    ended = ", who has ended shipping" if manifest.ended else ""
+    say(
+        f"{count:,} objects, {size_bytes:,} bytes, {len(manifest.topics):,} topics;"
+        f" put {manifest.sequence:,} by {manifest.owner}{ended}; {len(manifest.condemned):,} objects are condemned"
+    )
+
+
+@objects.command()
+@click.argument("url")
+@json_option
+def verify(url: str, as_json: bool) -> int:
+    """Read the manifest at URL and every object that it refers to, and compare checksums."""
+    with loading():
+        from segmentlog.objects.bucket.url import open_bucket
+        from segmentlog.objects.manifest.garbage_collection import verify as check
+
+    with Progress("bytes", None) as progress:
+        found = check(open_bucket(url), progress.advance)
+    for key, why in found.problems:
+        if as_json:
+            show_json({"key": key, "problem": why})
+        else:
+            click.echo(f"{key}: {why}")
+    say(f"{found.objects:,} objects, {found.size_bytes:,} bytes, {len(found.problems):,} problems")
+    return EXIT_DAMAGE if found.problems else EXIT_DONE
+
+
+@objects.command()
+@click.argument("url")
+@click.option("--grace", type=DURATION_S, default="24h", show_default=True, help="Leave alone what is younger.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@json_option
+def gc(url: str, grace: int, dry_run: bool, as_json: bool) -> None:
+    """Condemn what the manifest at URL does not refer to, and delete what was condemned --grace ago.
+
+    Shipping deletes by itself what it needs no more; this is for what killed processes have left there.
+    """
+    with loading():
+        from segmentlog.objects.bucket.url import open_bucket
+        from segmentlog.objects.manifest.garbage_collection import sweep
+
+    swept = sweep(open_bucket(url), int(time.time() * 1000), grace_ms=grace, dry_run=dry_run)
+    for done, keys in (("condemned", swept.condemned), ("deleted", swept.deleted)):
+        for key in keys:
+            if as_json:
+                show_json({"key": key, "done": done, "dry_run": dry_run})
+            else:
+                click.echo(f"{done}  {key}")
+    would = "would be " if dry_run else ""
+    condemned, deleted = len(swept.condemned), len(swept.deleted)
+    say(f"{condemned:,} objects {would}condemned, {deleted:,} {would}deleted ({swept.size_bytes:,} bytes)")

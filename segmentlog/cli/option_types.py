@@ -1,0 +1,278 @@
+"""What commands take: sizes, times, places in a log, topics and partitions of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import click
+
+from segmentlog.consuming.start_position import Place as Place
+from segmentlog.consuming.start_position import parse_place as parse_place
+from segmentlog.consuming.start_position import resolve as resolve
+from segmentlog.errors import UnknownTopic
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from segmentlog.log.partition import Partition
+    from segmentlog.store import LogStore, Topic
+
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic only since click 8.3
+
+PATTERN_CHARACTERS = frozenset("*?[")
+_PARTITION_CHARACTERS = frozenset("0123456789*?[]!-")
+
+
+# ---------------------------------------------------------------- sizes and times
+
+
+class _Size(ParamType):
+    """Bytes: -1 for no limit, or with ``limited`` at least one."""
+
+    name = "size"
+
+    def __init__(self, *, limited: bool = False) -> None:
+        self._limited = limited
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from segmentlog.quantities import parse_size
+
+        try:
+            size_bytes = parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if self._limited and size_bytes < 1:
+            self.fail(f"{value!r}: there is no going without a limit here; a size such as 100MiB", param, ctx)
+        return size_bytes
+
+
+class _Duration(ParamType):
+    """Milliseconds. A bare number has the unit ``bare_ms``."""
+
+    name = "duration"
+
+    def __init__(self, bare_ms: int = 1) -> None:
+        self._bare_ms = bare_ms
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from segmentlog.quantities import parse_duration_ms
+
+        try:
+            duration_ms = parse_duration_ms(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        bare = isinstance(value, str) and re.fullmatch(r"[0-9_]+", value.strip())
+        return duration_ms * self._bare_ms if bare else duration_ms
+
+
+SIZE = _Size()
+LIMITED_SIZE = _Size(limited=True)
+DURATION_MS = _Duration()
+DURATION_S = _Duration(bare_ms=1000)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan` is in none, whatever comparisons say."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+# ---------------------------------------------------------------- places in a log
+
+
+class _PlaceType(ParamType):
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if isinstance(value, Place):
+            return value
+        try:
+            return parse_place(value, time.time_ns() // 1_000_000)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PLACE = _PlaceType()
+
+
+# ---------------------------------------------------------------- topics and partitions
+
+
+class Selector(NamedTuple):
+    """``TOPIC`` or ``TOPIC/PARTITION``, both of which may be patterns."""
+
+    topic: str
+    partition: str = "*"
+    may_come: bool = False
+    """Whether it was given as a pattern, of topics or partitions: those may be made later."""
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether several topics may fit."""
+        return bool(PATTERN_CHARACTERS & set(self.topic))
+
+    @property
+    def number(self) -> int | None:
+        """The partition, if it names one."""
+        return int(self.partition) if self.partition.isdecimal() else None
+
+    def fits(self, topic: str, partition: int) -> bool:
+        return fnmatch.fnmatchcase(topic, self.topic) and fnmatch.fnmatchcase(str(partition), self.partition)
+
+
+def _is_open(pattern: str) -> bool:
+    """Whether a bracket is never closed: fnmatch takes it for itself then, and no name has one."""
+    at = pattern.find("[")
+    while at >= 0:
+        at += 2 if pattern[at + 1 : at + 2] == "!" else 1
+        end = pattern.find("]", at + 1)  # the first character may be a ']' that means itself
+        if end < 0:
+            return True
+        at = pattern.find("[", end + 1)
+    return False
+
+
+class _SelectorType(ParamType):
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Selector:
+        if isinstance(value, Selector):
+            return value
+        topic, slash, partition = value.partition("/")
+        decimal = partition.isascii() and partition.isdecimal()
+        is_pattern = PATTERN_CHARACTERS & set(partition) and set(partition) <= _PARTITION_CHARACTERS
+        if slash and (not topic or not (decimal or is_pattern)):
+            self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, as in clicks or clicks/0", param, ctx)
+        if _is_open(topic) or _is_open(partition):
+            self.fail(f"{value!r}: a '[' lacks its ']', as in 'clicks/[01]'", param, ctx)
+        may_come = bool(PATTERN_CHARACTERS & set(value))
+        if not slash:
+            return Selector(topic, may_come=may_come)
+        return Selector(topic, str(int(partition)) if decimal else partition, may_come)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_topic(ctx, param, incomplete)
+
+
+SELECTOR = _SelectorType()
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of topics for the shell's completion: whatever folder looks like one, without opening the store."""
+    from click.shell_completion import CompletionItem
+
+    folder = ctx.find_root().params.get("directory") or "."
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    return [
+        CompletionItem(name)
+        for name in names
+        if name.startswith(incomplete) and os.path.exists(f"{folder}/{name}/topic.json")
+    ]
+
+
+def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Topic:
+    """The topic of that name. Raises `UnknownTopic` that says what was probably meant, and how to make it."""
+    try:
+        return store.topic(name)
+    except UnknownTopic as error:
+        if error.topic != name:
+            raise
+        raise UnknownTopic(name, f"it does not exist; {_advice(store, name, to_write)}") from None
+
+
+def meant_instead(store: LogStore, name: str) -> str:
+    """A question that names the topic whose name is close to one that does not exist; empty if none is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, store.topics(), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _advice(store: LogStore, name: str, to_write: bool) -> str:
+    if question := meant_instead(store, name):
+        return question
+    if to_write or not store.topics():
+        return f"make it with 'segmentlog create {name}'"
+    return "'segmentlog topics' lists those that do"
+
+
+def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
+    """Names of the topics that are named or match, each once. Raises `UnknownTopic` for what matches none."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        if not PATTERN_CHARACTERS & set(pattern):
+            found[existing_topic(store, pattern).name] = None
+            continue
+        names = fnmatch.filter(store.topics(), pattern)
+        if not names:
+            raise UnknownTopic(pattern, "no topic matches; 'segmentlog topics' lists them")
+        found.update(dict.fromkeys(names))
+    return list(found)
+
+
+def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
+    """The partitions that a selector without a pattern in its topic names, opened. Raises `UnknownTopic`."""
+    topic = existing_topic(store, selector.topic)
+    if selector.number is not None:
+        return [topic.partition(selector.number)]
+    numbers = [number for number in range(topic.partition_count) if selector.fits(topic.name, number)]
+    return [topic.partition(number) for number in numbers or _no_match(selector, topic.partition_count)]
+
+
+def _no_match(selector: Selector, count: int) -> NoReturn:
+    raise UnknownTopic(selector.topic, f"no partition matches {selector.partition!r}, there are 0 to {count - 1}")
+
+
+def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
+    """What a selector, which may be a pattern, names; without one all, but for the store's own. Opens none.
+
+    Raises `UnknownTopic` for a topic that is not there; opening does for a partition.
+    """
+    if selector is None:
+        names = store.topics()
+    elif selector.has_pattern:
+        names = matching_topics(store, (selector.topic,))
+    else:
+        topic = existing_topic(store, selector.topic)
+        if selector.number is not None:
+            return [(topic, selector.number)]
+        names = [topic.name]
+    topics = {topic: topic.partition_count for topic in map(store.topic, names)}
+    chosen = [
+        (topic, number)
+        for topic, count in topics.items()
+        for number in range(count)
+        if selector is None or selector.fits(topic.name, number)
+    ]
+    if selector is not None and not chosen:
+        _no_match(selector, max(topics.values()))
+    return chosen
+
+
+def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
+    """The one partition that is named, or the only one of the topic. Raises UsageError."""
+    partitions = selected_partitions(store, selector)
+    if len(partitions) != 1:
+        raise click.UsageError(f"{selector.topic} has {len(partitions)} partitions, and {why}: name one, as in"
+                               f" {selector.topic}/0")  # fmt: skip
+    return partitions[0]
+
+
+json_values_option = click.option(
+    "--json-values", is_flag=True, help="As --json, with a value that is JSON as that JSON, and not as a text."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

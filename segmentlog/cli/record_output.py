@@ -1,0 +1,142 @@
+"""How records are printed: as lines, values alone, JSON, or by kcat's templates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from segmentlog.format.record_batch import RecordBatch
+
+Render = Callable[["RecordBatch"], bytes]
+Pieces = Callable[["RecordBatch"], list[bytes]]
+"""What is printed of each record."""
+
+
+def pieces_as(
+    template: str | None, bare: bool, as_json: bool, *, json_values: bool = False, sources: bool = False
+) -> Pieces:
+    """By what was asked for: a template, values alone, JSON, or else "offset value".
+
+    ``json_values``: JSON in JSON is not quoted; ``sources``: "topic/partition offset value".
+    """
+    if as_json:
+        return json_pieces(plain_values=json_values)
+    if bare:
+        return bare_pieces
+    if template is not None:
+        return _as_template(template)
+    return _sourced_pieces if sources else _line_pieces
+
+
+def render_as(pieces: Pieces) -> Render:
+    """A whole batch at once, as its pieces in a row would be."""
+    return _render_values if pieces is bare_pieces else lambda batch: b"".join(pieces(batch))
+
+
+def _render_values(batch: RecordBatch) -> bytes:
+    values: list[Any] = batch.values
+    try:
+        return b"\n".join(values) + b"\n"
+    except TypeError:  # a null value prints as nothing
+        return b"\n".join([value or b"" for value in values]) + b"\n"
+
+
+def bare_pieces(batch: RecordBatch) -> list[bytes]:
+    """Values, one a line; a null value as an empty line."""
+    return [(value or b"") + b"\n" for value in batch.values]
+
+
+def keyed_pieces(batch: RecordBatch) -> list[bytes]:
+    """Key, tab, value; null as nothing."""
+    return [b"%b\t%b\n" % (key or b"", value or b"") for key, value in zip(batch.keys, batch.values, strict=True)]
+
+
+def _sourced_pieces(batch: RecordBatch) -> list[bytes]:
+    source = f"{batch.topic}/{batch.partition} ".encode()
+    return [source + piece for piece in _line_pieces(batch)]
+
+
+def _line_pieces(batch: RecordBatch) -> list[bytes]:
+    return [
+        b"%d %b\n" % (offset, value or b"") for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True)
+    ]
+
+
+def json_pieces(*, plain_values: bool) -> Pieces:
+    """One JSON object a line; ``plain_values``: a value that is JSON as that JSON, and not as a text."""
+
+    def pieces(batch: RecordBatch) -> list[bytes]:
+        import msgspec
+
+        from segmentlog.exchange.record_files import record_document
+
+        found = []
+        for record in batch.records():
+            document = record_document(record)
+            if plain_values and record.value is not None and (text := _as_json(record.value)) is not None:
+                document["value"] = msgspec.Raw(text)
+            found.append(msgspec.json.encode(document) + b"\n")
+        return found
+
+    return pieces
+
+
+def _as_json(value: bytes) -> bytes | None:
+    """JSON on one line, every number and text as it is written; None for what is not JSON."""
+    import msgspec
+
+    try:
+        value.decode()  # `format` does not look into texts
+        return msgspec.json.format(value, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _as_template(template: str) -> Pieces:
+    parts = _parse(template)
+
+    def pieces(batch: RecordBatch) -> list[bytes]:
+        return [b"".join([part if isinstance(part, bytes) else part(record) for part in parts]) for record in batch]
+
+    return pieces
+
+
+_TOKENS: dict[str, Callable[[Any], bytes]] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "T": lambda record: b"%d" % record.timestamp,
+    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
+    "K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
+    "%": lambda record: b"%",
+}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def _parse(template: str) -> list[bytes | Callable[[Any], bytes]]:
+    """kcat's templates: %-tokens and backslash escapes; anything else stands for itself."""
+    pieces: list[bytes | Callable[[Any], bytes]] = []
+    characters = iter(template)
+    for character in characters:
+        if character == "%":
+            token = next(characters, "")
+            if token not in _TOKENS:
+                raise click.UsageError(
+                    f"--format: %{token} is no token; there are " + " ".join(f"%{t}" for t in _TOKENS)
+                )
+            pieces.append(_TOKENS[token])
+        elif character == "\\":
+            escape = next(characters, "")
+            if escape not in _ESCAPES:
+                raise click.UsageError(f"--format: \\{escape} is no escape; there are \\n \\t \\r \\0 \\\\")
+            pieces.append(_ESCAPES[escape])
+        else:
+            pieces.append(os.fsencode(character))
+    return pieces

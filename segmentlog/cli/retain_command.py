@@ -1,0 +1,116 @@
+"""``segmentlog retain``: one pass of retention now."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from segmentlog.cli.common import (
+    Failures,
+    Patience,
+    Progress,
+    open_store,
+    say,
+    stoppable,
+    stopped_by,
+)
+from segmentlog.cli.option_types import SELECTOR, Selector, chosen_partitions, json_option
+from segmentlog.cli.table_output import show_json
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+    from segmentlog.records import RetentionReport
+
+_KEY = re.compile(r"\(([a-z.]+)\)$")
+"""The key of the configuration that a reason ends with."""
+
+
+@click.command()
+@click.argument("topic", type=SELECTOR, required=False, metavar="[TOPIC[/PARTITION]]")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@json_option
+@click.pass_context
+def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: bool) -> int:
+    """Delete the segments that retention does not keep, of TOPIC or of all topics, now.
+
+    Stores that are open do it by themselves; this is for those that are not, and to see why
+    what goes. The files follow file.delete.delay.ms later, in the next pass. The store's own
+    topics are included only when they are named.
+    """
+    reports: list[RetentionReport] = []
+    offsets = 0
+    failures = Failures()
+    with stoppable() as stopped, open_store(ctx, read_only=dry_run, background=False) as store:
+        partitions = chosen_partitions(store, topic)
+        if not dry_run:
+            store.check_writable("delete old segments")
+        patience = Patience(stopped)
+        with Progress("partitions", len(partitions)) as progress:
+            for owner, number in partitions:
+                if stopped:
+                    break
+                name = f"{owner.name}/{number}"
+                with failures.noted(name, progress):
+                    report = patience.with_(partial(owner.partition(number).retain, dry_run=dry_run))
+                    reports.append(report)
+                    offsets += _offsets_of(owner.partition(number), report)
+                    if report.busy:
+                        failures.busy(name)
+                    with progress.hidden():
+                        _tell(report, dry_run, as_json)
+                progress.advance(1)
+        say(_summary(reports, offsets, dry_run) + stopped_by(stopped))
+    return failures.status(stopped)
+
+
+def _tell(report: RetentionReport, dry_run: bool, as_json: bool) -> None:
+    name = f"{report.topic}/{report.partition}"
+    would = "would be " if dry_run else ""
+    for segment, why in report.removed:
+        if as_json:
+            show_json({"partition": name, **_extent(segment), "why": why})
+        else:
+            extent = f"[{segment.base_offset}, {segment.end_offset})"
+            click.echo(f"{name}: {extent}, {segment.size_bytes} bytes, {would}deleted: {why}")
+    if as_json:
+        show_json(
+            {
+                "partition": name,
+                "log_start_offset": report.log_start_offset,
+                "deleted_segments": len(report.removed),
+                "deleted_bytes": report.size_bytes,
+                "rolled": report.rolled,
+                "busy": report.busy,
+                "dry_run": dry_run,
+            }
+        )
+
+
+def _extent(segment: Any) -> dict[str, Any]:
+    return {"base_offset": segment.base_offset, "end_offset": segment.end_offset, "size_bytes": segment.size_bytes}
+
+
+def _offsets_of(partition: Partition, report: RetentionReport) -> int:
+    """Count the offsets of the deleted segments, without those in lost ranges."""
+    return sum(partition.count_offsets(segment.base_offset, segment.end_offset) for segment, _ in report.removed)
+
+
+def _summary(reports: list[RetentionReport], offsets: int, dry_run: bool) -> str:
+    would = "would be " if dry_run else ""
+    removed = [entry for report in reports for entry in report.removed]
+    rolled = sum(report.rolled for report in reports)
+    sealed = f"; {rolled:,} active segments {would}sealed" if rolled else ""
+    if not removed:
+        return f"nothing to delete in {len(reports):,} partitions{sealed}"
+    size = sum(segment.size_bytes for segment, _ in removed)
+    keys = Counter(found[1] if (found := _KEY.search(why)) else why for _, why in removed)
+    whys = ", ".join(f"{count:,} by {key}" for key, count in keys.most_common())
+    touched = sum(bool(report.removed) for report in reports)
+    return (
+        f"{len(removed):,} segments of {touched:,} partitions, {offsets:,} offsets, {size:,} bytes {would}deleted:"
+        f" {whys}{sealed}"
+    )

@@ -1,0 +1,110 @@
+"""What `consume --avro` and `produce --avro` make of values: JSON for people, by the registry of the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from segmentlog.cli.common import loading
+from segmentlog.errors import DeserializationError, SegmentlogError
+from segmentlog.exchange.record_sender import BadRecord, Lists, Parse
+
+if TYPE_CHECKING:
+    from segmentlog.cli.record_output import Pieces
+    from segmentlog.format.record_batch import RecordBatch
+    from segmentlog.store import LogStore
+
+
+def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_json: bool) -> Pieces:
+    """``pieces`` of records whose keys, values or both are JSON in place of what they are.
+
+    Raises `DeserializationError` for the first that has no schema.
+    """
+    with loading():
+        from segmentlog.schemas.any_values import AnyDeserializer
+
+    deserializer = AnyDeserializer(store.schemas)
+
+    def decode(batch: RecordBatch, column: str) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for index, blob in enumerate(batch.keys if column == "key" else batch.values):
+            try:
+                (value,) = deserializer.deserialize(batch.topic, [blob])
+                found.append(None if blob is None else msgspec.json.encode(value))
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                offset = int(batch.offsets[index])
+                raise DeserializationError(batch.topic, batch.partition, offset, column, str(error), blob) from error
+        return found
+
+    def decoded(batch: RecordBatch) -> list[bytes]:
+        made_keys = decode(batch, "key") if keys else None
+        made_values = decode(batch, "value") if values else None
+        texts = pieces(batch.with_objects(made_keys, made_values))
+        if as_json:
+            texts = [_unquoted(text, keys=keys, values=values) for text in texts]
+        return texts
+
+    return decoded
+
+
+def _unquoted(text: bytes, *, keys: bool, values: bool) -> bytes:
+    """A record as JSON, with what was decoded as itself and not as a text."""
+    document: dict[str, msgspec.Raw] = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    for field, wanted in (("key", keys), ("value", values)):
+        if wanted and (inner := msgspec.json.decode(document[field])) is not None:
+            document[field] = msgspec.Raw(inner.encode())
+    return msgspec.json.encode(document) + b"\n"
+
+
+def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> Parse:
+    """``parse``, and each value from JSON to Avro: by a schema that is registered first, or the newest of the topic.
+
+    Raises what the registry does.
+    """
+    with loading():
+        from segmentlog.schemas.avro_values import PlainWriter
+        from segmentlog.schemas.parsed_schemas import Draft
+
+    subject = f"{topic}-value"
+    if schema is None:
+        record = store.schemas.version(subject)
+    else:
+        record = store.schemas.register(subject, Draft(schema))
+    if record.schema_type != "AVRO":
+        raise click.ClickException(f"--avro: the schema of {subject} is {record.schema_type}")
+    write: Callable[[Any], bytes] = PlainWriter(store.schemas.parsed(record), record.id).write
+
+    def encoded(raw: list[bytes]) -> Iterator[Lists]:
+        before = 0
+        for lists in parse(raw):
+            for index, value in enumerate(lists.values):
+                if value is not None:
+                    try:
+                        lists.values[index] = write(msgspec.json.decode(value))
+                    except (ValueError, TypeError, RecursionError, SegmentlogError) as error:
+                        raise BadRecord(before + index, f"no value of schema {record.id}: {error}") from None
+            before += len(lists.values)
+            yield lists
+
+    return encoded
+
+
+def read_schema(path: str) -> str:
+    """The text of a schema's file. Raises ClickException."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{path}: it is not UTF-8, as schemas are") from None
+
+
+def type_of_file(path: str) -> str:
+    """What kind of schema a file holds, by its name. Raises UsageError."""
+    for ending, kind in ((r"\.(avsc|avro)$", "AVRO"), (r"\.json$", "JSON"), (r"\.proto$", "PROTOBUF")):
+        if re.search(ending, path):
+            return kind
+    raise click.UsageError(f"{path}: say what it is: --type AVRO, JSON or PROTOBUF")

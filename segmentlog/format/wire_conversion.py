@@ -1,0 +1,152 @@
+"""Any batch as Kafka's clients are sent it.
+
+    one of Kafka's      as it is stored
+    columns             rendered, uncompressed
+    a marker            Kafka's control batch: key version i16 (0), type i16 (0 abort, 1 commit);
+                        value version i16 (0), coordinator epoch i32
+    no record           an empty batch, as Kafka's compaction leaves it
+
+Kafka's deltas have 31 bits, ours 32: what reaches further becomes two batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Final
+
+import numpy as np
+
+from segmentlog.format.batch import LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
+from segmentlog.format.batch_codecs import CODEC_NONE
+from segmentlog.format.columns import MalformedColumn, Values
+from segmentlog.format.control import Marker, decode_marker
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.splice import Table, as_table
+from segmentlog.format.wire import Buffer
+from segmentlog.format.wire_encode import Columns, empty_wire_batch, encode_wire_batch
+from segmentlog.format.wire_pieces import Blobs, find_blobs
+from segmentlog.records import Headers
+from segmentlog.speedups import COMPILED
+
+_REACH: Final = 2**31
+"""Offsets of one batch, at the most."""
+_BLOBS_MIN: Final = 256
+"""Records of a batch. Of fewer it takes as long to see where they lie as to make objects of them."""
+_CONTROL_KEY = struct.Struct(">hh")
+_CONTROL_VALUE = struct.Struct(">hi")
+_CONTROL: Final = 1 << 5
+_KEPT_ATTRIBUTES: Final = LOG_APPEND_TIME | TRANSACTIONAL
+
+
+def as_wire(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
+    """The batches of Kafka's that hold the records of ``batch``, its offsets, its epoch and its producer's numbers.
+
+    Of a batch that shows a part of its records: at least those, and none behind them. What is stored as Kafka's is a
+    view of the store's map. Raises `UnreadableBatch`, for columns that do not decode.
+    """
+    header = batch.header
+    if header.is_kafka and not batch.is_cut:
+        return [batch.payload]
+    if header.is_control:
+        marker = _marker_of(batch)
+        if marker is not None:
+            return [control_wire_batch(marker, header.partition_epoch, int(batch.timestamps[0]))]
+    if header.is_control or not len(batch):
+        return _without_records(header, header.base_offset, batch.next_offset)
+    return _rendered(batch, header.base_offset, batch.next_offset, codec)
+
+
+def control_wire_batch(marker: Marker, epoch: int, timestamp: int, coordinator_epoch: int = 0) -> bytes:
+    """How a transaction ended, as Kafka says it, in a partition of that epoch."""
+    return encode_wire_batch(
+        [_CONTROL_KEY.pack(0, int(marker.committed))],
+        [_CONTROL_VALUE.pack(0, coordinator_epoch)],
+        None,
+        np.array([timestamp], np.int64),
+        base_offset=marker.offset,
+        epoch=epoch,
+        attributes=TRANSACTIONAL | _CONTROL,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+    )
+
+
+def _marker_of(batch: RecordBatch) -> Marker | None:
+    """What a control batch says; None for one of a kind that this version does not know, or that is malformed."""
+    try:
+        return decode_marker(batch.header, batch.payload)
+    except ValueError:
+        return None
+
+
+def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int) -> list[Buffer]:
+    header = batch.header
+    offsets = batch.offsets
+    if end_offset - base_offset > _REACH:
+        middle = base_offset + _REACH
+        at = int(np.searchsorted(offsets, np.int64(middle)))
+        near, far = batch.slice(0, at), batch.slice(at)
+        rest = _rendered(far, middle, end_offset, codec) if len(far) else _without_records(header, middle, end_offset)
+        if not len(near):
+            return [*_without_records(header, base_offset, middle), *rest]
+        return [*_rendered(near, base_offset, middle, codec), *rest]
+    try:
+        made = encode_wire_batch(
+            *_columns_of(batch),
+            batch.timestamps,
+            offsets - np.int64(base_offset),
+            base_offset=base_offset,
+            epoch=header.partition_epoch,
+            attributes=header.attributes & _KEPT_ATTRIBUTES,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            last_offset_delta=end_offset - base_offset - 1,
+            codec=codec,
+        )
+    except MalformedColumn:
+        _ = batch.keys, batch.values, batch.headers  # raises CorruptBatch, which names the file and the position
+        raise
+    return [made]
+
+
+def _columns_of(
+    batch: RecordBatch,
+) -> tuple[Values | Table | None, Values | Table | Blobs | Columns, list[Headers] | None]:
+    """Return keys, values and headers as `encode_wire_batch` takes them. Raise `CorruptBatch`."""
+    count = batch.header.record_count
+    if COMPILED and not batch.header.is_kafka and len(batch) == count:
+        return None, Columns(batch.keys_column, batch.values_column, batch.headers_column, count), None
+    return *_keys_and_values(batch), batch.headers if batch.has_headers else None
+
+
+def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table | Blobs]:
+    """The two columns: as tables or as they lie, where all are byte strings, and nothing is cut off."""
+    header = batch.header
+    if not header.is_kafka and len(batch) == header.record_count:
+        with contextlib.suppress(MalformedColumn):  # below, the batch says where it lies
+            values = as_table(batch.values_column, header.record_count)
+            keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
+            if values is not None and (keys is not None or not header.keys_size):
+                return keys, values
+            if not header.headers_size and header.record_count >= _BLOBS_MIN:
+                blobs = find_blobs(batch.blobs_columns, header.keys_size, header.record_count)
+                if blobs is not None:
+                    return None, blobs
+    return (batch.keys if batch.has_keys else None), batch.values
+
+
+def _without_records(header: BatchHeader, base_offset: int, end_offset: int) -> list[Buffer]:
+    return [
+        empty_wire_batch(
+            start,
+            min(end_offset - start, _REACH) - 1,
+            header.partition_epoch,
+            attributes=header.attributes & TRANSACTIONAL,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )
+        for start in range(base_offset, end_offset, _REACH)
+    ]

@@ -1,0 +1,322 @@
+"""Committed positions of consumer groups: records of the compacted topic ``__consumer_offsets``.
+
+    key    MessagePack array: version (2), group, topic id, partition
+    value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
+
+The topic is the only truth; `CommittedPositions` is a view of it that reads what was appended since it
+last looked. Positions committed in a transaction count once the transaction is committed; until
+then they are pending, and nobody starts reading their partitions.
+
+A position is one of the topic that has the id, whatever its name: a topic that is made anew under the
+name of a deleted one is begun anew. Keys of version 1 (format 1 of the store) hold the topic's name; that
+stands for the id that topic has had since the upgrade, and for no other's that gets the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig, LogTruncated, OffsetOutOfRange, UnknownTopic
+from segmentlog.format.batch import TRANSACTIONAL
+from segmentlog.format.control import decode_marker
+from segmentlog.format.file_names import OFFSETS_TOPIC, topic_id_of_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.records import PartitionId, TopicPartition
+from segmentlog.storage import fork_safety
+from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.topic_registry import Topics
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+    from segmentlog.log.producer_state import ProducerStamp
+
+_T = TypeVar("_T")
+
+METADATA_MAX: Final = 4096
+"""Characters, counted as Kafka counts them for ``offset.metadata.max.bytes``: in UTF-16 units, despite that name."""
+_VERSION: Final = 2
+_VERSION_BY_NAME: Final = 1
+_SETTINGS: Final[dict[str, object]] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 16 << 20,
+    "min.cleanable.dirty.ratio": 0.5,
+}
+
+
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
+    """Where a group goes on reading a partition."""
+
+    offset: int
+    """Of the next record to read."""
+    epoch: int = -1
+    """Partition epoch of the last record that was read; -1 when nobody said."""
+    metadata: str = ""
+    committed_ms: int = 0
+    generation: int = -1
+    """Of the group's assignment under which it was committed; -1: not by a member."""
+    member: str = ""
+
+
+Positions = Mapping[TopicPartition, int | tuple[int, int]]
+"""Offsets, or offsets with the epoch of the record before, to commit."""
+
+Encoded = tuple[list[bytes | None], list[bytes | None]]
+"""Keys and values of records."""
+
+
+def encode(
+    group: str,
+    positions: Positions,
+    topic_id_of: Callable[[TopicPartition], str],
+    *,
+    metadata: str = "",
+    committed_ms: int,
+    generation: int = -1,
+    member: str = "",
+) -> Encoded:
+    """Keys and values of the records that commit ``positions``. Raises `InvalidConfig` for what is no position."""
+    if not isinstance(metadata, str) or not is_metadata(metadata):
+        raise InvalidConfig("metadata", metadata, f"text of at most {METADATA_MAX:,} characters")
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    for tp, position in positions.items():
+        offset, epoch = position if isinstance(position, tuple) else (position, -1)
+        if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
+            raise InvalidConfig(f"position of {tp}", offset, "an offset: a whole number from 0 on")
+        keys.append(encode_key(group, PartitionId(topic_id_of(tp), tp.partition)))
+        values.append(
+            msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
+        )
+    return keys, values
+
+
+def is_metadata(text: str) -> bool:
+    """Whether a text may be committed with an offset."""
+    return len(text) <= METADATA_MAX and len(text.encode("utf-16-le", "surrogatepass")) <= 2 * METADATA_MAX
+
+
+def encode_key(group: str, where: PartitionId) -> bytes:
+    """The key of the records that say where a group is in a partition."""
+    return msgspec.msgpack.encode((_VERSION, group, *where))
+
+
+def decode_key(key: bytes | None, store_id: str) -> tuple[str, PartitionId] | None:
+    """Group and partition that a record is about; None for a key of another version."""
+    try:
+        version, group, topic, partition = _key_decoder.decode(key or b"")
+    except msgspec.DecodeError:
+        return None
+    if version == _VERSION_BY_NAME:
+        topic = topic_id_of_name(store_id, topic)
+    elif version != _VERSION:
+        return None
+    return group, PartitionId(topic, partition)
+
+
+_key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
+_value_decoder = msgspec.msgpack.Decoder(CommittedOffset)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A committed position (None: deleted) and the offset of the record that says so."""
+
+    group: str
+    where: PartitionId
+    committed: CommittedOffset | None
+    record_offset: int
+
+
+class CommittedPositions:
+    """All groups' committed positions, as one open store sees them. Thread-safe."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._log: Partition | None = None
+        self._tidy = Tidy()
+        self._mutex = fork_safety.lock(self, "_mutex")
+        self._begin_anew()
+        fork_safety.on_fork(self, "_begin_anew")
+
+    def _begin_anew(self) -> None:
+        """Read everything anew. In a forked child: another thread of the parent may have been at it."""
+        self._position = 0
+        self._generation = -1
+        self._groups: dict[str, dict[PartitionId, _Entry]] = {}
+        self._keys_by_name: dict[tuple[str, PartitionId], bytes] = {}
+        """Of positions that the log holds under keys of version 1, too: who deletes those deletes both."""
+        self._pending: dict[int, list[_Entry]] = {}
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def exists(self) -> bool:
+        """Whether any position was ever committed."""
+        return self._open() is not None
+
+    def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        """The group's positions, by what the topics are called now; without those in topics that are gone."""
+        return self._named(self.positions(group))
+
+    def positions(self, group: str) -> dict[PartitionId, CommittedOffset]:
+        """The group's positions, those in topics that are gone included."""
+        with self._mutex:
+            self._catch_up()
+            entries = self._groups.get(group, {})
+            return {where: entry.committed for where, entry in entries.items() if entry.committed is not None}
+
+    def pending(self, group: str) -> set[TopicPartition]:
+        """Partitions whose position is part of a transaction that is not decided yet."""
+        return set(self._named(dict.fromkeys(self.undecided(group))))
+
+    def undecided(self, group: str) -> set[PartitionId]:
+        """The same by the topics' ids."""
+        with self._mutex:
+            self._catch_up()
+            return {entry.where for entries in self._pending.values() for entry in entries if entry.group == group}
+
+    def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
+        names = self._topics.topic_names({where.topic_id for where in found})
+        return {
+            TopicPartition(names[where.topic_id], where.partition): what
+            for where, what in found.items()
+            if where.topic_id in names
+        }
+
+    def groups(self) -> list[str]:
+        """Names of the groups that have positions, sorted."""
+        return [group for group in self.all_groups() if self.committed(group)]
+
+    def all_groups(self) -> list[str]:
+        """The same with those that have positions in nothing but topics that are gone."""
+        with self._mutex:
+            self._catch_up()
+            return sorted(
+                group
+                for group, entries in self._groups.items()
+                if any(entry.committed is not None for entry in entries.values())
+            )
+
+    # ------------------------------------------------------------ telling
+
+    def topic_ids(self) -> set[str]:
+        """Of every topic in which a group has a position."""
+        return {where.topic_id for group in self.all_groups() for where in self.positions(group)}
+
+    def forget_topics(self, topic_ids: Collection[str]) -> None:
+        """Delete the positions of all groups in topics that are gone."""
+        if not topic_ids:
+            return
+        for group in self.all_groups():
+            if gone := [where for where in self.positions(group) if where.topic_id in topic_ids]:
+                self.append(*self.encode_deletion(group, gone))
+
+    def encode_deletion(self, group: str, partitions: Iterable[PartitionId]) -> Encoded:
+        """Keys and (null) values of the records that delete a group's positions."""
+        keys: list[bytes | None] = []
+        for where in partitions:
+            keys.append(encode_key(group, where))
+            # Or it would be there again, once a compaction has removed all that stands for the other key.
+            if by_name := self._keys_by_name.get((group, where)):
+                keys.append(by_name)
+        return keys, [None] * len(keys)
+
+    def append(self, keys: list[bytes | None], values: list[bytes | None], stamp: ProducerStamp | None = None) -> int:
+        """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced.
+
+        With a ``stamp`` they are part of its transaction.
+        """
+        log = self.make_log()
+        end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
+        with self._mutex:
+            self._tidy.count()
+            self._tidy.tidy(log)
+        return end_offset
+
+    def sync(self, end_offset: int) -> None:
+        """fsync what lies below an offset that `append` returned."""
+        self.make_log().sync_upto(end_offset, end_offset - 1)
+
+    def make_log(self) -> Partition:
+        """The topic's only partition; it is made if it is not there."""
+        return self._open() or self._topics.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
+
+    # ------------------------------------------------------------ following the log
+
+    def _open(self) -> Partition | None:
+        log = self._log
+        if log is None or log.is_stale:
+            try:
+                log = self._log = self._topics.topic(OFFSETS_TOPIC).partition(0)
+            except UnknownTopic:
+                log = self._log = None
+        return log
+
+    def _catch_up(self) -> None:
+        known = self._log
+        log = self._open()
+        if log is not known:
+            self._begin_anew()
+        if log is None or (self._position and log.log_end_offset == self._position):
+            return
+        while True:
+            end_offset, generation = log.log_end_offset, log.generation
+            if self._pending and generation != self._generation:
+                self._begin_anew()  # a compaction may have removed the marker that decides them
+            self._generation = generation
+            try:
+                self._read(log)
+            except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
+                self._begin_anew()
+                self._position = log.log_start_offset
+                self._read(log)
+            if log.generation == generation:
+                break
+            self._begin_anew()  # or the marker of what was read in the files of before
+        self._position = max(self._position, end_offset)
+
+    def _read(self, log: Partition) -> None:
+        for batch in log.read(max(self._position, log.log_start_offset), control=True):
+            if batch.header.is_control:
+                self._decide(batch)
+            else:
+                self._take(batch)
+            self._position = batch.next_offset
+            self._tidy.count()
+
+    def _take(self, batch: RecordBatch) -> None:
+        entries = []
+        for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
+            about = decode_key(key, self._topics.store_id)
+            if about is not None:
+                if key != encode_key(*about):
+                    self._note_name(about, key, value)
+                committed = None if value is None else _value_decoder.decode(value)
+                entries.append(_Entry(*about, committed, offset))
+        if batch.header.attributes & TRANSACTIONAL:
+            self._pending.setdefault(batch.header.producer_id, []).extend(entries)
+        else:
+            self._apply(entries)
+
+    def _note_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
+        if value is None or key is None:
+            self._keys_by_name.pop(about, None)
+        else:
+            self._keys_by_name[about] = key
+
+    def _decide(self, batch: RecordBatch) -> None:
+        marker = decode_marker(batch.header, batch.payload)
+        if marker is not None:
+            entries = self._pending.pop(marker.producer_id, [])
+            if marker.committed:
+                self._apply(entries)
+
+    def _apply(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            of_group = self._groups.setdefault(entry.group, {})
+            known = of_group.get(entry.where)
+            # A transaction counts from where its records are, not from where it was decided.
+            if known is None or known.record_offset < entry.record_offset:
+                of_group[entry.where] = entry

@@ -1,0 +1,332 @@
+"""Inspecting what a log tells of its producers, and the files that repeat it.
+
+The batches of each producer are gone through in order of their offsets, and held against each
+other, against the aborts in ``.txnindex`` and the entries of ``.snapshot``, and against the last
+stable offset of the state page. A snapshot may know more than the log does: of batches that
+retention, a compaction, a repair or a crash took, and no batch is missed below `_intact_from`.
+It never knows less, except of producers that no name holds: a log forgets those after a while.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+from segmentlog.format.file_names import ABORTED_SUFFIX, CHECKPOINT_FILE, SNAPSHOT_SUFFIX, STATE_FILE
+from segmentlog.format.producer_snapshot import (
+    NAMED_ID_END,
+    SEQUENCE_END,
+    AbortedTransaction,
+    Malformed,
+    ProducerEntry,
+    decode_aborted,
+    decode_snapshot,
+)
+from segmentlog.inspection.finding import Severity
+from segmentlog.inspection.partition_findings import BadCache, OpenTransaction, PartitionFindings
+from segmentlog.inspection.segment_inspection import SegmentFindings, Tracked
+from segmentlog.policy.lost_ranges import containing
+from segmentlog.storage.file_operations import read_file
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.segment import segment_stem
+
+
+class _Producer(msgspec.Struct):
+    """What the batches so far say of one producer."""
+
+    epoch: int
+    next_offset: int = 0
+    """Behind its last batch or marker."""
+    next_sequence: int = -1
+    """Of the record that follows; -1 before the first one."""
+    data_offset: int = -1
+    """Of the last batch that is no marker."""
+    open_offset: int = -1
+    """Of the first batch of its open transaction; -1 without one."""
+    appended_ms: int = 0
+    """Timestamp of the newest record before its last batch: that batch is not older."""
+
+
+class _Open(msgspec.Struct):
+    """An open transaction as a load would find it: in the newest snapshot, and behind it."""
+
+    epoch: int
+    first_offset: int
+
+
+class ProducerInspector:
+    """Goes through the segments of one partition, oldest first: `begin`, `take`, and `end` after the last one."""
+
+    def __init__(self, fs: FileSystem, found: PartitionFindings, bases: list[int]) -> None:
+        self._fs = fs
+        self._found = found
+        self._bases = bases
+        self._known: dict[int, _Producer] = {}
+        self._open: dict[int, _Open] = {}
+        self._intact_from = max(bases[0] if bases else 0, self._compacted_below())
+        self._snapshot_base = -1
+        """Where the newest snapshot is from which a load would begin."""
+        self._broken_at = -1
+        """Where the last damage is that may hide a batch or a marker."""
+        self._tracked_any = False
+        self._newest_ms = 0
+        """The largest timestamp of the segments so far."""
+
+    def _compacted_below(self) -> int:
+        """Below it a compaction may have removed batches, or taken the numbers of their producers off them."""
+        found = self._found
+        checkpoint, active = found.checkpoint.checkpoint, self._bases[-1] if self._bases else 0
+        if checkpoint is None or found.checkpoint.is_damaged:
+            return active
+        compacted = checkpoint.compacted
+        reached = max(compacted.cleaned_offset, compacted.begun_offset)
+        # A pass that was cut short may have been at any sealed segment.
+        return max(reached, active) if reached else 0
+
+    # ------------------------------------------------------------ a segment
+
+    def begin(self, base: int) -> None:
+        """Before `take` of the segment ``base``: hold its snapshot, if it has one, against what came before."""
+        path = segment_stem(self._found.folder, base) + SNAPSHOT_SUFFIX
+        try:
+            entries = decode_snapshot(read_file(self._fs, path))
+        except FileNotFoundError:
+            return
+        except Malformed as error:
+            rest = (
+                "; not believed, and 'segmentlog repair' removes it: producers whose batches were all deleted"
+                " may be known to no other file"
+            )
+            self._add_cache(path, f"damaged ({error}){rest}", str(error))
+            return
+        wrong = self._first_untrue(entries, base)
+        if wrong:
+            gone = sum(entry.next_offset <= self._bases[0] for entry in entries)
+            rest = "; 'segmentlog repair' removes it, and what is known of producers is made from the log"
+            if gone:
+                rest += f", but for {gone} of them whose batches were all deleted: those are forgotten"
+            self._add_cache(path, wrong + rest, wrong)
+        self._found.has_producers = self._found.has_producers or bool(entries)
+        self._snapshot_base = base
+        self._open = {
+            entry.producer_id: _Open(entry.epoch, entry.transaction_offset)
+            for entry in entries
+            if entry.transaction_offset >= 0
+        }
+
+    def take(self, segment: SegmentFindings, next_base: int | None, *, is_sealed: bool, has_caches: bool) -> None:
+        """Look at the batches of a segment; ``next_base`` is where the next one begins.
+
+        ``is_sealed``: nothing is appended to it any more, or cut off. ``has_caches``: the file has
+        its own name, and not that of a copy that is to take its place.
+        """
+        breaks = [broken.following_offset for broken in segment.broken if not broken.blank]
+        ends = [offset if offset is not None else max(next_base or 0, segment.end_offset) for offset in breaks]
+        breaks_at = sorted([*ends, *(gap.end_offset for gap in segment.gaps)])
+        if ends:
+            self._broken_at = max(self._broken_at, *ends)
+        aborted: list[AbortedTransaction] = []
+        at = 0
+        for batch in segment.tracked:
+            while at < len(breaks_at) and breaks_at[at] <= batch.base_offset:
+                self._intact_from = max(self._intact_from, breaks_at[at])
+                at += 1
+            self._tracked_any = True
+            self._take_in(segment.path, batch)
+            before_ms = segment.timestamps_before[bisect_left(segment.positions, batch.position)]
+            self._known[batch.producer_id].appended_ms = max(before_ms, self._newest_ms)
+            if batch.marker is not None and not batch.marker.committed:
+                aborted.append(
+                    AbortedTransaction(batch.producer_id, batch.marker.first_offset, batch.marker.offset)
+                )  # fmt: skip
+            elif batch.control and batch.marker is None:
+                self._found.add(
+                    "note", segment.path, "a control batch of a kind that this version does not know", batch.position,
+                    batch.size_bytes, batch.base_offset, batch.next_offset,
+                )  # fmt: skip
+        self._intact_from = max([self._intact_from, *breaks_at])
+        if next_base is not None and segment.end_offset != next_base:
+            self._intact_from = max(self._intact_from, next_base)
+        self._found.has_aborts = self._found.has_aborts or bool(aborted)
+        segment.tracked = []  # the next ones need the room
+        self._newest_ms = max(self._newest_ms, segment.max_timestamp)
+        if has_caches:
+            self._check_aborted(segment, aborted, is_sealed=is_sealed)
+
+    def _take_in(self, path: str, batch: Tracked) -> None:
+        known = self._known.get(batch.producer_id)
+        if known is None:
+            known = self._known[batch.producer_id] = _Producer(batch.epoch)
+        elif self._is_intact(known.next_offset - 1) and batch.epoch < known.epoch:
+            what = f"producer {batch.producer_id}: epoch {batch.epoch} comes after epoch {known.epoch}"
+            self._add_flaw(path, batch, what)
+        if batch.control:
+            known.open_offset = -1
+            self._open.pop(batch.producer_id, None)
+            if batch.epoch > known.epoch and batch.producer_id >= NAMED_ID_END:
+                known.next_sequence = -1  # it begins at 0 again
+        else:
+            self._check_sequence(path, batch, known)
+            count = batch.next_offset - batch.base_offset
+            if batch.sequence >= 0:
+                known.next_sequence = (batch.sequence + count) % SEQUENCE_END
+            known.data_offset = batch.base_offset
+            if batch.transactional and known.open_offset < 0:
+                known.open_offset = batch.base_offset
+            if batch.transactional:
+                self._open.setdefault(batch.producer_id, _Open(batch.epoch, batch.base_offset))
+        known.epoch = max(known.epoch, batch.epoch)
+        known.next_offset = batch.next_offset
+
+    def _is_intact(self, offset: int) -> bool:
+        """Whether everything that was ever appended from this offset on is still there as it was."""
+        return offset >= self._intact_from
+
+    def _check_sequence(self, path: str, batch: Tracked, known: _Producer) -> None:
+        if known.next_sequence < 0 or not self._is_intact(known.data_offset) or batch.sequence == known.next_sequence:
+            return
+        if batch.sequence == 0 and (batch.epoch > known.epoch or batch.producer_id >= NAMED_ID_END):
+            return  # counts from the beginning again
+        what = (
+            f"producer {batch.producer_id}: its sequence goes on with {batch.sequence},"
+            f" where {known.next_sequence} should follow"
+        )
+        self._add_flaw(path, batch, what)
+
+    def _add_flaw(self, path: str, batch: Tracked, what: str) -> None:
+        severity: Severity = "damage"
+        if batch.producer_id >= NAMED_ID_END:
+            severity, what = "warning", f"{what}; as may be where it was forgotten in between"
+        self._found.add(severity, path, what, batch.position, batch.size_bytes, batch.base_offset, batch.next_offset)
+
+    # ------------------------------------------------------------ the files beside it
+
+    def _check_aborted(self, segment: SegmentFindings, told: list[AbortedTransaction], *, is_sealed: bool) -> None:
+        """Of a sealed segment the file says what its markers say."""
+        path = segment.stem + ABORTED_SUFFIX
+        try:
+            size, aborted = decode_aborted(read_file(self._fs, path))
+        except FileNotFoundError:
+            return
+        except Malformed as error:
+            rest = "; not believed, and made anew when it is next needed; 'segmentlog repair' removes it"
+            self._add_cache(path, f"damaged ({error}){rest}", str(error))
+            return
+        if not is_sealed or size != segment.size_bytes:
+            return  # not looked at by readers either
+        wrong = ""
+        if missing := set(told) - set(aborted):
+            first = min(missing, key=lambda abort: abort.last_offset)
+            wrong = f"the transaction of producer {first.producer_id} that offset {first.last_offset} aborts is missing"
+        elif extra := [
+            abort for abort in aborted if abort not in told and not self._is_gone(segment, abort.last_offset)
+        ]:
+            first = extra[0]
+            wrong = f"nothing at offset {first.last_offset} aborts a transaction of producer {first.producer_id}"
+        if wrong:
+            rest = "; readers believe it until 'segmentlog repair' removes it"
+            self._add_cache(path, wrong + rest, wrong)
+
+    def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
+        """Whether what was at this offset is damaged now, or was cut out."""
+        checkpoint = self._found.checkpoint.checkpoint
+        if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:
+            return True
+        return any(
+            not broken.blank and broken.expected_offset <= offset
+            and (broken.following_offset is None or offset < broken.following_offset)
+            for broken in segment.broken
+        )  # fmt: skip
+
+    def _first_untrue(self, entries: list[ProducerEntry], base: int) -> str:
+        """What of a snapshot cannot be so, going by the batches below it; empty when all of it can."""
+        by_id = {entry.producer_id: entry for entry in entries}
+        for entry in entries:
+            if why := self._untrue(entry, base):
+                return f"producer {entry.producer_id}: {why}"
+        for producer_id, known in self._known.items():
+            idle_ms = self._newest_ms - known.appended_ms
+            may_be_forgotten = producer_id >= NAMED_ID_END or idle_ms > self._found.producer_expiration_ms
+            if producer_id not in by_id and not may_be_forgotten:
+                return f"producer {producer_id}, whose last batch ends at offset {known.next_offset}, is missing"
+        return ""
+
+    def _untrue(self, entry: ProducerEntry, base: int) -> str:
+        ends = [run.offset + run.count for run in entry.runs]
+        if entry.next_offset > base or entry.transaction_offset >= entry.next_offset or max(ends, default=0) > base:
+            return f"it knows of offsets from {base} on, where the segment begins, or contradicts itself"
+        known = self._known.get(entry.producer_id)
+        last_offset = entry.next_offset - 1
+        if known is None:
+            if self._is_intact(last_offset):
+                return f"there is nothing of it at offset {last_offset}"
+            return ""
+        if known.next_offset > entry.next_offset:
+            return f"its last batch ends at offset {known.next_offset}, and not at {entry.next_offset}"
+        is_intact = self._is_intact(last_offset)
+        if is_intact and known.next_offset != entry.next_offset:
+            return f"there is nothing of it at offset {last_offset}"
+        is_named = entry.producer_id < NAMED_ID_END
+        if is_named and (known.epoch > entry.epoch or (is_intact and known.epoch < entry.epoch)):
+            return f"its epoch is {known.epoch}, and not {entry.epoch}"
+        if not is_intact:
+            return ""
+        if self._is_intact(known.data_offset) and known.next_sequence not in (-1, entry.next_sequence):
+            return f"its next sequence is {known.next_sequence}, and not {entry.next_sequence}"
+        told, open_offset = entry.transaction_offset, known.open_offset
+        # Where the end of an earlier transaction was cut out, that one goes on as far as the batches tell.
+        can_tell = all(offset < 0 or self._is_intact(offset) for offset in (told, open_offset))
+        if told != open_offset and can_tell:
+            return f"its transaction began at offset {open_offset}, and not at {told} (-1: none is open)"
+        return ""
+
+    def _add_cache(self, path: str, what: str, why: str) -> None:
+        self._found.add("warning", path, what)
+        self._found.bad_caches.append(BadCache(path, why))
+
+    # ------------------------------------------------------------ the partition as a whole
+
+    def end(self) -> None:
+        """After the last segment: open transactions, the last stable offset, and who knows that there are any."""
+        found = self._found
+        found.has_producers = found.has_producers or self._tracked_any
+        found.open_transactions = [
+            OpenTransaction(producer_id, opened.epoch, opened.first_offset)
+            for producer_id, opened in sorted(self._open.items(), key=lambda item: item[1].first_offset)
+        ]
+        log = found.state.log
+        end_offset = found.segments[-1].end_offset if found.segments else 0
+        if log is not None and found.live:
+            end_offset = log.log_end_offset
+        for opened in found.open_transactions:
+            who = f"producer {opened.producer_id} (epoch {opened.epoch})"
+            what = f"{who} has a transaction open: these are not decided yet"
+            found.add("note", found.folder, what, base_offset=opened.first_offset, end_offset=end_offset)
+        if found.is_unaware_of_producers:
+            path = f"{found.folder}/{CHECKPOINT_FILE}"
+            found.add("damage", path, "it says that the log has no producers: a recovery would not look for them")
+        if log is not None and found.live:
+            self._check_state()
+
+    def _check_state(self) -> None:
+        found, log = self._found, self._found.state.log
+        assert log is not None
+        path = f"{found.folder}/{STATE_FILE}"
+        if found.has_aborts and not found.state.aborts:
+            what = "it says that no transaction was aborted, and there are: readers are handed what was taken back"
+            found.add("damage", path, what)
+        if self._tracked_any and not found.state.producers:
+            found.add("warning", path, "it says that the log has no producers, and there are")
+        if max(self._broken_at, *(hole.end_offset for hole in found.holes), -1) > self._snapshot_base:
+            return  # what is damaged may have begun a transaction, or ended one
+        stable_offset = min((opened.first_offset for opened in found.open_transactions), default=log.log_end_offset)
+        told = log.last_stable_offset
+        if told == stable_offset or (self._bases and told < self._bases[0]):
+            return  # of a transaction whose batches were deleted nothing may be left that tells
+        if told > stable_offset:
+            what = f"last stable offset {told}, and a transaction that began at {stable_offset} is not decided"
+            found.add("damage", path, what, base_offset=stable_offset, end_offset=told)
+        else:
+            what = f"last stable offset {told}, and everything below {stable_offset} is decided: readers wait in vain"
+            found.add("warning", path, what)

@@ -1,0 +1,403 @@
+"""Inspecting one segment and its index: what is there, whole or not. What it means is for `inspect` to say."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from segmentlog.format.batch import MAX_RAW_SIZE, TRANSACTIONAL
+from segmentlog.format.control import Marker
+from segmentlog.format.examine import Broken, Whole, examine
+from segmentlog.format.file_names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TOPIC_FILE
+from segmentlog.format.index_file import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_entries
+from segmentlog.format.scan import Around
+from segmentlog.format.stub import PROBE_BYTES
+from segmentlog.inspection.finding import Tally
+from segmentlog.storage.file_operations import read_file
+from segmentlog.storage.fs import FileSystem, Ranges, opened
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.segment_index import load_known_batches
+from segmentlog.storage.segment_stub import is_remote
+
+_CHUNK = 1 << 20
+_SECTOR = 4096
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Offsets ``[base_offset, end_offset)`` that no batch has, between whole batches; the latter begins there."""
+
+    position: int
+    base_offset: int
+    end_offset: int
+
+
+class Flaw(msgspec.Struct, frozen=True):
+    """A batch that can be read and yet claims something that cannot be."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    end_offset: int
+    what: str
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """A batch whose checksums are right and whose records do not decode; its header announces ``record_count``."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    end_offset: int
+    record_count: int
+    reason: str
+
+
+class Tracked(msgspec.Struct, frozen=True, gc=False):
+    """A whole batch of a producer."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+    producer_id: int
+    epoch: int
+    sequence: int
+    transactional: bool
+    control: bool
+    marker: Marker | None
+    """What a control batch says, if that can be told."""
+
+
+class SegmentFindings(msgspec.Struct):
+    """Everything in one segment."""
+
+    base_offset: int
+    path: str
+    size_bytes: int
+    """Of the file; the first ``end_position`` bytes were looked at."""
+    end_position: int
+    end_offset: int
+    """After the last whole batch."""
+    whole_position: int = 0
+    """Where the last whole batch ends."""
+    broken: list[Broken] = []
+    gaps: list[Gap] = []
+    flaws: list[Flaw] = []
+    wrong_times: list[Flaw] = []
+    """Batches whose client stated another largest timestamp than that of their records."""
+    bad_sectors: list[tuple[int, int]] = []
+    """(position, size) of what the disk would not give."""
+    unreadable: list[Unreadable] = []
+    epochs: dict[int, int] = {}
+    """The epochs of its batches, each with the first base offset."""
+    max_timestamp: int = 0
+    tracked: list[Tracked] = []
+    """The batches of producers; let go of once they were looked at."""
+    positions: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    base_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    next_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    timestamps_before: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    """For each whole batch: where it begins, its first offset, the one after its last, the largest timestamp before."""
+
+    @property
+    def stem(self) -> str:
+        return self.path.removesuffix(LOG_SUFFIX)
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(not broken.blank for broken in self.broken)
+
+    def first_inside(self, base_offset: int, end_offset: int) -> int | None:
+        """Which whole batch is the first to have offsets of ``[base_offset, end_offset)``."""
+        at = bisect_right(self.next_offsets, base_offset)
+        return at if at < len(self.base_offsets) and self.base_offsets[at] < end_offset else None
+
+    def is_boundary(self, position: int) -> bool:
+        """Whether a batch, or a stretch of broken bytes, begins or ends here."""
+        if position in (0, self.end_position) or any(broken.position == position for broken in self.broken):
+            return True  # there is no byte between one and the next: where one ends, another begins
+        at = bisect_left(self.positions, position)
+        return at < len(self.positions) and self.positions[at] == position
+
+    def whole_behind(self, tail_from: int) -> int:
+        """Whole batches behind the first broken bytes at or above ``tail_from``."""
+        torn = [broken.position for broken in self.broken if broken.position >= tail_from and not broken.blank]
+        return len(self.positions) - bisect_left(self.positions, torn[0]) if torn else 0
+
+
+class InspectSegment(Protocol):
+    """What `inspect_segment` does, or hands over what was found before: in the very bytes that lie there now.
+
+    Each call gives an object of its own: an inspection empties parts of it, and may begin again.
+    """
+
+    def __call__(
+        self, fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
+    ) -> SegmentFindings: ...
+
+
+def inspect_segment(
+    fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
+) -> SegmentFindings:
+    """Read a segment up to ``end_position`` (None: all of the file) and look at every byte. Raises OSError.
+
+    ``base`` is its base offset, ``epoch`` the largest of the segments before it; the file may lie
+    under another name. Nothing else depends on where it lies in the log.
+
+    Reads into memory, and not through a map: a map of a bad sector, or of a file that a
+    recovery cuts off meanwhile, kills the process instead of raising an error.
+    """
+    size, data, bad_sectors = read_segment(fs, path, end_position)
+    end = len(data)
+    found = SegmentFindings(base, path, size, end, base, bad_sectors=bad_sectors)
+    tally.segments += 1
+    counted = 0
+    view = memoryview(data)
+    for item in examine(view, 0, end, path, expected_offset=base, epoch=epoch, around=lambda: around(fs, path, base)):
+        if isinstance(item, Whole):
+            _note_whole(found, item)
+            tally.batches += 1
+            tally.records += item.header.record_count
+        else:
+            found.broken.append(item)
+        if item.end_position - counted >= _CHUNK:
+            tally.add_bytes(item.end_position - counted)
+            counted = item.end_position
+    tally.add_bytes(end - counted)
+    return found
+
+
+def around(fs: FileSystem, path: str, base: int) -> Around:
+    """What the files beside a segment file, and that of its topic, say of its batches; missing ones say nothing."""
+    batch_limit = MAX_RAW_SIZE
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    with failures_ignored(ValueError, KeyError, TypeError):
+        batch_limit = min(int(json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["largest_batch_bytes"]), batch_limit)
+    if not path.endswith(LOG_SUFFIX):
+        return Around(batch_limit=batch_limit)
+    return Around(batch_limit=batch_limit, known=load_known_batches(fs, path.removesuffix(LOG_SUFFIX), base))
+
+
+def _note_whole(found: SegmentFindings, item: Whole) -> None:
+    header = item.header
+    position, base_offset = item.position, header.base_offset
+    behind_damage = found.broken and found.broken[-1].end_position == position
+    if base_offset > found.end_offset and not behind_damage:
+        found.gaps.append(Gap(position, found.end_offset, base_offset))
+    if item.flaw:
+        found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
+    if item.wrong_time:
+        found.wrong_times.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.wrong_time))
+    if item.unreadable is not None:
+        found.unreadable.append(
+            Unreadable(
+                position, header.size_bytes, base_offset, header.next_offset, header.record_count,
+                item.unreadable.reason,
+            )
+        )  # fmt: skip
+    if header.producer_id >= 0:
+        found.tracked.append(_tracked(item))
+    found.epochs.setdefault(header.partition_epoch, base_offset)
+    found.positions.append(position)
+    found.base_offsets.append(base_offset)
+    found.next_offsets.append(header.next_offset)
+    found.timestamps_before.append(found.max_timestamp)
+    found.max_timestamp = max(found.max_timestamp, header.max_timestamp)
+    found.end_offset, found.whole_position = header.next_offset, item.end_position
+
+
+def _tracked(item: Whole) -> Tracked:
+    header = item.header
+    return Tracked(
+        item.position,
+        header.size_bytes,
+        header.base_offset,
+        header.next_offset,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        bool(header.attributes & TRANSACTIONAL),
+        header.is_control,
+        item.marker,
+    )
+
+
+def read_segment(
+    fs: FileSystem, path: str, end_position: int | None = None
+) -> tuple[int, bytearray, list[tuple[int, int]]]:
+    """(size of the file, its bytes up to the end position, what could not be read: zeros stand there).
+
+    What lies in an object store alone is brought. Raises `ObjectStoreError`, `SegmentGone`.
+    """
+    while True:
+        ranges = fs.ranged(path)
+        if ranges is not None:
+            return _read_ranges(ranges, end_position)
+        with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
+            found = fs.fstat(fd)
+            size, data, bad_sectors = _read_file(fs, fd, found.st_size, end_position)
+        # It may have become a hole since it was asked for.
+        if any(data[:PROBE_BYTES]) or not data or not is_remote(fs, path, found):
+            return size, data, bad_sectors
+
+
+def _read_file(
+    fs: FileSystem, fd: int, size: int, end_position: int | None
+) -> tuple[int, bytearray, list[tuple[int, int]]]:
+    """`read_segment` of one that is here."""
+    data = bytearray(size if end_position is None else min(end_position, size))
+    bad_sectors: list[tuple[int, int]] = []
+    position = 0
+    while position < len(data):
+        wanted = min(_CHUNK, len(data) - position)
+        try:
+            part = fs.pread(fd, wanted, position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            part = _read_around(fs, fd, position, wanted, bad_sectors)
+        if not part:
+            return position, data[:position], bad_sectors  # cut off meanwhile
+        data[position : position + len(part)] = part
+        position += len(part)
+    return size, data, bad_sectors
+
+
+def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
+    """`read_segment` of one that lies in an object store alone."""
+    view = ranges.map()
+    end = len(view) if end_position is None else min(end_position, len(view))
+    ranges.need(0, end)
+    return len(view), bytearray(view[:end]), []
+
+
+def _read_around(fs: FileSystem, fd: int, position: int, size: int, bad_sectors: list[tuple[int, int]]) -> bytes:
+    """A stretch with a bad sector in it: all that can be had of it."""
+    parts = []
+    for start in range(position, position + size, _SECTOR):
+        wanted = min(_SECTOR, position + size - start)
+        try:
+            part = fs.pread(fd, wanted, start)
+        except OSError as error:
+            if is_interrupt(error):
+                raise
+            part = b""
+            bad_sectors.append((start, wanted))
+        parts.append(part.ljust(wanted, b"\0"))
+    return b"".join(parts)
+
+
+# ---------------------------------------------------------------- index
+
+
+class IndexFlaw(msgspec.Struct, frozen=True):
+    """The first entry of an index that is not true."""
+
+    path: str
+    position: int
+    size_bytes: int
+    what: str
+
+
+def index_flaws(
+    fs: FileSystem, found: SegmentFindings, *, next_base: int, limit: int | None, live: bool
+) -> Iterator[IndexFlaw]:
+    """What in the segment's two index files is not what a rebuild would put there. Raises OSError.
+
+    ``limit`` is the position from which on true entries are none of our business (an appender
+    may be adding them); None for a sealed segment, whose last entry says where it ends. When
+    the log is not ``live``, neither are entries that a power cut spoiled behind it.
+
+    Entries that are missing are no flaw: the files are written behind the log, and completed
+    when they are next needed. Neither are entries at another interval than today's.
+    """
+    offset_bytes, time_bytes = (
+        _read_index(fs, found.stem + INDEX_SUFFIX),
+        _read_index(fs, found.stem + TIME_INDEX_SUFFIX),
+    )
+    offsets, times, _ = decode_entries(offset_bytes, time_bytes)
+    for suffix, data, size in ((INDEX_SUFFIX, offset_bytes, OFFSET_ENTRY.itemsize),
+                               (TIME_INDEX_SUFFIX, time_bytes, TIME_ENTRY.itemsize)):  # fmt: skip
+        if stray := len(data) % size:
+            yield IndexFlaw(found.stem + suffix, len(data) - stray, stray, f"{stray} bytes at the end are no entry")
+    at = _first_untrue(found, offsets, times, next_base=next_base, limit=limit)
+    count = min(len(offset_bytes) // OFFSET_ENTRY.itemsize, len(time_bytes) // TIME_ENTRY.itemsize)
+    if at is None and len(offsets) < count and (live or not _lies_behind(limit, offset_bytes, len(offsets))):
+        at = len(offsets)
+    if at is not None:
+        yield _describe(found, offset_bytes, time_bytes, at, next_base)
+
+
+def _read_index(fs: FileSystem, path: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return read_file(fs, path)
+    return b""
+
+
+def _lies_behind(limit: int | None, offset_bytes: bytes, at: int) -> bool:
+    entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
+    return limit is not None and int(entry["position"]) >= limit
+
+
+def _first_untrue(
+    found: SegmentFindings, offsets: Entries, times: Entries, *, next_base: int, limit: int | None
+) -> int | None:
+    """Number of the first entry that does not say what the batches say."""
+    positions = np.frombuffer(found.positions, np.int64)
+    entry_positions = offsets["position"].astype(np.int64)
+    if limit is not None:
+        entry_positions = entry_positions[: int(np.searchsorted(entry_positions, limit))]
+    entry_offsets = found.base_offset + offsets["relative_offset"][: len(entry_positions)].astype(np.int64)
+    stamps = times["max_timestamp"][: len(entry_positions)].astype(np.int64)
+    # Nearly all entries name a batch, and are true: these are held against the batches all at once.
+    names_batch = np.isin(entry_positions, positions)
+    at = np.searchsorted(positions, entry_positions[names_batch])
+    known = np.frombuffer(found.timestamps_before, np.int64)[at]
+    fits = (stamps[names_batch] == known) | ((stamps[names_batch] > known) & found.is_damaged)
+    is_true = names_batch.copy()
+    is_true[names_batch] = fits & (entry_offsets[names_batch] == np.frombuffer(found.base_offsets, np.int64)[at])
+    for number in np.flatnonzero(~is_true).tolist():
+        position, offset, stamp = int(entry_positions[number]), int(entry_offsets[number]), int(stamps[number])
+        if names_batch[number]:
+            return number
+        if limit is None and position in (found.size_bytes, found.whole_position):
+            true = found.end_offset <= offset <= next_base and _fits(found, stamp, found.max_timestamp)
+        else:
+            true = any(broken.position <= position < broken.end_position for broken in found.broken)
+        if not true:
+            return number
+    return None
+
+
+def _fits(found: SegmentFindings, stamp: int, known: int) -> bool:
+    """Batches that are damaged now had timestamps too."""
+    return stamp == known or (stamp > known and found.is_damaged)
+
+
+def _describe(found: SegmentFindings, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int) -> IndexFlaw:
+    """Which of the two files is wrong about entry ``at``."""
+    offset_entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
+    time_entry = np.frombuffer(time_bytes, TIME_ENTRY, 1, at * TIME_ENTRY.itemsize)[0]
+    position, relative = int(offset_entry["position"]), int(offset_entry["relative_offset"])
+    starts = dict(zip(found.positions, found.base_offsets, strict=True))
+    offset = found.base_offset + relative
+    closing = position in (found.size_bytes, found.whole_position) and found.end_offset <= offset <= next_base
+    rest = "; it and those behind it are not believed, and made anew by 'segmentlog repair'"
+    if starts.get(position) == offset or closing:
+        what = (
+            f"entry {at} (offset {offset}): its timestamp {int(time_entry['max_timestamp'])}, its offset or its check"
+        )
+        path, size = found.stem + TIME_INDEX_SUFFIX, TIME_ENTRY.itemsize
+        return IndexFlaw(path, at * size, size, f"{what} is wrong{rest}")
+    size = OFFSET_ENTRY.itemsize
+    what = f"entry {at}: no batch with offset {offset} begins at byte {position}"
+    return IndexFlaw(found.stem + INDEX_SUFFIX, at * size, size, f"{what}{rest}")

@@ -1,0 +1,303 @@
+"""The end of the log as this process has it open: the active segment's file and index, and how it rolls.
+
+catch_up        others may have appended, or begun another segment
+write           batches go behind the end; nothing is published yet
+roll            the segment is sealed, the next one begins
+leave_sealed    what was rolled is published: indexes are completed, files kept until they are synced
+take_back       or it is not: everything behind the old end goes again, durably
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import DiskFull
+from segmentlog.format.encode import EncodedBatch
+from segmentlog.format.file_names import LOG_SUFFIX, SEGMENT_SUFFIXES
+from segmentlog.log.handle import Handle
+from segmentlog.policy.roll import should_roll
+from segmentlog.storage.fs import NO_ROOM, Buffer, DiskFailed
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.segment import (
+    ActiveSegment,
+    MappedSegment,
+    SealedSegment,
+    segment_stem,
+    truncate_durably,
+    truncate_segment,
+)
+from segmentlog.storage.segment_index import SegmentIndex
+from segmentlog.storage.state_page import LogState
+
+_LEFT_OPEN = 8
+# Of the segments that one append seals; an append of very many does not take all descriptors.
+
+_Run = tuple[int, list[EncodedBatch]]
+Observed = tuple[SegmentIndex, int, int, int, int, int]
+"""A batch that was written: its index, position, base offset, next offset, largest timestamp, size in bytes."""
+
+
+class _Sealed(msgspec.Struct):
+    """A segment that was sealed by an append that is not published yet."""
+
+    segment: SealedSegment
+    index: SegmentIndex
+    next_offset: int
+    size_bytes: int
+
+
+class ActiveSegmentWriter:
+    """Writes behind the end of the log. Belongs to whoever holds the append lock."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._segment: ActiveSegment | None = None
+        self._key = (-1, -1)
+        self._index: SegmentIndex | None = None
+        self._mapped: MappedSegment | None = None
+        self.seen: LogState | None = None
+        """The state of the log that file and index are open for; None for who has to look."""
+        self.sealed: list[_Sealed] = []
+        """By the append that is under way."""
+
+    def catch_up(self, log: LogState) -> None:
+        """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
+        handle = self._handle
+        while self.sealed:  # by an append that was interrupted: it may be published, and is yet to be synced
+            left = self.sealed.pop()
+            if left.segment.fd >= 0:
+                handle.add_sealed(left.segment)
+        if self._is_open_for(log):
+            self._follow(log)
+            return
+        with handle.folder_locked():
+            self._follow(log)
+
+    def _is_open_for(self, log: LogState) -> bool:
+        """Whether nothing has to be found by its name."""
+        if self._segment is None or self._segment.fd < 0 or self._index is None:
+            return False
+        if self._key != (log.active_base_offset, log.epoch):
+            return False
+        seen = 0 if self._mapped is None else len(self._mapped.view)
+        return log.end_position <= max(seen, self._index.scanned_position)
+
+    def _follow(self, log: LogState) -> None:
+        handle = self._handle
+        base = log.active_base_offset
+        key = (base, log.epoch)
+        index = self._index
+        if index is None or self._key != key:
+            self._close_segment()
+            index = handle.index_of(base)
+            index.load(limit=log.end_position)
+            self._index, self._key = index, key
+        if self._segment is None or self._segment.fd < 0:
+            self._segment = self._open_segment(base, create=False)
+        if index.scanned_position != log.end_position:
+            mapped = self._mapped
+            if mapped is None:
+                mapped = self._mapped = MappedSegment(handle.fs, handle.folder, base)
+            index.catch_up(mapped.upto(log.end_position), log.end_position)
+
+    # ------------------------------------------------------------ writing
+
+    def write(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]) -> LogState:
+        """Write batches to the active segment; the state as it is after them, not yet published."""
+        segment, index = self._segment, self._index
+        assert segment is not None
+        assert index is not None
+        epoch = log.epoch
+        append_time_ms = now_ms if self._handle.config.message_timestamp_type == "LogAppendTime" else None
+        at, offset = log.end_position, log.log_end_offset
+        buffers: list[Buffer] = []
+        for batch in batches:
+            buffers.append(batch.placed_at(offset, epoch, append_time_ms))
+            buffers.append(batch.payload)
+            following = offset + batch.last_offset_delta + 1
+            observed.append((index, at, offset, following, batch.max_timestamp, batch.size_bytes))
+            offset = following
+            at += batch.size_bytes
+        size_bytes = at - log.end_position
+        segment.write(buffers, size_bytes, log.end_position)
+        stable_offset = log.last_stable_offset
+        return LogState(
+            log.log_start_offset,
+            offset,
+            offset if stable_offset == log.log_end_offset else stable_offset,
+            log.active_base_offset,
+            at,
+            epoch,
+            log.generation,
+            log.appended_bytes + size_bytes,
+            log.first_append_ms or now_ms,
+            log.offset_ceiling,
+        )
+
+    def write_and_roll(
+        self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]
+    ) -> LogState:
+        """`write` over one or more rolls. Readers see all of it at once: nothing is published in between.
+
+        The caller sees to it that the folder stays where it is, as for `roll` and `close_cleanly`.
+        """
+        before = log
+        made: list[int] = []
+        try:
+            for base, run in self._runs(log, batches, now_ms):
+                if base != log.active_base_offset:
+                    made.append(base)
+                    log = self._seal_and_begin(log)
+                log = self.write(log, run, now_ms, observed)
+        except BaseException as error:
+            self._undo(before, made, error)
+            raise
+        return log
+
+    def roll(self, log: LogState) -> LogState:
+        """Seal the active segment and begin the next one; the state after that, not yet published."""
+        try:
+            return self._seal_and_begin(log)
+        except BaseException as error:
+            self._undo(log, [log.log_end_offset], error)
+            raise
+
+    def _runs(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int) -> list[_Run]:
+        """(base offset of the segment, its batches) in order: where the log rolls, and where not."""
+        runs: list[_Run] = [(log.active_base_offset, [])]
+        for batch in batches:
+            count = batch.last_offset_delta + 1
+            first_ms = log.first_append_ms or now_ms
+            if should_roll(
+                self._handle.config,
+                log.end_position,
+                log.log_end_offset - log.active_base_offset,
+                now_ms - log.first_append_ms if log.first_append_ms else 0,
+                batch.size_bytes,
+                count,
+            ):
+                log = replace(log, active_base_offset=log.log_end_offset, end_position=0)
+                runs.append((log.active_base_offset, []))
+                first_ms = now_ms
+            runs[-1][1].append(batch)
+            log = replace(
+                log,
+                log_end_offset=log.log_end_offset + count,
+                end_position=log.end_position + batch.size_bytes,
+                first_append_ms=first_ms,
+            )
+        return runs if runs[0][1] else runs[1:]
+
+    def _seal_and_begin(self, log: LogState) -> LogState:
+        index, active = self._index, self._segment
+        assert index is not None
+        assert active is not None
+        base = log.log_end_offset
+        self.sealed.append(_Sealed(active.seal(log.end_position, log.epoch), index, base, log.end_position))
+        if len(self.sealed) > _LEFT_OPEN:
+            self.sealed[-1 - _LEFT_OPEN].segment.close()
+        self._segment = self._begin_segment(base)
+        self._key, self._mapped = (base, log.epoch), None
+        self._index = self._handle.index_of(base)
+        return replace(log, active_base_offset=base, end_position=0, first_append_ms=0)
+
+    def _begin_segment(self, base: int) -> ActiveSegment:
+        try:
+            return self._open_segment(base, create=True)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(segment_stem(self._handle.folder, base) + LOG_SUFFIX, 0) from error
+            raise
+
+    def _open_segment(self, base: int, *, create: bool) -> ActiveSegment:
+        handle = self._handle
+        return ActiveSegment(
+            handle.fs,
+            handle.folder,
+            base,
+            handle.config.segment_bytes,
+            create=create,
+            count_syncs=lambda: handle.page.sync.read().sync_count,
+        )
+
+    # ------------------------------------------------------------ published, or not
+
+    def finish_rolls(self) -> list[int]:
+        """Complete what the rolls left behind, once they are published; base offsets of the segments they began."""
+        sealed, self.sealed = self.sealed, []
+        for left in sealed:
+            if left.segment.fd >= 0:
+                self._handle.add_sealed(left.segment)
+        for left in sealed:
+            left.index.close(left.next_offset, left.size_bytes)
+        return [left.next_offset for left in sealed]
+
+    def handle_failed_write(self) -> None:
+        """A `write` failed. What it left is cut off; if it could not be, the next append does it, whosever it is."""
+        if self._segment is None or self._segment.is_cut:
+            self._handle.ledger.end_append()
+        else:
+            self.close_file()
+
+    def _undo(self, before: LogState, made: Sequence[int], error: BaseException) -> None:
+        """Take back what was written but not published when ``error`` came, durably: its offsets go to other records.
+
+        What cannot be taken back now stays marked, as after a process's death, and the next append does it. Raises
+        `DiskFailed` for a failed fsync, unless that is what came.
+        """
+        try:
+            self._take_back(before, made)
+        except DiskFailed:
+            if not isinstance(error, DiskFailed):
+                raise
+        except OSError as error:
+            if is_interrupt(error):
+                raise
+
+    def _take_back(self, before: LogState, made: Sequence[int]) -> None:
+        handle = self._handle
+        self._close_sealed()
+        self._close_segment(flush=False)
+        for base in made:
+            for suffix in SEGMENT_SUFFIXES:
+                with contextlib.suppress(FileNotFoundError):
+                    handle.fs.unlink(segment_stem(handle.folder, base) + suffix)
+        if made:
+            handle.fs.sync_folder(handle.folder)
+        truncate_durably(handle.fs, handle.folder, before.active_base_offset, before.end_position)
+        handle.ledger.end_append()
+
+    # ------------------------------------------------------------ closing
+
+    def close_file(self) -> None:
+        """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
+        segment, self._segment = self._segment, None  # first: a child forked in between must not close it again
+        self.seen = self._mapped = None
+        if segment is not None:
+            with failures_ignored():
+                segment.close()
+
+    def close_cleanly(self, log: LogState) -> None:
+        """Close file and index, and give back the space ahead of the end."""
+        self._close_segment()
+        truncate_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
+
+    def begin_anew(self) -> None:
+        """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""
+        self._index, self._key = None, (-1, -1)
+        self._close_sealed()
+
+    def _close_sealed(self) -> None:
+        while self.sealed:
+            self.sealed.pop().segment.close()
+
+    def _close_segment(self, *, flush: bool = True) -> None:
+        self.close_file()
+        # After a truncation or a recovery its entries may be of batches that are gone.
+        if self._index is not None and flush and self._key[1] == self._handle.page.log.read().epoch:
+            self._index.flush()
+        self._index, self._key = None, (-1, -1)

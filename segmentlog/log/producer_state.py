@@ -1,0 +1,384 @@
+"""What a partition knows of its producers: sequences, epochs, open transactions. All of it comes from the log.
+
+    load       the newest snapshot, then the headers of the batches behind it
+    catch up   the headers of what others appended since
+    admit      may this batch be appended, or has it been already?
+    applied    take note of what was appended here
+
+A process keeps it as long as it appends; every roll leaves a snapshot, so that loading never
+reads more than the last segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from segmentlog.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
+from segmentlog.format.batch import TRANSACTIONAL, BatchHeader
+from segmentlog.format.file_names import LOG_SUFFIX, PRODUCERS_FILE, SNAPSHOT_SUFFIX, TEMPORARY_SUFFIX
+from segmentlog.format.producer_snapshot import (
+    KEPT_RUNS,
+    NAMED_ID_END,
+    SEQUENCE_END,
+    EndSnapshot,
+    Malformed,
+    ProducerEntry,
+    Run,
+    decode_end,
+    decode_snapshot,
+    encode_end,
+    encode_snapshot,
+)
+from segmentlog.format.scan import walk_over_damage
+from segmentlog.log.handle import Handle
+from segmentlog.storage.file_operations import read_file, replace_file, write_all
+from segmentlog.storage.interrupt_check import failures_ignored
+from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
+from segmentlog.storage.state_page import PRODUCERS_WORD, LogState
+
+_WORTH_LEAVING = 256
+# Headers: a few milliseconds.
+_RUN_END = SEQUENCE_END // 2
+# A run is cut before its length could be taken for a sequence that has come round.
+
+
+class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
+    """Who appends a batch, and as which in its row."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    """Of the first record, 0 to 2^31 - 1; -1: nobody counts them, and each append is another one."""
+    transactional: bool = False
+    check: Callable[[], None] | None = None
+    """Called under the append lock; raises `ProducerFenced` when somebody else has taken over."""
+
+    def after(self, count: int) -> ProducerStamp:
+        """The stamp of what comes ``count`` records later."""
+        if self.sequence < 0:
+            return self
+        return msgspec.structs.replace(self, sequence=(self.sequence + count) % SEQUENCE_END)
+
+
+class ProducerStates:
+    """The producers of one partition. Not thread-safe: it belongs to whoever holds the append lock."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._entries: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}
+        self._held_until_ms: dict[int, int] = {}
+        """By the ids of named producers that are idle: until when their names are not asked for again."""
+        self.seen: LogState | None = None
+        """The state of the log whose end is known of."""
+        self._mapped: MappedSegment | None = None
+        self._behind = 0
+        """Headers behind the last snapshot: what the next one would read."""
+
+    # ------------------------------------------------------------ from the log
+
+    def catch_up(self, log: LogState) -> None:
+        """Take in everything up to the end that ``log`` shows."""
+        seen = self.seen
+        if seen is None or seen.epoch != log.epoch or seen.active_base_offset != log.active_base_offset:
+            if not self._handle.page.words[PRODUCERS_WORD]:  # there never was one: nothing to read for them
+                self._begin_with([])
+                self._mapped, self._behind, self.seen = None, 0, log
+                return
+            with self._handle.folder_locked():
+                self.load(log, list_segments(self._handle.fs, self._handle.folder))
+            return
+        if seen.end_position < log.end_position:
+            mapped = self._mapped
+            if mapped is None or len(mapped.view) < log.end_position:
+                with self._handle.folder_locked():
+                    mapped = mapped or MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
+                    mapped.upto(log.end_position)
+                self._mapped = mapped
+            self._walk(mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
+        self.seen = log
+
+    def load(self, log: LogState, bases: list[int]) -> None:
+        """Begin with the newest snapshot that there is, and read the headers behind it; while the folder stays."""
+        handle = self._handle
+        self._entries, self._open, self._mapped, self.seen = {}, {}, None, None
+        bases = [base for base in bases if base <= log.active_base_offset]
+        self._behind = 0
+        if self._begin_at_end(log):
+            return
+        first = 0
+        for at in range(len(bases) - 1, -1, -1):
+            entries = self._read_snapshot(bases[at])
+            if entries is not None:
+                self._begin_with(entries)
+                first = at
+                break
+        for base in bases[first:]:
+            active = base == log.active_base_offset
+            try:
+                mapped = MappedSegment(handle.fs, handle.folder, base)
+            except FileNotFoundError:
+                continue
+            end = min(log.end_position if active else len(mapped.view), len(mapped.view))
+            # Not the time of the append, but not before it: nobody is forgotten too soon.
+            self._walk(mapped, 0, end, log, mapped.written_ns // 1_000_000)
+            if active:
+                self._mapped = mapped
+        self.seen = log
+
+    def _begin_with(self, entries: list[ProducerEntry]) -> None:
+        self._entries = {entry.producer_id: entry for entry in entries}
+        self._open = {entry.producer_id: entry.transaction_offset for entry in entries if entry.transaction_offset >= 0}
+
+    def _begin_at_end(self, log: LogState) -> bool:
+        """Begin with what the last one to close the log left behind, if it is of this log; whether it is."""
+        handle = self._handle
+        try:
+            left = decode_end(read_file(handle.fs, f"{handle.folder}/{PRODUCERS_FILE}"))
+            mapped = MappedSegment(handle.fs, handle.folder, log.active_base_offset)
+        except (FileNotFoundError, Malformed):
+            return False
+        if (left.epoch, left.base_offset, left.inode) != (log.epoch, log.active_base_offset, mapped.inode):
+            return False
+        if left.position > log.end_position:
+            return False
+        self._begin_with(left.entries)
+        self._walk(mapped, left.position, log.end_position, log, mapped.written_ns // 1_000_000)
+        self._mapped, self.seen = mapped, log
+        return True
+
+    def leave(self, log: LogState, now_ms: int) -> None:
+        """Leave what is known at the end of the log, if the next one would have much to read. Under the append lock.
+
+        Not synced: after a crash it is of an older end, or does not check.
+        """
+        if self._behind < _WORTH_LEAVING or self.seen is None:
+            return
+        handle = self._handle
+        path = f"{handle.folder}/{PRODUCERS_FILE}"
+        with failures_ignored(CorruptBatch):
+            self.catch_up(log)
+            inode = handle.fs.stat(segment_stem(handle.folder, log.active_base_offset) + LOG_SUFFIX).st_ino
+            left = EndSnapshot(log.epoch, log.active_base_offset, inode, log.end_position, self.all(now_ms))
+            fd = handle.fs.open(path + TEMPORARY_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(handle.fs, fd, [encode_end(left)], 0)
+            finally:
+                handle.fs.close(fd)
+            handle.fs.replace(path + TEMPORARY_SUFFIX, path)
+
+    def _read_snapshot(self, base: int) -> list[ProducerEntry] | None:
+        with contextlib.suppress(FileNotFoundError, Malformed):
+            return decode_snapshot(read_file(self._handle.fs, self._snapshot_path(base)))
+        return None
+
+    def _walk(self, mapped: MappedSegment, position: int, end: int, log: LogState, now_ms: int) -> None:
+        """Take in the headers of ``[position, end)``; what lies behind a damaged one counts all the same."""
+        base = mapped.base_offset
+        walk = walk_over_damage(
+            mapped.upto(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
+        )
+        for _, header in walk:
+            self._behind += 1
+            if header.producer_id >= 0:
+                self._take_in(header, now_ms)
+
+    def _take_in(self, header: BatchHeader, now_ms: int) -> None:
+        if header.is_control:
+            self._note_end(header.producer_id, header.producer_epoch, header.base_offset, now_ms)
+            return
+        count = header.last_offset_delta + 1
+        transactional = bool(header.attributes & TRANSACTIONAL)
+        self._note(
+            header.producer_id, header.producer_epoch, header.base_sequence, header.base_offset, count, transactional,
+            now_ms,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ what is appended here
+
+    def admit(self, stamp: ProducerStamp, count: int, now_ms: int) -> int | None:
+        """None when ``count`` records may be appended; the offset of the first when they have been already.
+
+        Raises `ProducerFenced`, `OutOfOrderSequence`. Call `catch_up` first.
+        """
+        if stamp.check is not None:
+            stamp.check()
+        entry = self._entries.get(stamp.producer_id)
+        if entry is None or self._is_expired(entry, now_ms):
+            return None
+        if entry.runs and entry.epoch == stamp.epoch:  # the usual case, in as few steps as it takes
+            last = entry.runs[-1]
+            if last.sequence + last.count == stamp.sequence:
+                return None
+        if stamp.epoch < entry.epoch:
+            raise ProducerFenced(str(stamp.producer_id), stamp.epoch, entry.epoch)
+        if stamp.sequence < 0:
+            return None
+        if entry.begins_anew:
+            if stamp.sequence:
+                raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, 0, stamp.sequence)
+            return None
+        if (
+            stamp.sequence == entry.next_sequence
+            or not entry.runs
+            or (stamp.epoch > entry.epoch and not stamp.sequence)
+        ):
+            return None
+        if stamp.epoch == entry.epoch:
+            for run in reversed(entry.runs):
+                ahead = (stamp.sequence - run.sequence) % SEQUENCE_END
+                if ahead + count <= run.count:
+                    return run.offset + ahead
+        raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, entry.next_sequence, stamp.sequence)
+
+    def applied(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
+        """Take note of records that were just published."""
+        self._behind += 1
+        self._note(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
+
+    def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+        """Take note of a marker that was just published at ``offset``."""
+        self._behind += 1
+        self._note_end(producer_id, epoch, offset, now_ms)
+
+    def reached(self, log: LogState) -> None:
+        """Everything up to the end that ``log`` shows is taken note of."""
+        if self.seen is None or self.seen.active_base_offset != log.active_base_offset:
+            self._mapped = None
+        self.seen = log
+
+    def _note(
+        self, producer_id: int, epoch: int, sequence: int, offset: int, count: int, transactional: bool, now_ms: int
+    ) -> None:
+        entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
+        if offset < entry.next_offset:
+            return  # known: it was published, and the note of it interrupted
+        runs, wraps = entry.runs, entry.wraps
+        if runs and epoch == entry.epoch and not transactional and sequence + count <= SEQUENCE_END:
+            last = runs[-1]  # the usual case again
+            joined = last.count
+            if joined < _RUN_END and last.offset + joined == offset and last.sequence + joined == sequence:
+                run = Run(last.sequence, last.offset, joined + count)
+                runs = (run,) if len(runs) == 1 else (*runs[:-1], run)
+                self._entries[producer_id] = ProducerEntry(
+                    producer_id, epoch, runs, wraps, entry.transaction_offset, offset + count, now_ms
+                )
+                return
+        if sequence >= 0:
+            if sequence != entry.next_sequence and epoch != entry.epoch and sequence == 0:
+                runs, wraps = (), 0  # a new epoch that counts from the beginning
+            elif runs and sequence == entry.next_sequence == 0:
+                wraps += 1
+            if sequence + count > SEQUENCE_END:
+                wraps += 1
+            runs = _with_run(runs, Run(sequence, offset, count))
+        transaction_offset = entry.transaction_offset
+        if transactional and transaction_offset < 0:
+            transaction_offset = self._open[producer_id] = offset
+        self._entries[producer_id] = ProducerEntry(
+            producer_id, max(epoch, entry.epoch), runs, wraps, transaction_offset, offset + count, now_ms
+        )
+
+    def _note_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+        entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
+        if offset < entry.next_offset:
+            return
+        self._open.pop(producer_id, None)
+        runs, wraps, begins_anew = entry.runs, entry.wraps, entry.begins_anew
+        if epoch > entry.epoch and producer_id >= NAMED_ID_END:
+            # Or the first batch of the epoch would be taken for that of the last one, which had the same sequence.
+            runs, wraps, begins_anew = (), 0, True
+        self._entries[producer_id] = ProducerEntry(
+            producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, begins_anew
+        )
+
+    # ------------------------------------------------------------ what is known
+
+    def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        handle = self._handle
+        expires_ms = entry.appended_ms + handle.config.producer_id_expiration_ms
+        return (
+            now_ms > expires_ms
+            and entry.transaction_offset < 0
+            # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
+            and handle.clock.steady_ms() > expires_ms
+            and not (entry.producer_id < NAMED_ID_END and self._is_held(entry.producer_id, now_ms))
+        )
+
+    def _is_held(self, producer_id: int, now_ms: int) -> bool:
+        """Whether a name may have the id. It is asked once in the time that a producer takes to expire."""
+        if now_ms < self._held_until_ms.get(producer_id, 0):
+            return True
+        is_held = self._handle.holds_producer(producer_id)
+        if is_held:
+            self._held_until_ms[producer_id] = now_ms + self._handle.config.producer_id_expiration_ms
+        return is_held
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Drop from memory what `find` does not return any more: clients come and go, each with an id of its own."""
+        self._entries = {entry.producer_id: entry for entry in self.all(now_ms)}
+        self._held_until_ms = {known: ms for known, ms in self._held_until_ms.items() if known in self._entries}
+
+    def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
+        """What is known of a producer; None when it is unknown, or forgotten."""
+        entry = self._entries.get(producer_id)
+        return None if entry is None or self._is_expired(entry, now_ms) else entry
+
+    def all(self, now_ms: int) -> list[ProducerEntry]:
+        """Every producer that is known, by id."""
+        return [found for known in sorted(self._entries) if (found := self.find(known, now_ms)) is not None]
+
+    def open_transaction(self, producer_id: int) -> int:
+        """First offset of the producer's open transaction; -1 without one."""
+        return self._open.get(producer_id, -1)
+
+    def stable_offset(self, log_end_offset: int, without: int = -1) -> int:
+        """Everything below it is decided; ``without`` that producer's transaction."""
+        return min(
+            (offset for producer_id, offset in self._open.items() if producer_id != without), default=log_end_offset
+        )
+
+    def protected_offsets(self, now_ms: int) -> list[int]:
+        """Offsets, ascending, whose batches a compaction must leave with their producer's numbers: a reload needs them.
+
+        The end of each run, and the last thing that the producer appended, which may be a marker.
+        """
+        found = {entry.next_offset - 1 for entry in self.all(now_ms)}
+        found.update(run.offset + run.count - 1 for entry in self.all(now_ms) for run in entry.runs)
+        return sorted(found)
+
+    # ------------------------------------------------------------ snapshots
+
+    def write_snapshot(self, base: int, now_ms: int) -> None:
+        """Leave on disk what is known where the segment ``base`` begins. A cache: no room for it is no failure."""
+        with failures_ignored():
+            replace_file(self._handle.fs, self._snapshot_path(base), encode_snapshot(self.all(now_ms)))
+
+    def _snapshot_path(self, base: int) -> str:
+        return segment_stem(self._handle.folder, base) + SNAPSHOT_SUFFIX
+
+
+def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
+    """The last runs with another one, which may go on where the last one ends."""
+    if runs:
+        last = runs[-1]
+        follows = (last.sequence + last.count) % SEQUENCE_END == new.sequence and last.offset + last.count == new.offset
+        if follows and last.count < _RUN_END:
+            return (*runs[:-1], Run(last.sequence, last.offset, last.count + new.count))
+    return (*runs[1 - KEPT_RUNS :], new)
+
+
+def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int], begun: int | None = None) -> tuple[int, bool]:
+    """(last stable offset of a log that is being recovered, whether any producer is known of it).
+
+    ``begun`` gets a snapshot, if it is a segment that is about to begin.
+    """
+    states = ProducerStates(handle)
+    states.load(log, [base for base in bases if base != begun])
+    if begun is not None and states._entries:
+        states.write_snapshot(begun, handle.clock.now_ms())
+    return states.stable_offset(log.log_end_offset), bool(states._entries)

@@ -1,0 +1,303 @@
+"""Recovering a log whose shared state cannot be believed: after a machine's death, on a copy, after a failed fsync.
+
+    checkpoint -> scan from the recovery point -> verdict -> cut -> begin -> checkpoint -> state page
+
+A recovery that is cut short is done again by the next one, with the same outcome: nothing
+that it does before the checkpoint is written changes where the next scan ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.file_names import SNAPSHOT_SUFFIX
+from segmentlog.log.handle import Handle
+from segmentlog.log.producer_state import stable_offset_of
+from segmentlog.log.recovery.tail_scan import LogTail, scan_tail
+from segmentlog.log.recovery.truncate_tail import make_durable, open_active_segment, truncate_after
+from segmentlog.log.segment_removal import remove_segment
+from segmentlog.log.swap import finish_swaps
+from segmentlog.policy.lost_ranges import with_lost_range
+from segmentlog.policy.recovery_policy import RecoveryVerdict, decide
+from segmentlog.policy.retention import deleted_segments
+from segmentlog.records import EpochStart, LostRange, RecoveryReport
+from segmentlog.storage.segment import list_segments, segment_stem
+from segmentlog.storage.state_page import REWRITING, LogState, StateDamaged, StatePage
+from segmentlog.storage.state_page_check import distrust_reason
+
+_GENERATION_MASK = (1 << 63) - 1
+# A page of ones is read as well as any other.
+
+
+class _Found(msgspec.Struct):
+    """What a recovery goes by."""
+
+    checkpoint: Checkpoint | None
+    slot_damaged: bool
+    bases: list[int]
+    deleted: list[int]
+    """Segments that lie below the log start, back after a crash: no part of the log, whatever their bytes are."""
+    before: LogState | None
+    """The state in which this boot's processes left the log, when it is they who call for a recovery."""
+    tail: LogTail
+
+    @property
+    def is_unsure(self) -> bool:
+        """The checkpoint cannot be believed: there is none, or an older one."""
+        return self.checkpoint is None or self.slot_damaged
+
+    @property
+    def is_new(self) -> bool:
+        return self.checkpoint is None and not self.slot_damaged and not self.bases
+
+    @property
+    def known(self) -> Checkpoint:
+        """The checkpoint, or one of a log of which only its files tell."""
+        first = self.bases[0] if self.bases else 0
+        return self.checkpoint or Checkpoint(recovery_offset=first, recovery_segment=first, log_start_offset=first)
+
+    def verdict(self) -> RecoveryVerdict:
+        """Where the log goes on."""
+        checkpoint, bases, seen_offset = self.checkpoint, self.bases, self.tail.end_offset
+        if bases and (checkpoint is None or self.slot_damaged or bases[-1] > checkpoint.offset_ceiling):
+            seen_offset = max(seen_offset, bases[-1])  # a file's name was handed out, too
+        return decide(
+            checkpoint,
+            slot_damaged=self.slot_damaged,
+            has_segments=bool(bases),
+            end_offset=seen_offset,
+            last_epoch=self.tail.last_epoch,
+        )
+
+
+class _Recovered(msgspec.Struct):
+    """What the state page is to say, and the caller."""
+
+    report: RecoveryReport
+    log: LogState
+    has_producers: bool
+
+
+def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryReport:
+    """Find where the log ends, decide where it goes on, and make both durable.
+
+    The caller holds both locks. With ``write=False`` nothing is changed: the page (a private
+    one) then shows the log up to its recovered end. Raises OSError, DiskFull.
+    """
+    started_ns = time.monotonic_ns()
+    found = _look(handle, page, write=write)
+    verdict = found.verdict()
+    lost = _lost_range(handle, found, verdict)
+    torn = found.tail.torn
+    report = RecoveryReport(
+        verdict=_verdict_name(found, verdict),
+        log_start_offset=min(found.known.log_start_offset, verdict.resume_offset),
+        log_end_offset=verdict.resume_offset,
+        epoch=verdict.epoch,
+        scanned_bytes=found.tail.scanned_bytes,
+        lost=lost,
+        why=verdict.why + (f"; the scan ended at {torn}" if torn else ""),
+    )
+    recovered = _apply(handle, page, found, report) if write else _show(handle, page, found, report)
+    handle.ledger.initialise_page(page, recovered.log, has_producers=recovered.has_producers, fd=handle.state_fd)
+    handle.adopt(page)
+    return replace(recovered.report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
+
+
+# ---------------------------------------------------------------- looking
+
+
+def _look(handle: Handle, page: StatePage, *, write: bool) -> _Found:
+    checkpoint, slot_damaged = handle.ledger.read_checkpoint()
+    if write:
+        finish_swaps(handle, recovering=True)
+    bases = list_segments(handle.fs, handle.folder)
+    deleted: list[int] = []
+    if checkpoint is not None:
+        deleted = deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
+    bases = [base for base in bases if base not in deleted]
+    before = _state_before(handle, page)
+    tail = scan_tail(handle, checkpoint, bases)
+    if before is not None and checkpoint is not None:
+        # Same boot: how far offsets were handed out is known exactly. Where something is lost, the old
+        # end is given up with it: a consumer that had read everything stands there, and must be told.
+        ceiling = before.log_end_offset + (tail.end_offset < before.log_end_offset)
+        checkpoint = replace(checkpoint, offset_ceiling=ceiling, clean=False)
+    return _Found(checkpoint, slot_damaged, bases, deleted, before, tail)
+
+
+def _state_before(handle: Handle, page: StatePage) -> LogState | None:
+    called_for = page.failed or page.writing == REWRITING
+    if called_for and distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None:
+        return page.log.read()
+    return None
+
+
+def _verdict_name(found: _Found, verdict: RecoveryVerdict) -> str:
+    if found.before is not None:
+        return "failed fsync"
+    if found.checkpoint is None:
+        return "new" if not found.bases and not verdict.epoch else "no checkpoint"
+    if verdict.epoch == found.checkpoint.epoch:
+        return "clean"
+    return "restored" if found.checkpoint.is_restored and not found.slot_damaged else "machine death"
+
+
+def _lost_range(handle: Handle, found: _Found, verdict: RecoveryVerdict) -> LostRange | None:
+    """The range that is given up; the one that a truncation announced in the checkpoint, if it is that."""
+    end_offset = found.tail.end_offset
+    if verdict.resume_offset == end_offset:
+        return None
+    for lost in found.known.lost_ranges:
+        if (lost.base_offset, lost.end_offset) == (end_offset, verdict.resume_offset):
+            return lost
+    return LostRange(end_offset, verdict.resume_offset, verdict.epoch, verdict.why, handle.clock.now_ms())
+
+
+# ---------------------------------------------------------------- showing, or doing it
+
+
+def _show(handle: Handle, page: StatePage, found: _Found, report: RecoveryReport) -> _Recovered:
+    """What a reader sees of the log that may not change it: everything up to its recovered end."""
+    tail = found.tail
+    end_offset = max(tail.end_offset, report.log_start_offset)  # what is left may all be trimmed away
+    position = tail.position
+    if tail.split is not None:
+        position += tail.split.header.size_bytes  # readers show of it what lies below the end
+    report = replace(report, log_end_offset=end_offset)
+    log = _log_state(handle, page, report, tail.base, position)
+    return _with_stable_offset(handle, report, log, found, found.known, found.bases)
+
+
+def _apply(handle: Handle, page: StatePage, found: _Found, report: RecoveryReport) -> _Recovered:
+    """Make the files, and then the checkpoint, what the report says."""
+    tail = found.tail
+    known = found.known
+    if found.is_unsure:
+        known = _resume_there(handle, found, report)
+    keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
+    rewrite = found.before is not None
+    truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, keep=keep)
+    make_durable(handle, tail.whole, rewrite=rewrite)
+    active_base, position = open_active_segment(handle, found.bases, tail, report.log_end_offset)
+    report = replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
+    log = _log_state(handle, page, report, active_base, position)
+    begun = active_base if active_base not in found.bases else None
+    bases = [active_base]
+    if not found.is_new:
+        bases = [base for base in list_segments(handle.fs, handle.folder) if base not in found.deleted]
+    recovered = _with_stable_offset(handle, report, log, found, known, bases, begun)
+    checkpoint = _checkpoint_after(handle, known, tail, recovered)
+    if not found.is_new or checkpoint != known:
+        handle.ledger.replace_checkpoint(checkpoint)
+    deleted = found.deleted
+    # Nothing in it, and the log goes on under another name? What is known of producers must not go with it.
+    is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
+    if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):
+        deleted = [*deleted, tail.base]
+    for base in deleted:  # not before: the checkpoint may have named it
+        remove_segment(handle, base)
+    return recovered
+
+
+def _resume_there(handle: Handle, found: _Found, report: RecoveryReport) -> Checkpoint:
+    """Write down where the log goes on, before anything is cut or made.
+
+    Should this recovery die, the next one resumes at the same offset.
+    """
+    known = replace(
+        found.known,
+        offset_ceiling=report.log_end_offset,
+        clean=not found.bases,
+        boot_id=handle.fs.boot_id(),
+        lost_ranges=(*found.known.lost_ranges, *found.tail.gaps),
+    )
+    found.tail.gaps = ()
+    # Of a new log this is the last one as well. Its name is on disk before there is a segment: that without
+    # a checkpoint is a log that has lost it, which jumps ahead, and is damaged to `verify` and a strict recovery.
+    handle.ledger.replace_checkpoint(known)
+    return known
+
+
+def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovered: _Recovered) -> Checkpoint:
+    report, log = recovered.report, recovered.log
+    epochs, ranges = known.epochs, (*known.lost_ranges, *tail.gaps)
+    if report.epoch > known.epoch:
+        epochs = (*epochs, EpochStart(report.epoch, report.log_end_offset))
+    if report.lost is not None:
+        ranges = with_lost_range(ranges, report.lost)
+    return Checkpoint(
+        recovery_offset=report.log_end_offset,
+        recovery_segment=log.active_base_offset,
+        recovery_position=log.end_position,
+        log_start_offset=report.log_start_offset,
+        offset_ceiling=report.log_end_offset,
+        clean=True,
+        boot_id=handle.fs.boot_id(),
+        epochs=epochs,
+        lost_ranges=ranges,
+        compacted=known.compacted,
+        has_producers=recovered.has_producers,
+    )
+
+
+def _has_snapshot(handle: Handle, base: int) -> bool:
+    """Whether a segment comes with what was known of producers: once their batches are deleted, nothing else knows."""
+    with contextlib.suppress(FileNotFoundError):
+        handle.fs.stat(segment_stem(handle.folder, base) + SNAPSHOT_SUFFIX)
+        return True
+    return False
+
+
+# ---------------------------------------------------------------- the state page
+
+
+def _generation_after(page: StatePage) -> int:
+    """One that nobody has seen: where the kernel vouches for no page, others may use this one all the while."""
+    try:
+        return page.log.read().generation + 1 & _GENERATION_MASK
+    except StateDamaged:
+        return 1
+
+
+def _log_state(handle: Handle, page: StatePage, report: RecoveryReport, active_base: int, position: int) -> LogState:
+    end_offset = report.log_end_offset
+    return LogState(
+        log_start_offset=report.log_start_offset,
+        log_end_offset=end_offset,
+        last_stable_offset=end_offset,
+        active_base_offset=active_base,
+        end_position=position,
+        epoch=report.epoch,
+        generation=_generation_after(page),
+        appended_bytes=0,
+        first_append_ms=handle.clock.now_ms() if position else 0,
+        offset_ceiling=end_offset,
+    )
+
+
+def _with_stable_offset(
+    handle: Handle,
+    report: RecoveryReport,
+    log: LogState,
+    found: _Found,
+    known: Checkpoint,
+    bases: Sequence[int],
+    begun: int | None = None,
+) -> _Recovered:
+    """With the offset up to which every transaction is decided, and whether the log has producers.
+
+    Where the checkpoint cannot be believed about that, the log is asked. ``begun``: the
+    segment that the recovery begins, if it does; like any other it begins with what is known of
+    producers, which would be forgotten once the segments before it are deleted.
+    """
+    if not known.has_producers and not found.is_unsure:
+        return _Recovered(report, log, False)
+    stable_offset, has_any = stable_offset_of(handle, log, bases, begun)
+    return _Recovered(report, replace(log, last_stable_offset=stable_offset), known.has_producers or has_any)

@@ -1,0 +1,135 @@
+"""Where a log ends that has to be recovered: a walk from the recovery point to the first batch that is not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from segmentlog.errors import CorruptBatch, UnreadableBatch
+from segmentlog.format.batch import BatchHeader, check_payload, decode_header
+from segmentlog.format.checkpoint import Checkpoint
+from segmentlog.format.decoded_batch import record_batch
+from segmentlog.format.file_names import segment_name
+from segmentlog.format.record_batch import RecordBatch
+from segmentlog.format.scan import walk
+from segmentlog.log.handle import Handle
+from segmentlog.policy.lost_ranges import is_lost
+from segmentlog.records import LostRange
+from segmentlog.storage.segment import MappedSegment
+
+
+class LogTail(msgspec.Struct):
+    """What the scan above the recovery point found."""
+
+    base: int  # the segment in which the log ends
+    position: int  # and where in it
+    end_offset: int
+    last_epoch: int
+    appendable: bool  # the segment is whole up to there
+    torn: str  # why the scan ended, unless at the end of what was written
+    scanned_bytes: int = 0
+    split: RecordBatch | None = None  # a batch that a truncation cuts in two
+    gaps: tuple[LostRange, ...] = ()  # lost ranges that no checkpoint told of
+    stale: tuple[int, ...] = ()  # segments whose offsets stand in others
+    whole: tuple[tuple[int, int], ...] = ()  # the segments before that, with the position where each ends
+
+
+def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> LogTail:
+    """Walk the batches above the recovery point, checksums and all, to the first that is not whole."""
+    known = checkpoint or Checkpoint()
+    first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
+    tail = LogTail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
+    tail.position = known.recovery_position
+    for base in bases:
+        if base < first:
+            continue
+        given_up = any(lost.base_offset < base < lost.end_offset for lost in (*known.lost_ranges, *tail.gaps))
+        if tail.base < base and (base < tail.end_offset or given_up):
+            # Its offsets stand in the segment before it, or were given up: a file that was deleted and came back.
+            tail.stale = (*tail.stale, base)
+            continue
+        if base > tail.base:
+            if checkpoint is None and base > tail.end_offset:
+                _accept_gap(handle, tail, base)
+            if base != tail.end_offset and not is_lost((*known.lost_ranges, *tail.gaps), tail.end_offset, base):
+                tail.torn = tail.torn or f"offset {tail.end_offset}, where the next segment begins at {base}"
+                break
+            if tail.base in bases:
+                tail.whole = (*tail.whole, (tail.base, tail.position))
+            tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True
+        mapped = MappedSegment(handle.fs, handle.folder, base)
+        if len(mapped.view) < tail.position:
+            # Shorter than what was durable: damage, which reading will report. Nothing is appended to it.
+            tail.torn, tail.appendable = f"{mapped.path}, which has lost bytes below the recovery point", False
+            tail.base, tail.position = base, len(mapped.view)
+            break
+        if not _scan_segment(mapped, tail, known):
+            break
+    if bases and first not in bases:
+        tail.torn, tail.appendable = f"segment {segment_name(first)}, which is missing", False
+    return tail
+
+
+def _accept_gap(handle: Handle, tail: LogTail, base: int) -> None:
+    """Without a checkpoint: a segment of a later epoch stands behind a range that an earlier crash took."""
+    mapped = MappedSegment(handle.fs, handle.folder, base)
+    try:
+        header = decode_header(mapped.view, 0, mapped.path)
+    except CorruptBatch:
+        return
+    if header.base_offset == base and header.partition_epoch > tail.last_epoch:
+        reason = "found without a checkpoint, before a later epoch"
+        gap = LostRange(tail.end_offset, base, header.partition_epoch, reason, handle.clock.now_ms())
+        tail.gaps = (*tail.gaps, gap)
+
+
+def _scan_segment(mapped: MappedSegment, tail: LogTail, known: Checkpoint) -> bool:
+    """Advance ``tail`` through one segment; False when the log ends in it before its written end."""
+    size = len(mapped.view)
+    start = tail.position
+    batches = walk(mapped.view, start, size, mapped.path, expected_offset=tail.end_offset, payloads=True)
+    try:
+        for position, header in batches:
+            if (cut := _truncated_at(header, known)) is not None:
+                tail.torn = f"offset {cut}, where the log was truncated"
+                if cut > header.base_offset:
+                    tail.split = part_below(mapped.view, position, header, cut, mapped.path)
+                    tail.end_offset = cut
+                return False
+            tail.position = position + header.size_bytes
+            tail.end_offset = header.next_offset
+            tail.last_epoch = max(tail.last_epoch, header.partition_epoch)
+    except CorruptBatch as error:
+        if _any_after(mapped.view, tail.position):
+            tail.torn = str(error)
+            return False
+    finally:
+        tail.scanned_bytes += tail.position - start
+    return True
+
+
+def part_below(view: memoryview, position: int, header: BatchHeader, offset: int, path: str) -> RecordBatch:
+    """The records below ``offset`` of the batch at byte ``position``. Raises `CorruptBatch`."""
+    payload = check_payload(view, position, header, path)
+    batch = record_batch(header, payload, path=path, position=position)
+    try:
+        return batch.slice(0, int(np.searchsorted(batch.offsets, offset)))
+    except UnreadableBatch:
+        return batch.slice(0, 0)
+
+
+def _any_after(view: memoryview, position: int) -> bool:
+    """Whether a byte other than zero lies at or after ``position``."""
+    step = 1 << 20
+    return any(np.frombuffer(view[at : at + step], np.uint8).any() for at in range(position, len(view), step))
+
+
+def _truncated_at(header: BatchHeader, known: Checkpoint) -> int | None:
+    """The offset at which a truncation that the checkpoint announces cuts this batch off, if it does."""
+    for lost in known.lost_ranges:
+        overlaps = header.base_offset < lost.end_offset and header.next_offset > lost.base_offset
+        if overlaps and header.partition_epoch < lost.epoch:
+            return max(lost.base_offset, header.base_offset)
+    return None

@@ -1,0 +1,122 @@
+"""A look at a partition that this process has not opened: what the processes that have tell each other of it.
+
+It takes no lock, opens two files for a moment, and recovers nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
+from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.records import EpochStart, LostRange
+from segmentlog.storage.checkpoint_file import CheckpointFile
+from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.storage.interrupt_check import is_interrupt
+from segmentlog.storage.segment import list_segments, segment_stem
+from segmentlog.storage.state_page import PAGE_SIZE, SHIPPED_WORD, LogState, StateDamaged, StatePage, SyncState
+
+_ATTEMPTS: Final = 5
+
+
+class StateSummary(msgspec.Struct, frozen=True, gc=False):
+    """What a state page says."""
+
+    log: LogState
+    sync: SyncState
+    has_failed: bool
+    shipped_offset: int = 0
+
+    @property
+    def unsynced_count(self) -> int:
+        """Offsets that are not on disk yet."""
+        return max(self.log.log_end_offset - self.sync.durable_offset, 0)
+
+    @classmethod
+    def of(cls, page: StatePage) -> StateSummary:
+        """Raises `StateDamaged`."""
+        # In this order: what is durable was written before, and is not to show as more than there is.
+        sync = page.sync.read()
+        shipped_offset = page.words[SHIPPED_WORD]
+        return cls(page.log.read(), sync, bool(page.failed), shipped_offset)
+
+
+def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None:
+    """The partition's state; None where nobody has opened it since the machine started, or it is gone.
+
+    What a page says of a disk that went away and came back is found out by who opens the partition, and not here.
+    """
+    try:
+        found = fs.stat(folder)
+        with opened(fs, f"{folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd:
+            for _ in range(_ATTEMPTS):
+                data = fs.pread(fd, PAGE_SIZE, 0)
+                if len(data) < PAGE_SIZE:
+                    return None
+                page = StatePage(bytearray(data))
+                try:
+                    return StateSummary.of(page) if page.is_about(boot_id, found) else None
+                except StateDamaged:  # or somebody wrote to it in that moment
+                    continue
+    except OSError as error:
+        if is_interrupt(error):
+            raise
+    return None
+
+
+def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
+    """(how many segments there are before the active one, their bytes). Raises OSError."""
+    count = size_bytes = 0
+    if not log.active_base_offset:  # most partitions that there are many of: no need to look
+        return 0, 0
+    for base in list_segments(fs, folder):
+        if base < log.active_base_offset:
+            try:
+                size_bytes += fs.stat(segment_stem(folder, base) + LOG_SUFFIX).st_size
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+            count += 1
+    return count, size_bytes
+
+
+def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, ...]:
+    """The offsets that crashes and truncations took, ascending. Raises OSError."""
+    if not log.epoch:  # the first epoch ends with the first loss
+        return ()
+    checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
+    return () if checkpoint is None else checkpoint.lost_ranges
+
+
+def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
+    """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
+
+    Where no process has opened the partition since the machine started, a range that the next recovery will find is not
+    known yet. Raises OSError.
+    """
+    seen = read_state(fs, folder, fs.boot_id())
+    if seen is not None and (not seen.log.epoch or offset >= seen.log.log_end_offset):
+        return None
+    checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
+    if checkpoint is None:
+        return None
+    start_offset = 0 if seen is None else seen.log.log_start_offset
+    if not any(max(lost.base_offset, start_offset) == offset < lost.end_offset for lost in checkpoint.lost_ranges):
+        return None
+    end_offset = first_behind(checkpoint.lost_ranges, offset)
+    if seen is not None and end_offset > seen.log.log_end_offset:
+        return None  # a truncation was cut short; the process that opens the log for writing finishes it
+    return end_offset, epoch_at(checkpoint.epochs, end_offset)
+
+
+def epoch_at(epochs: Iterable[EpochStart], offset: int) -> int:
+    """Return the epoch of an offset, by the starts of all epochs."""
+    return max(one.epoch for one in epochs if one.start_offset <= offset)
+
+
+def count_lost_offsets(fs: FileSystem, folder: str, log: LogState) -> int:
+    """Count the offsets in lost ranges. Raises OSError."""
+    return sum(lost.end_offset - lost.base_offset for lost in lost_ranges(fs, folder, log))

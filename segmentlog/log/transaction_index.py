@@ -1,0 +1,174 @@
+"""Which transactions of a partition were aborted: what a ``read_committed`` reader steps over.
+
+The markers in the log say it. Of a sealed segment they are kept in its ``.txnindex``, made by
+whoever first needs it, and before the segment leaves for an object store; the active one is read
+for them, its headers only, when the state page says that there is another abort. A log in which
+nothing was ever aborted costs one look at a word of that page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from segmentlog.errors import CorruptBatch, UnknownTopic
+from segmentlog.format.batch import BatchHeader, check_payload
+from segmentlog.format.control import decode_marker
+from segmentlog.format.file_names import ABORTED_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX
+from segmentlog.format.producer_snapshot import AbortedTransaction, Malformed, decode_aborted, encode_aborted
+from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.log.handle import Handle
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_operations import read_file, write_all
+from segmentlog.storage.interrupt_check import failures_ignored
+from segmentlog.storage.segment import MappedSegment, segment_stem
+from segmentlog.storage.state_page import ABORTS_WORD, LogState
+
+Ranges = dict[int, list[tuple[int, int]]]
+"""By producer id: first and last offsets of its aborted transactions. Never changed once it is made."""
+
+
+def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
+    """Whether a batch of a transaction was taken back."""
+    return any(first <= header.base_offset <= last for first, last in ranges.get(header.producer_id, ()))
+
+
+class SegmentAborts(msgspec.Struct):
+    """What was read so far of one segment: the bytes before ``position``."""
+
+    position: int = 0
+    aborted: list[AbortedTransaction] = []
+    sealed: bool = False
+    is_kept: bool = False
+    """Its ``.txnindex`` says so."""
+
+
+class AbortedTransactions:
+    """The aborted transactions of one partition. Thread-safe.
+
+    ``known`` gives what a reader's index says of a segment, or None: of what that reader can step to behind
+    damage the aborts must be found.
+    """
+
+    def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
+        self._handle = handle
+        self._known = known
+        self._mutex = fork_safety.lock(self, "_mutex", "_begin_empty")
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        """Know of none. In a forked child: another thread of the parent may have been looking."""
+        self._seen: tuple[int, int, int, int] | None = None
+        self._segments: dict[int, SegmentAborts] = {}
+        self._ranges: Ranges = {}
+
+    def look(self) -> Ranges:
+        """Every abort that is told in the log up to its end.
+
+        Keep it for as long as one reads on: a compaction may remove what was aborted, and later
+        its markers, while a reader still has the old files mapped.
+        """
+        page = self._handle.page
+        count = page.words[ABORTS_WORD]
+        log = page.log.read()
+        # An abort is counted before it is published: while one is open, it may be the one that was counted.
+        undecided = log.last_stable_offset < log.log_end_offset
+        seen = (count, log.epoch, log.generation, log.log_end_offset if undecided else -1)
+        if not count:
+            return {}
+        if seen == self._seen:
+            return self._ranges
+        with self._mutex:
+            if self._seen is None or self._seen[1:3] != seen[1:3]:
+                self._segments.clear()
+            bases = self._handle.list_segments()
+            for base in bases:
+                if base <= log.active_base_offset:
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: then nobody reads it
+                        self._look_at(base, log)
+            try:
+                self._handle.check_usable()  # after the files were opened by their names
+            except UnknownTopic:
+                self._segments.clear()
+                raise
+            ranges: Ranges = {}
+            for known in self._segments.values():
+                for gone in known.aborted:
+                    ranges.setdefault(gone.producer_id, []).append((gone.first_offset, gone.last_offset))
+            self._ranges, self._seen = ranges, seen
+            return ranges
+
+    def _look_at(self, base: int, log: LogState) -> None:
+        handle = self._handle
+        known = self._segments.setdefault(base, SegmentAborts())
+        if known.sealed:
+            return
+
+        def around() -> Around:
+            return handle.around(base, log.log_end_offset, self._known(base))
+
+        if base == log.active_base_offset:
+            mapped = handle.map_segment(base)
+            end = min(log.end_position, len(mapped.view))
+            aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
+            self._segments[base] = SegmentAborts(end, aborted)
+            return
+        found = self._segments[base] = read_sealed_aborts(handle, base, around, known)
+        if not found.is_kept and not handle.read_only:
+            with failures_ignored():  # a cache: the next one reads the segment again
+                write_txn_index(handle, base, found)
+
+
+def read_sealed_aborts(
+    handle: Handle, base: int, around: Callable[[], Around], known: SegmentAborts | None = None
+) -> SegmentAborts:
+    """What a sealed segment tells, of which something may be ``known``.
+
+    By its ``.txnindex`` nothing of the segment is read, for it may lie in an object store alone. Raises
+    FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.
+    """
+    stem = segment_stem(handle.folder, base)
+    with handle.folder_locked():
+        end = handle.fs.stat(stem + LOG_SUFFIX).st_size
+        with contextlib.suppress(FileNotFoundError, Malformed):
+            size_bytes, aborted = decode_aborted(read_file(handle.fs, stem + ABORTED_SUFFIX))
+            if size_bytes == end:
+                return SegmentAborts(end, aborted, sealed=True, is_kept=True)
+    known = known or SegmentAborts()
+    mapped = handle.map_segment(base)
+    end = len(mapped.view)
+    return SegmentAborts(end, [*known.aborted, *read_aborted(mapped, known.position, end, around)], sealed=True)
+
+
+def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
+    """Leave the ``.txnindex`` of a sealed segment. Raises `DiskFull`, `UnknownTopic`, OSError."""
+    fs, path = handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX
+    # Beside, then in place: others may make the same file at the same time. A crash may spoil it: then
+    # it does not check, and is made again.
+    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
+    with handle.folder_locked():
+        fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(fs, fd, [encode_aborted(found.position, found.aborted)], 0)
+        finally:
+            fs.close(fd)
+        fs.replace(temporary, path)
+
+
+def read_aborted(
+    mapped: MappedSegment, position: int, end: int, around: Callable[[], Around]
+) -> list[AbortedTransaction]:
+    """The aborts that are told in a segment's bytes ``[position, end)``; what is damaged is stepped over."""
+    aborted = []
+    view = mapped.view[:end]
+    for at, header in walk_over_damage(view, position, end, mapped.base_offset, around):
+        if header.is_control:
+            with contextlib.suppress(CorruptBatch, ValueError):
+                marker = decode_marker(header, check_payload(view, at, header, mapped.path))
+                if marker is not None and not marker.committed:
+                    aborted.append(AbortedTransaction(marker.producer_id, marker.first_offset, marker.offset))
+    return aborted

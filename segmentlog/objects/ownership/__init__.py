@@ -1,0 +1,1 @@
+"""Which machine may ship a store: the binding, the claim, fencing."""

@@ -1,0 +1,1 @@
+"""Tiered storage: evict segments, recall them, read them through a block cache."""

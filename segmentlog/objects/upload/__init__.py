@@ -1,0 +1,1 @@
+"""Ship a store. Each cycle scans, plans, uploads, and publishes the manifest."""

@@ -1,0 +1,156 @@
+"""What the records of ``_schemas`` add up to: subjects, ids, settings. It is handed one record at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from segmentlog.schemas.registry_records import Key, SchemaRecord, decode_key, decode_object, decode_schema
+from segmentlog.schemas.subject_names import bare_name, context_of, seen_from
+
+logger = logging.getLogger("segmentlog")
+
+Versions = dict[int, SchemaRecord]
+Place = tuple[str, int]
+"""A subject, and a version of it."""
+
+
+class RegistryState:
+    """What a reader of the topic knows. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.subjects: dict[str, Versions] = {}
+        """With the versions that were deleted softly; a subject that nothing is left of is not in it."""
+        self.ids: dict[str, dict[int, dict[Place, None]]] = {}
+        """Of each context, who has an id: in the order in which they got it."""
+        self.highest: dict[str, int] = {}
+        """The highest id that was seen in each context, be it gone by now."""
+        self.configs: dict[str | None, dict[str, Any]] = {}
+        """By subject; under None those for all."""
+        self.modes: dict[str | None, str] = {}
+        self.referrers: dict[Place, dict[Place, None]] = {}
+
+    def take_in(self, key: bytes | None, value: bytes | None) -> None:
+        """The next record of the log. One that says nothing here, or cannot be read, changes nothing."""
+        try:
+            what = decode_key(key)
+            if what is not None:
+                self._apply(what, value)
+        except (ValueError, msgspec.DecodeError) as error:
+            logger.warning("_schemas: a record is passed over: %r: %s", (key or b"")[:200], error)
+
+    def _apply(self, key: Key, value: bytes | None) -> None:
+        match key.keytype:
+            case "SCHEMA":
+                assert key.subject is not None
+                self._set_schema((key.subject, key.version), None if value is None else decode_schema(value))
+            case "CONFIG":
+                if value is None:
+                    self.configs.pop(key.subject, None)
+                else:
+                    self.configs[key.subject] = decode_object(value)
+            case "MODE":
+                mode = None if value is None else decode_object(value).get("mode")
+                if isinstance(mode, str):
+                    self.modes[key.subject] = mode
+                else:
+                    self.modes.pop(key.subject, None)
+            case "DELETE_SUBJECT" if value is not None:
+                assert key.subject is not None
+                until = decode_object(value).get("version")
+                for version, record in self.subjects.get(key.subject, {}).items():
+                    if isinstance(until, int) and version <= until and not record.deleted:
+                        self.subjects[key.subject][version] = msgspec.structs.replace(record, deleted=True)
+            case _:
+                pass  # CLEAR_SUBJECT: the versions that were left have tombstones of their own
+
+    def _set_schema(self, place: Place, record: SchemaRecord | None) -> None:
+        subject, version = place
+        context = context_of(subject)
+        ids = self.ids.setdefault(context, {})
+        if record is not None:
+            if (record.subject, record.version) != place:
+                raise ValueError("key and value name different versions")
+            self.highest[context] = max(record.id, self.highest.get(context, 0))
+            holder = next((self.record(other) for other in ids.get(record.id, {}) if other != place), None)
+            if holder is not None and not _same(holder, record):
+                raise ValueError(f"id {record.id} is that of another schema, {holder.subject} {holder.version}")
+        self._forget(place)
+        if record is None:
+            return
+        self.subjects.setdefault(subject, {})[version] = record
+        ids.setdefault(record.id, {})[place] = None
+        for reference in record.references:
+            there = (seen_from(reference.subject, subject), reference.version)
+            self.referrers.setdefault(there, {})[place] = None
+
+    def _forget(self, place: Place) -> None:
+        subject, version = place
+        versions = self.subjects.get(subject, {})
+        record = versions.pop(version, None)
+        if record is None:
+            return
+        if not versions:
+            del self.subjects[subject]
+        ids = self.ids[context_of(subject)]
+        ids[record.id].pop(place, None)
+        if not ids[record.id]:
+            del ids[record.id]
+        for reference in record.references:
+            there = (seen_from(reference.subject, subject), reference.version)
+            self.referrers.get(there, {}).pop(place, None)
+
+    # ------------------------------------------------------------ looking
+
+    def record(self, place: Place) -> SchemaRecord:
+        """What lies there; it has to be there."""
+        return self.subjects[place[0]][place[1]]
+
+    def versions(self, subject: str, *, deleted: bool = False) -> list[SchemaRecord]:
+        """Of a subject, in order; with ``deleted`` also those that were deleted softly."""
+        found = self.subjects.get(subject, {})
+        return [found[version] for version in sorted(found) if deleted or not found[version].deleted]
+
+    def holders(self, context: str, schema_id: int) -> list[SchemaRecord]:
+        """Who has an id in a context."""
+        return [self.record(place) for place in self.ids.get(context, {}).get(schema_id, {})]
+
+    def distinct(self, context: str) -> Iterator[SchemaRecord]:
+        """One record for each id of a context, by id."""
+        ids = self.ids.get(context, {})
+        for schema_id in sorted(ids):
+            yield self.record(next(iter(ids[schema_id])))
+
+    def referred_by(self, place: Place, *, deleted: bool) -> list[SchemaRecord]:
+        """The schemas that refer to a version."""
+        found = [self.record(other) for other in self.referrers.get(place, {})]
+        return [record for record in found if deleted or not record.deleted]
+
+    def contexts(self) -> list[str]:
+        """Those that anything is registered in, and the default one."""
+        return sorted({".", *(context for context, ids in self.ids.items() if ids)})
+
+    def subjects_like(self, prefix: str, *, deleted: bool, only_deleted: bool) -> list[str]:
+        """Subjects by prefix. ``:*:`` begins the names of all contexts, others are in the default one."""
+        every = prefix.startswith(":*:")
+        prefix = prefix.removeprefix(":*:")
+        found = []
+        for subject, versions in self.subjects.items():
+            if not (bare_name(subject).startswith(prefix) if every else _fits(subject, prefix)):
+                continue
+            is_deleted = all(record.deleted for record in versions.values())
+            if is_deleted if only_deleted else deleted or not is_deleted:
+                found.append(subject)
+        return sorted(found)
+
+
+def _fits(subject: str, prefix: str) -> bool:
+    return subject.startswith(prefix) and (prefix.startswith(":") or not subject.startswith(":."))
+
+
+def _same(one: SchemaRecord, other: SchemaRecord) -> bool:
+    """Whether two records hold one schema, as whoever wrote them spelled it."""
+    return (one.schema, one.schema_type) == (other.schema, other.schema_type)

@@ -1,0 +1,183 @@
+"""The topic ``_schemas``: read as far as it goes, and appended to under one lock of the store.
+
+    @schemas        16 hex digits: XXH3-64 of what follows; a newline; JSON: {context: the highest id given there}
+
+Whoever gives a schema an id holds the lock, and has read the topic to its end. The file says which ids were given: a
+schema may be deleted for good, or be cut out by a repair, and records that name its id are still about.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import xxhash
+
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, RecordTooLarge, UnknownTopic
+from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SCHEMAS_FILE, SCHEMAS_TOPIC
+from segmentlog.log.partition import Partition
+from segmentlog.schemas.registry_errors import NotPermitted, SchemaTooLarge
+from segmentlog.schemas.registry_records import Pairs
+from segmentlog.schemas.registry_state import RegistryState
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_locks import ProcessLock
+from segmentlog.storage.file_operations import read_file, replace_file
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
+from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.topic_registry import Topics
+
+logger = logging.getLogger("segmentlog")
+
+_SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact"}
+_HASH_BYTES: Final = 17
+ID_MAX: Final = (1 << 31) - 1
+"""Of an id, which clients read as a signed number."""
+_highest_decoder = msgspec.json.Decoder(dict[str, int])
+
+
+class SchemaJournal:
+    """A view of the topic that reads what was appended since it last looked. Thread-safe, and so are processes."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._path = f"{topics.path}/{SCHEMAS_FILE}"
+        self._mutex = fork_safety.reentrant_lock(self, "_mutex")
+        self._lock = ProcessLock(topics.fs, self._path + FILE_LOCK_SUFFIX)
+        self._tidy = Tidy()
+        self._begin_anew()
+        fork_safety.on_fork(self, "_begin_anew")
+
+    def _begin_anew(self) -> None:
+        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
+        self._state = RegistryState()
+        self._position = 0
+        self._log: Partition | None = None
+
+    @interrupt_safe_context
+    def reading(self) -> Iterator[RegistryState]:
+        """Within: what the topic says now, and no other thread changes it."""
+        with self._mutex:
+            self._catch_up()
+            yield self._state
+
+    @interrupt_safe_context
+    def writing(self) -> Iterator[RegistryState]:
+        """The same, and no other process appends to it. Raises `ReadOnlyStore`, `NotPermitted`."""
+        self._topics.check_writable("change schemas")
+        with self._lock.held(), self._mutex:
+            self._catch_up()
+            if self._log is not None:
+                self._check_fit(self._log)
+            yield self._state
+
+    # ------------------------------------------------------------ reading
+
+    def _catch_up(self) -> None:
+        log = self._find_log()
+        if log is None:
+            return
+        try:
+            self._follow(log)
+        except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
+            self._state, self._position = RegistryState(), log.log_start_offset
+            self._follow(log)
+
+    def _follow(self, log: Partition) -> None:
+        while self._position != log.log_end_offset:
+            before = self._position
+            for batch in log.read(self._position):
+                for key, value in zip(batch.keys, batch.values, strict=True):
+                    self._state.take_in(key, value)
+                self._tidy.count()
+                self._position = batch.next_offset
+            if self._position == before:
+                break
+
+    def _find_log(self) -> Partition | None:
+        if self._log is None or self._log.is_stale:
+            self._state, self._position = RegistryState(), 0
+            try:
+                self._log = self._topics.topic(SCHEMAS_TOPIC).partition(0)
+            except UnknownTopic:
+                self._log = None
+            else:
+                self._position = self._log.log_start_offset
+        return self._log
+
+    # ------------------------------------------------------------ writing
+
+    def _check_fit(self, log: Partition) -> None:
+        """Raise `NotPermitted` for a topic that would lose schemas, or their order."""
+        if "delete" in str(log.config.cleanup_policy):
+            raise NotPermitted(
+                f"topic {SCHEMAS_TOPIC} has cleanup.policy={log.config.cleanup_policy}, which deletes schemas when they"
+                f" are old: segmentlog alter {SCHEMAS_TOPIC} -c cleanup.policy=compact"
+            )
+        if self._topics.topic(SCHEMAS_TOPIC).partition_count != 1:
+            raise NotPermitted(
+                f"topic {SCHEMAS_TOPIC} has more than one partition, so that nobody can tell what came first: copy it"
+                " into one that has one"
+            )
+
+    def append(self, pairs: Pairs) -> None:
+        """Append records, durably and together, within `writing`; what they say counts at once.
+
+        Raises `SchemaTooLarge`, `DiskFull` and what else `Partition.append` does: nothing has changed then, or an
+        fsync has failed, and what was appended is there.
+        """
+        if self._find_log() is None:
+            self._log = self._topics.internal_topic(SCHEMAS_TOPIC, 1, _SETTINGS).partition(0)
+        log = self._log
+        assert log is not None
+        try:
+            log.append([value for _, value in pairs], [key for key, _ in pairs], ack="durable")
+        except RecordTooLarge as error:
+            raise SchemaTooLarge(f"the schema is too large for topic {SCHEMAS_TOPIC}: {error}") from None
+        self._follow(log)
+        self._tidy.tidy(log)
+
+    def make_durable(self) -> None:
+        """Return once what was read is on disk: another process may have died between its append and its fsync."""
+        if self._log is not None and not self._topics.read_only:
+            self._log.sync_upto(self._position)
+
+    def next_id(self, context: str) -> int:
+        """An id that no schema of the context has, or ever had, durably given; within `writing`.
+
+        Raises `NotPermitted` behind the last one, which an import may have brought.
+        """
+        known = self._read_highest()
+        number = max(known.get(context, 0), self._state.highest.get(context, 0)) + 1
+        if number > ID_MAX:
+            raise NotPermitted(f"Context {context} has id {ID_MAX}: there is none behind it; take another context")
+        self._write_highest({**known, context: number})
+        return number
+
+    def note_ids(self) -> None:
+        """Write down which ids were given, before some of them are forgotten; within `writing`."""
+        known = self._read_highest()
+        wanted = {**known}
+        for context, number in self._state.highest.items():
+            wanted[context] = max(number, known.get(context, 0))
+        if wanted != known:
+            self._write_highest(wanted)
+
+    def _read_highest(self) -> dict[str, int]:
+        try:
+            data = read_file(self._topics.fs, self._path)
+        except FileNotFoundError:
+            return {}
+        text = data[_HASH_BYTES:]
+        try:
+            if data[:_HASH_BYTES] == b"%016x\n" % xxhash.xxh3_64_intdigest(text):
+                return _highest_decoder.decode(text)
+        except msgspec.DecodeError:
+            pass
+        logger.warning("%s is damaged: ids go on behind the highest one in topic %s", self._path, SCHEMAS_TOPIC)
+        return {}
+
+    def _write_highest(self, highest: dict[str, int]) -> None:
+        text = msgspec.json.encode(highest) + b"\n"
+        replace_file(self._topics.fs, self._path, b"%016x\n" % xxhash.xxh3_64_intdigest(text) + text)

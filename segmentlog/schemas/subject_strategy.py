@@ -1,0 +1,90 @@
+"""Which subject the values of a topic belong to, and the id that a serializer writes before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.schemas.parsed_schemas import Draft
+from segmentlog.schemas.registry_records import SchemaRecord
+from segmentlog.schemas.schema_kind import ParsedSchema
+from segmentlog.storage import fork_safety
+
+Strategy = Literal["topic", "record", "topic-record"]
+"""``topic``: "clicks-value", one schema a topic; ``record``: the name of the record; ``topic-record``: both."""
+STRATEGIES: Final = ("topic", "record", "topic-record")
+
+
+class SchemaSource(Protocol):
+    """A registry, as serializers need it: that of a store, or one over HTTP."""
+
+    def by_id(self, schema_id: int, subject: str | None = None) -> SchemaRecord: ...
+
+    def version(self, subject: str, version: int | str = "latest") -> SchemaRecord: ...
+
+    def register(self, subject: str, draft: Draft, *, normalize: bool = False) -> SchemaRecord: ...
+
+    def lookup(self, subject: str, draft: Draft, *, normalize: bool = False) -> SchemaRecord: ...
+
+    def parsed(self, record: SchemaRecord) -> ParsedSchema: ...
+
+    def parsed_draft(self, subject: str, draft: Draft) -> ParsedSchema: ...
+
+
+class WriterOptions(NamedTuple):
+    """How a serializer comes to its schema."""
+
+    is_key: bool
+    strategy: Strategy
+    auto_register: bool
+    use_latest_version: bool
+    normalize: bool
+
+    def check(self, has_schema: bool) -> None:
+        """Raise `InvalidConfig` for what does not go together."""
+        if self.strategy not in STRATEGIES:
+            raise InvalidConfig("subject_name_strategy", self.strategy, ", ".join(map(repr, STRATEGIES)))
+        if self.use_latest_version and self.auto_register:
+            raise InvalidConfig("use_latest_version", True, "False, or auto_register=False beside it")
+        if not has_schema and not self.use_latest_version:
+            raise InvalidConfig("schema", None, "a schema, or use_latest_version=True for the one that is registered")
+        if not has_schema and self.strategy != "topic":
+            raise InvalidConfig("subject_name_strategy", self.strategy, "'topic' where no schema is given")
+
+
+class Writers:
+    """The schema to write by, for each topic: found once, and kept. Thread-safe."""
+
+    def __init__(self, source: SchemaSource, options: WriterOptions) -> None:
+        self._source = source
+        self._options = options
+        self._found: dict[str, SchemaRecord] = {}
+        self._mutex = fork_safety.lock(self, "_mutex")
+
+    def subject(self, topic: str, record_name: str) -> str:
+        """The subject of a topic's values, or keys."""
+        match self._options.strategy:
+            case "record":
+                return record_name
+            case "topic-record":
+                return f"{topic}-{record_name}"
+            case _:
+                return f"{topic}-{'key' if self._options.is_key else 'value'}"
+
+    def find(self, topic: str, record_name: str, make_draft: Callable[[str], Draft | None]) -> SchemaRecord:
+        """What is registered, or has just been. Raises what the registry does."""
+        subject = self.subject(topic, record_name)
+        found = self._found.get(subject)
+        if found is None:
+            with self._mutex:
+                found = self._found[subject] = self._found.get(subject) or self._find(subject, make_draft(subject))
+        return found
+
+    def _find(self, subject: str, draft: Draft | None) -> SchemaRecord:
+        options = self._options
+        if options.use_latest_version or draft is None:
+            return self._source.version(subject, "latest")
+        if options.auto_register:
+            return self._source.register(subject, draft, normalize=options.normalize)
+        return self._source.lookup(subject, draft, normalize=options.normalize)

@@ -1,0 +1,68 @@
+"""Changing a file that people and other processes change and read as well: one at a time, whole, with its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from segmentlog.format.file_names import FILE_LOCK_SUFFIX, TEMPORARY_SUFFIX
+from segmentlog.storage.file_locks import ProcessLock
+from segmentlog.storage.file_operations import read_file, write_all
+from segmentlog.storage.fs import FileSystem, opened
+
+T = TypeVar("T")
+
+PRIVATE: Final = 0o600
+
+
+def change_file(
+    path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
+    fs: FileSystem | None = None,
+) -> T:  # fmt: skip
+    """Call ``change`` with what is in the file, None if there is none; it returns what is to be there, and a result.
+
+    Nobody else changes it meanwhile, and whoever reads finds the old file or the new one, whole, also after a power
+    cut. None for the bytes changes nothing. Without a ``mode`` the file keeps the one it has. Raises OSError.
+    """
+    fs = fs or FileSystem()
+    real = os.path.realpath(path)
+    with ProcessLock(fs, real + FILE_LOCK_SUFFIX).held():
+        try:
+            before = read_file(fs, real)
+        except FileNotFoundError:
+            before = None
+        after, result = change(before)
+        if after is not None and after != before:
+            _replace(fs, real, after, mode)
+    return result
+
+
+def _replace(fs: FileSystem, path: str, data: bytes, mode: int | None) -> None:
+    """As `fs.replace_file`, but secrets lie nowhere for others, not for a moment, and the owner stays."""
+    folder = os.path.dirname(path)
+    try:
+        found = fs.stat(path)
+        mode = stat.S_IMODE(found.st_mode) if mode is None else mode
+    except FileNotFoundError:
+        found = fs.stat(folder)
+        mode = PRIVATE if mode is None else mode
+    temporary = path + TEMPORARY_SUFFIX
+    with contextlib.suppress(FileNotFoundError):  # of a process that was killed; the lock is ours
+        fs.unlink(temporary)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with opened(fs, temporary, flags, PRIVATE) as fd:
+            if os.geteuid() == 0:  # root adds a user, and the server, which is not root, has to read it
+                os.fchown(fd, found.st_uid, found.st_gid)
+            os.fchmod(fd, mode)
+            write_all(fs, fd, [data], 0)
+            fs.fsync(fd)
+        fs.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.unlink(temporary)
+        raise
+    fs.sync_folder(folder)

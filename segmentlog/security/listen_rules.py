@@ -1,0 +1,137 @@
+"""Where a server may listen, and by what people may prove there who they are."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import Final
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
+from segmentlog.security.security_errors import SecurityFileError, UnsafeListening
+
+_BACKLOG: Final = 1024
+
+
+def parse_address(text: str, *, option: str = "listen") -> tuple[str, int]:
+    """Host and port of ``127.0.0.1:9092``, ``[::1]:9092``, ``:9092`` (everywhere), ``9092``. Raises `InvalidConfig`."""
+    host, _, port = text.rpartition(":")
+    if not host and not text.startswith(":"):
+        host = "127.0.0.1"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidConfig(option, text, "an IPv6 address in brackets: [::1]:9092")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfig(option, text, "HOST:PORT")
+    return host or "0.0.0.0", int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, non-blocking. OSError says which address it was."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if family == socket.AF_INET:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise OSError(error.errno, f"cannot listen: {why}", f"{host}:{port}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``: all that it stands for. Raises OSError.
+
+    An empty name stands for all addresses of the machine.
+    """
+    host = host.removeprefix("[").removesuffix("]")
+    if not host:
+        return False
+    try:
+        found = [host] if _is_address(host) else [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+    except UnicodeError:
+        raise OSError(None, "no name for a machine", host) from None
+    return bool(found) and all(_is_loopback_address(address) for address in found)
+
+
+def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
+    """Refuse to listen where others can reach what nothing protects: `UnsafeListening`, which says what to do."""
+    if tls or sasl or insecure:
+        return
+    try:
+        if is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and nothing would keep them from reading and deleting everything:"
+        " give --tls-cert and --tls-key, or --users, or --insecure if the network keeps them out;"
+        " or listen on 127.0.0.1",
+    )
+
+
+def check_safe_for_passwords(host: str, tls: bool, insecure: bool) -> None:
+    """The same where users prove who they are by sending their passwords, as over HTTP: those need TLS."""
+    if tls or insecure:
+        return
+    try:
+        if is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and would read passwords and records on their way: give --tls-cert and"
+        " --tls-key, or --insecure if the network keeps them out; or listen on 127.0.0.1",
+    )
+
+
+def check_safe_to_tell(host: str, insecure: bool) -> None:
+    """The same for metrics, which are neither encrypted nor for users alone."""
+    try:
+        if insecure or is_loopback(host):
+            return
+    except OSError as error:
+        raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}", "metrics") from None
+    raise UnsafeListening(
+        host,
+        "others can reach that address, and would learn the names of all topics and groups: give --insecure if the"
+        " network keeps them out; or listen on 127.0.0.1",
+        "metrics",
+    )
+
+
+def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) -> None:
+    """Refuse half of what TLS needs, which would leave connections in the clear. Raises `SecurityFileError`."""
+    if (cert is None) != (key is None):
+        given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+        raise SecurityFileError(cert or key or "", f"{given} is given without {missing}")
+    if client_ca is not None and cert is None:
+        raise SecurityFileError(client_ca, "--tls-client-ca needs --tls-cert and --tls-key")
+
+
+def mechanisms_for(host: str, tls: bool, insecure: bool) -> tuple[str, ...]:
+    """What is offered to clients: PLAIN, which sends the password itself, only where nobody can listen to it."""
+    try:
+        is_private = tls or insecure or is_loopback(host)
+    except OSError:
+        is_private = False
+    return MECHANISMS if is_private else SCRAM_MECHANISMS
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+        return True
+    except ValueError:
+        return False
+
+
+def _is_loopback_address(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

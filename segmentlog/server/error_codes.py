@@ -1,0 +1,107 @@
+"""The engine's exceptions in Kafka's words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from segmentlog.errors import (
+    ConsumerFenced,
+    CorruptBatch,
+    DiskFull,
+    GrantExhausted,
+    GroupNotEmpty,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidTopicName,
+    InvalidWireBatch,
+    LocalError,
+    LogTruncated,
+    NotShipped,
+    ObjectStoreError,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PartitionFailed,
+    ProducerBusy,
+    ProducerFenced,
+    ProducerHeld,
+    ReadOnlyStore,
+    RecordTooLarge,
+    StoreClosed,
+    StoreFenced,
+    TopicExists,
+    TransactionAborted,
+    UnknownTopic,
+    UnreadableBatch,
+)
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.topic_ids import ForeignTopicId
+from segmentlog.transactions.server_transactions import UnknownProducer, WrongState
+
+_CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
+    (ForeignTopicId, ErrorCode.UNKNOWN_TOPIC_ID),
+    (UnknownTopic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (TopicExists, ErrorCode.TOPIC_ALREADY_EXISTS),
+    (InvalidTopicName, ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (InvalidConfig, ErrorCode.INVALID_CONFIG),
+    (RecordTooLarge, ErrorCode.MESSAGE_TOO_LARGE),
+    (InvalidRecord, ErrorCode.INVALID_RECORD),
+    (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (LogTruncated, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (OutOfOrderSequence, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (ProducerFenced, ErrorCode.INVALID_PRODUCER_EPOCH),
+    (ProducerBusy, ErrorCode.CONCURRENT_TRANSACTIONS),
+    (TransactionAborted, ErrorCode.INVALID_TXN_STATE),
+    (WrongState, ErrorCode.INVALID_TXN_STATE),
+    (UnknownProducer, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    # The code that every client takes for final.
+    (ProducerHeld, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    (ConsumerFenced, ErrorCode.UNKNOWN_MEMBER_ID),
+    (GroupNotEmpty, ErrorCode.NON_EMPTY_GROUP),
+    # Clients raise it to their user. They retry a KAFKA_STORAGE_ERROR, which no retry of this read can mend.
+    (UnreadableBatch, ErrorCode.CORRUPT_MESSAGE),
+    (CorruptBatch, ErrorCode.KAFKA_STORAGE_ERROR),
+    (DiskFull, ErrorCode.KAFKA_STORAGE_ERROR),
+    (PartitionFailed, ErrorCode.KAFKA_STORAGE_ERROR),
+    (LocalError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (ObjectStoreError, ErrorCode.KAFKA_STORAGE_ERROR),
+    # Kafka's words for a cluster that has too few replicas: clients try again.
+    (GrantExhausted, ErrorCode.NOT_ENOUGH_REPLICAS),
+    (NotShipped, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+    (StoreFenced, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (ReadOnlyStore, ErrorCode.POLICY_VIOLATION),
+    # A client that is told so asks who is there now, and tries again.
+    (StoreClosed, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
+)
+
+
+_OF_BATCHES: Final = {
+    "magic": ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    "length": ErrorCode.CORRUPT_MESSAGE,
+    "crc": ErrorCode.CORRUPT_MESSAGE,
+    "codec": ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    "size": ErrorCode.MESSAGE_TOO_LARGE,
+    "timestamp": ErrorCode.INVALID_TIMESTAMP,
+    "transaction": ErrorCode.INVALID_TXN_STATE,
+    "producer_id": ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+}
+"""By the reason of an `InvalidWireBatch`; every other is INVALID_RECORD."""
+
+
+_TOLD_MAX: Final = 2000
+
+
+def message_of(error: BaseException) -> str:
+    """What an answer says of it. Errors repeat what they are about, and that may be as long as a string can be."""
+    text = str(error)
+    return text if len(text) <= _TOLD_MAX else f"{text[: _TOLD_MAX // 2]} ... {text[-_TOLD_MAX // 2 :]}"
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """What a client is told of it; `ErrorCode.UNKNOWN_SERVER_ERROR` of what nobody foresaw."""
+    if isinstance(error, InvalidWireBatch):
+        return _OF_BATCHES.get(error.reason, ErrorCode.INVALID_RECORD)
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,400 @@
+"""A group of the classic protocol, decided: what comes and the time go in, answers come out.
+
+    Empty ──join──▶ PreparingRebalance ──all have joined, or it took too long──▶ CompletingRebalance
+                      ▲    │ nobody is left: Empty                                 │ the leader assigned
+                      └────┴───────── somebody comes, goes or changes ─────────── Stable
+
+Callers that have to wait are tokens here. Each is answered once, by an entry of `Group.answers`, at once or in a later
+call; `next_deadline_ms` is when `expire` has to be called at the latest. After a call that leaves `is_changed` set,
+`snapshot` has to be saved before anybody is given an answer: it is what `restore` goes on from, with the members that
+know of a generation, and without those that are still joining for the first time.
+
+The rules are those of Kafka's `GroupCoordinator` (4.x: `ClassicGroup`), with KIP-345 (static members), KIP-394 (ids
+before membership) and KIP-814 (a leader that may skip its assignment). Two are others:
+
+- A static member that comes back makes the others join again when it subscribes to other topics, and not only when
+  another protocol is elected: Kafka would leave it without partitions of them until somebody else came or went.
+- A static member that was away when the others joined is given up by its session timeout alone, not because it did
+  not ask for its assignment either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from segmentlog.groups.server_group_file import RemoteGroup
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.classic_types import (
+    NEW_MEMBER_MS,
+    GroupSettings,
+    JoinAnswer,
+    JoinRequest,
+    Member,
+    State,
+    SyncAnswer,
+    elect_protocol,
+)
+from segmentlog.server.groups.members import Membership, TopicsOf
+
+
+class Group(Membership):
+    """One group. Not thread-safe, and nothing of it waits."""
+
+    def __init__(self, settings: GroupSettings, topics_of: TopicsOf = lambda protocol_type, metadata: ()) -> None:
+        super().__init__(settings, topics_of)
+        self._join_ends_ms = 0
+        self._is_initial = self._has_grown = False
+        self._extension_ms = 0
+        self._sync_ends_ms = 0
+
+    # ------------------------------------------------------------ joining
+
+    def would_add(self, request: JoinRequest) -> bool:
+        """Whether `join` makes a member of who is none yet, if it is not refused."""
+        if self._refusal(request) is not ErrorCode.NONE:
+            return False
+        if request.member_id:
+            return request.member_id in self._promised
+        return request.instance_id not in self._static and not (request.is_told_its_id and request.instance_id is None)
+
+    def join(self, token: object, request: JoinRequest, now_ms: int) -> None:
+        """A JoinGroup request."""
+        error = self._refusal(request)
+        if error is not ErrorCode.NONE:
+            self.answers.append((token, JoinAnswer(error=error, member_id=request.member_id)))
+        elif request.member_id in self._promised:
+            del self._promised[request.member_id]
+            self._add(token, request, request.member_id, now_ms)
+        elif request.member_id:
+            self._rejoin(token, request, now_ms)
+        elif request.instance_id in self._static:
+            self._replace(token, request, now_ms)
+        elif request.is_told_its_id and request.instance_id is None:
+            self._promised[request.fresh_id] = now_ms + request.session_timeout_ms
+            answer = JoinAnswer(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=request.fresh_id)
+            self.answers.append((token, answer))
+        else:
+            self._add(token, request, request.fresh_id, now_ms)
+
+    def _add(self, token: object, request: JoinRequest, member_id: str, now_ms: int) -> None:
+        if not self.members:
+            self.protocol_type, self.leader = request.protocol_type, member_id
+        self.members[member_id] = Member(
+            member_id, request.instance_id, request.client_id, request.client_host, request.session_timeout_ms,
+            request.rebalance_timeout_ms, request.protocols, now_ms + NEW_MEMBER_MS, is_new=True, join_token=token,
+        )  # fmt: skip
+        if request.instance_id is not None:
+            self._static[request.instance_id] = member_id
+        self._has_grown = True
+        self._have_all_join(now_ms)
+
+    def _rejoin(self, token: object, request: JoinRequest, now_ms: int) -> None:
+        member = self.members[request.member_id]
+        is_same = member.protocols == request.protocols
+        leads = member.id == self.leader
+        if is_same and (self.state is State.COMPLETING or (self.state is State.STABLE and not leads)):
+            # Its answer was lost, or it wants to know what it is to do: that is nobody else's affair.
+            member.deadline_ms = now_ms + member.session_timeout_ms
+            told = self.state is State.COMPLETING and leads
+            self.answers.append((token, self._joined(member, is_told_members=told)))
+            return
+        self._update(member, request)
+        self._wait_to_join(member, token)
+        self._have_all_join(now_ms)
+
+    def _replace(self, token: object, request: JoinRequest, now_ms: int) -> None:
+        """A static member has come again, under another id."""
+        assert request.instance_id is not None
+        old = self.members[self._static[request.instance_id]]
+        self._dismiss(old, ErrorCode.FENCED_INSTANCE_ID)
+        topics = self.topics_of(old)
+        leads = old.id == self.leader
+        member = Member(
+            request.fresh_id, old.instance_id, "", "", 0, 0, (),
+            now_ms + (NEW_MEMBER_MS if old.is_new else request.session_timeout_ms), old.assignment, old.is_new,
+        )  # fmt: skip
+        self._update(member, request)
+        self.members = {known.id: known for known in (member if one is old else one for one in self.members.values())}
+        self._static[request.instance_id] = member.id
+        if old.id in self._unsynced:
+            self._unsynced.discard(old.id)
+            self._unsynced.add(member.id)
+        if leads:
+            self.leader = member.id
+        protocol = elect_protocol(self.members.values())
+        if self.state is State.STABLE and protocol == self.protocol and self.topics_of(member) == topics:
+            self.is_changed = True
+            skips = leads and request.may_skip_assignment
+            answer = self._joined(member, is_told_members=skips, skip_assignment=skips)
+            if leads and not skips:
+                # Older clients would assign: told that its former self leads, it does not.
+                answer = self._joined(member, is_told_members=False, leader=old.id)
+            self.answers.append((token, answer))
+            return
+        self._wait_to_join(member, token)
+        self._have_all_join(now_ms)
+
+    def _wait_to_join(self, member: Member, token: object) -> None:
+        if member.join_token is not None:  # of a connection that its client has given up
+            self.answers.append((member.join_token, self._refused(member, ErrorCode.REBALANCE_IN_PROGRESS)))
+        member.join_token = token
+
+    # ------------------------------------------------------------ the phase in which all join
+
+    def _have_all_join(self, now_ms: int) -> None:
+        if self.state is State.PREPARING:
+            self._end_joining_if_complete(now_ms)
+            return
+        if self.state is State.COMPLETING:
+            for member in self.members.values():
+                member.assignment = b""
+                self._answer_sync(member, SyncAnswer(error=ErrorCode.REBALANCE_IN_PROGRESS), now_ms)
+        self._is_initial = self.state is State.EMPTY
+        self.state = State.PREPARING
+        self._unsynced.clear()
+        timeout_ms = self._longest_rebalance_ms()
+        if not self._is_initial:
+            self._join_ends_ms = now_ms + timeout_ms
+            self._end_joining_if_complete(now_ms)
+            return
+        self._has_grown = False
+        delay_ms = min(self._settings.initial_rebalance_delay_ms, timeout_ms)
+        self._extension_ms = timeout_ms - delay_ms
+        self._join_ends_ms = now_ms + delay_ms
+        if not delay_ms:
+            self._end_joining(now_ms)
+
+    def _end_joining_if_complete(self, now_ms: int) -> None:
+        """Before its time: when nobody is waited for."""
+        waits = self._is_initial or self._promised or not all(one.is_joining for one in self.members.values())
+        if not waits or not self.members:
+            self._end_joining(now_ms)
+
+    def _end_joining_in_time(self, now_ms: int) -> None:
+        delay_ms = min(self._settings.initial_rebalance_delay_ms, self._extension_ms)
+        if self._is_initial and self._has_grown and delay_ms:
+            self._has_grown = False
+            self._extension_ms -= delay_ms
+            self._join_ends_ms = now_ms + delay_ms
+        else:
+            self._end_joining(now_ms)
+
+    def _end_joining(self, now_ms: int) -> None:
+        """Begin the next generation with those who are here, and static members that are away."""
+        for member in [one for one in self.members.values() if not one.is_joining and one.instance_id is None]:
+            self.given_up.append(member.id)
+            self._remove(member)
+        joined = [member for member in self.members.values() if member.is_joining]
+        if self.members and not joined:
+            self._join_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)
+            return
+        self.generation += 1
+        self.is_changed = True
+        self._is_initial = False
+        if not joined:
+            self.state, self.protocol, self.leader = State.EMPTY, "", ""
+            return
+        if not self.members[self.leader].is_joining:
+            self.leader = joined[0].id
+        self.protocol = elect_protocol(self.members.values())
+        self.state = State.COMPLETING
+        self._unsynced = {member.id for member in joined}
+        self._sync_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)
+        for member in self.members.values():
+            member.assignment = b""
+        for member in joined:
+            answer = self._joined(member, is_told_members=member.id == self.leader)
+            self.answers.append((member.join_token, answer))
+            member.join_token, member.is_new = None, False
+            member.deadline_ms = now_ms + member.session_timeout_ms
+
+    # ------------------------------------------------------------ assigning
+
+    def sync(
+        self,
+        token: object,
+        member_id: str,
+        generation: int,
+        assignments: Iterable[tuple[str, bytes]],
+        now_ms: int,
+        *,
+        instance_id: str | None = None,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+    ) -> None:
+        """A SyncGroup request: a member asks for its assignment, and brings all of them when it leads."""
+        error = self._error_of(member_id, instance_id, generation)
+        if error is ErrorCode.NONE and (
+            (protocol_type is not None and protocol_type != self.protocol_type)
+            or (protocol is not None and protocol != self.protocol)
+        ):
+            error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if error is ErrorCode.NONE and self.state is State.PREPARING:
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+        given = dict(assignments)
+        if error is ErrorCode.NONE and sum(map(len, given.values())) > self._settings.group_bytes:
+            error = ErrorCode.INVALID_REQUEST
+        if error is not ErrorCode.NONE:
+            self.answers.append((token, SyncAnswer(error=error)))
+            return
+        member = self.members[member_id]
+        self._unsynced.discard(member_id)
+        if member.sync_token is not None:  # of a connection that its client has given up
+            self.answers.append((member.sync_token, SyncAnswer(error=ErrorCode.REBALANCE_IN_PROGRESS)))
+        member.sync_token = token
+        if self.state is State.COMPLETING:
+            if member_id != self.leader:
+                return
+            for one in self.members.values():
+                one.assignment = given.get(one.id, b"")
+            self.state = State.STABLE
+            self.is_changed = True
+        for one in self.members.values():
+            answer = SyncAnswer(protocol_type=self.protocol_type, protocol=self.protocol, assignment=one.assignment)
+            self._answer_sync(one, answer, now_ms)
+
+    def _answer_sync(self, member: Member, answer: SyncAnswer, now_ms: int) -> None:
+        if member.sync_token is not None:
+            self.answers.append((member.sync_token, answer))
+            member.sync_token = None
+            member.deadline_ms = now_ms + member.session_timeout_ms
+
+    # ------------------------------------------------------------ staying, leaving
+
+    def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
+        """A Heartbeat request."""
+        error = self._error_of(member_id, instance_id, generation)
+        if error is ErrorCode.NONE:
+            self._hear_of(member_id, now_ms)
+            if self.state is State.PREPARING:
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def _hear_of(self, member_id: str, now_ms: int) -> None:
+        member = self.members[member_id]
+        if not member.is_new:
+            member.deadline_ms = now_ms + member.session_timeout_ms
+
+    def may_commit(
+        self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
+        is_transactional: bool = False,
+    ) -> ErrorCode:  # fmt: skip
+        """Whether positions may be committed by who says that he is this member; a member is heard of by it."""
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and not member_id and instance_id is None:
+            # No member at all, but a tool, or a consumer that was told what to read.
+            may = is_transactional or self.state is State.EMPTY
+            return ErrorCode.NONE if may else ErrorCode.UNKNOWN_MEMBER_ID
+        if generation < 0 and self.state is State.EMPTY:
+            return ErrorCode.NONE
+        error = self._error_of(member_id, instance_id, generation)
+        if error is ErrorCode.NONE:
+            self._hear_of(member_id, now_ms)
+            if self.state is State.COMPLETING and not is_transactional:
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def leave(self, leavers: Sequence[tuple[str, str | None]], now_ms: int) -> list[tuple[str, ErrorCode]]:
+        """A LeaveGroup request: member ids (empty: whoever has the instance id) and instance ids.
+
+        What becomes of each: its member id, and an error.
+        """
+        results = []
+        for member_id, instance_id in leavers:
+            known = member_id or self._static.get(instance_id or "", "")
+            error = ErrorCode.NONE
+            if self.state is State.DEAD:
+                error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            elif known in self._promised and instance_id is None:
+                del self._promised[known]
+            else:
+                error = self._unknown(known, instance_id)
+                if error is ErrorCode.NONE:
+                    # Or a coordinator that is started again would wait for it.
+                    self.is_changed |= not self.members[known].is_new
+                    self._remove(self.members[known])
+            results.append((known or member_id, error))
+        self._go_on_without(now_ms)
+        return results
+
+    def withdraw(self, token: object, now_ms: int) -> None:
+        """Who waits with this token has gone: it is no member any more, and the others need not wait for it.
+
+        A static member is one still: to go and to come again is what it is for.
+        """
+        for member in self.members.copy().values():
+            if token not in (member.join_token, member.sync_token):
+                continue
+            if member.instance_id is None or member.is_new:
+                self.is_changed |= not member.is_new
+                self._remove(member)
+            else:
+                self._dismiss(member, ErrorCode.REBALANCE_IN_PROGRESS)
+                member.deadline_ms = now_ms + member.session_timeout_ms
+        self._go_on_without(now_ms)
+
+    def _go_on_without(self, now_ms: int) -> None:
+        """After some may have been removed, or will not come after all."""
+        is_diminished, self._is_diminished = self._is_diminished, False
+        if self.state is State.PREPARING:
+            self._end_joining_if_complete(now_ms)
+        elif is_diminished and self.state in (State.STABLE, State.COMPLETING):
+            self._have_all_join(now_ms)
+
+    # ------------------------------------------------------------ time
+
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` has something to do, unless it is put off until then; None: never."""
+        deadlines = [member.deadline_ms for member in self.members.values() if not member.is_waiting]
+        deadlines.extend(self._promised.values())
+        if self.state is State.PREPARING:
+            deadlines.append(self._join_ends_ms)
+        if self._unsynced:
+            deadlines.append(self._sync_ends_ms)
+        return min(deadlines, default=None)
+
+    def put_off(self, by_ms: int) -> None:
+        """Nobody could be heard of for that long."""
+        for member in self.members.values():
+            member.deadline_ms += by_ms
+        self._promised = {promised: until_ms + by_ms for promised, until_ms in self._promised.items()}
+        self._join_ends_ms += by_ms
+        self._sync_ends_ms += by_ms
+
+    def expire(self, now_ms: int) -> None:
+        """Give up whoever was not heard of for too long, and end what took too long."""
+        for promised in [one for one, until_ms in self._promised.items() if now_ms >= until_ms]:
+            del self._promised[promised]
+        overdue = [one for one in self.members.values() if not one.is_waiting and now_ms >= one.deadline_ms]
+        if self._unsynced and now_ms >= self._sync_ends_ms:
+            overdue += [self.members[one] for one in self._unsynced if self.members[one] not in overdue]
+        for member in overdue:
+            self.given_up.append(member.id)
+            self._remove(member)
+        self._go_on_without(now_ms)
+        if self.state is State.PREPARING and now_ms >= self._join_ends_ms:
+            self._end_joining_in_time(now_ms)
+
+    # ------------------------------------------------------------ what outlives the process
+
+    def restore(self, saved: RemoteGroup, now_ms: int) -> None:
+        """Go on from a snapshot, in a group that is as new: everybody's session begins anew, and nobody has to join."""
+        self.generation = saved.generation
+        self.protocol_type, self.protocol = saved.protocol_type, saved.protocol
+        for one in saved.members:
+            self.members[one.id] = Member(
+                one.id, one.instance_id, one.client_id, one.client_host, one.session_timeout_ms,
+                one.rebalance_timeout_ms, one.protocols, now_ms + one.session_timeout_ms, one.assignment,
+            )  # fmt: skip
+            if one.instance_id is not None:
+                self._static[one.instance_id] = one.id
+        if not self.members:
+            return
+        self.leader = saved.leader if saved.leader in self.members else next(iter(self.members))
+        self.state = State(saved.state)
+        if self.state is State.PREPARING:
+            self._join_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)
+        elif self.state is State.COMPLETING:
+            self._unsynced = set(self.members.copy())
+            self._sync_ends_ms = now_ms + max(self._longest_rebalance_ms(), 1)

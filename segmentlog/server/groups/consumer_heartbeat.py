@@ -1,0 +1,200 @@
+"""ConsumerGroupHeartbeat, decided: joining, reconciling, leaving, and who is refused.
+
+Each call is answered at once. What somebody is to do is found out when he is heard of, by
+`segmentlog.policy.reconciliation`. The rules are those of KIP-848 as Kafka 4.x has them, but
+
+- The target assignment is made with the epoch, so no group is ever "Assigning".
+- The topics that a regular expression means are looked up when its member is heard of, and by what that one may see.
+"""
+
+from __future__ import annotations
+
+from segmentlog.policy.reconciliation import Holding, Stage, reconcile
+from segmentlog.policy.topic_pattern import BadPattern
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.groups.consumer_members import ConsumerMembership
+from segmentlog.server.groups.consumer_types import (
+    ASSIGNORS,
+    JOINS,
+    LEAVES,
+    STEPS_OUT,
+    Beat,
+    ConsumerMember,
+    Heartbeat,
+    Partitions,
+    by_topic,
+)
+
+
+class Refused(Exception):
+    """A heartbeat that changes nothing."""
+
+    def __init__(self, error: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class ConsumerBeats(ConsumerMembership):
+    """A group whose members send heartbeats."""
+
+    def beat(self, request: Heartbeat, now_ms: int) -> Beat:
+        """A ConsumerGroupHeartbeat request. May raise what the catalog does: then nothing can be said of the group."""
+        if self._is_dead:
+            return Beat(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
+        try:
+            if request.epoch in (LEAVES, STEPS_OUT):
+                return self._leave_by_beat(request)
+            return self._beat(request, now_ms)
+        except Refused as refused:
+            return Beat(error=refused.error, message=str(refused), member_id=request.member_id)
+
+    def would_add_by_beat(self, request: Heartbeat) -> bool:
+        """Whether `beat` makes a member of who is none, if it is not refused."""
+        is_known = request.member_id in self.members or request.instance_id in self._static
+        return request.epoch == JOINS and not is_known
+
+    def _beat(self, request: Heartbeat, now_ms: int) -> Beat:
+        matched = self._check(request)
+        known = self._find(request)
+        is_new = known is None
+        if known is None:
+            member = ConsumerMember(request.member_id, request.instance_id)
+            self._add(member)
+        elif request.epoch == JOINS and known.holding.epoch == STEPS_OUT:
+            member = self._replace(known, request.member_id)
+        else:
+            member = known
+        has_changed = self._describe(member, request, matched) or is_new
+        if self._look(now_ms, at_once=has_changed) or has_changed:
+            self._begin_epoch()
+        before = member.holding
+        owned = request.owned if request.epoch != JOINS else frozenset()
+        self._reconcile(member, owned, now_ms)
+        member.deadline_ms = now_ms + self._settings.consumer_session_timeout_ms
+        self._note_due(member)
+        is_told = (
+            request.epoch in (JOINS, before.previous_epoch)  # it may not have heard what it was told last
+            or request.is_full
+            or member.holding.assigned != before.assigned
+        )
+        return Beat(
+            member_id=member.id,
+            epoch=member.holding.epoch,
+            heartbeat_ms=self._settings.consumer_heartbeat_interval_ms,
+            assigned=by_topic(member.holding.assigned) if is_told else None,
+        )
+
+    def _reconcile(self, member: ConsumerMember, owned: Partitions | None, now_ms: int) -> None:
+        before = member.holding
+        self._hold(
+            member,
+            reconcile(before, member.target, self.generation, owned, lambda where: self._is_free_for(member, where)),
+        )
+        after = member.holding
+        if after.stage is not Stage.REVOKING or member.classic is not None:
+            member.revoked_by_ms = None
+        elif before.stage is not Stage.REVOKING or after.epoch != before.epoch:
+            member.revoked_by_ms = now_ms + member.rebalance_timeout_ms
+
+    # ------------------------------------------------------------ who may
+
+    def _check(self, request: Heartbeat) -> tuple[str, ...]:
+        """The topics that its expression means. Raises `Refused`."""
+        if request.assignor is not None and request.assignor not in ASSIGNORS:
+            raise Refused(
+                ErrorCode.UNSUPPORTED_ASSIGNOR,
+                f"assignor {request.assignor!r:.100} is not there; there are {', '.join(ASSIGNORS)}",
+            )
+        known = self.members.get(self._static.get(request.instance_id or "", request.member_id))
+        said = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
+        if (said or known is None) and self._is_full(known.id if known else "", said):
+            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "the group has as many members as it may have")
+        regex = request.regex
+        if regex is None and known is not None and request.epoch != JOINS:
+            regex = known.regex
+        if not regex:
+            return ()
+        try:
+            return tuple(name for name in self._matching(regex) if request.may_see(name))
+        except BadPattern as error:
+            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r:.100} is no expression: {error}") from None
+
+    def _find(self, request: Heartbeat) -> ConsumerMember | None:
+        """Who it is; None: somebody new. Raises `Refused`."""
+        member = self.members.get(request.member_id)
+        if request.instance_id is not None:
+            holder = self.members.get(self._static.get(request.instance_id, ""))
+            if request.epoch == JOINS and holder is not member:
+                if holder is None:
+                    raise Refused(ErrorCode.FENCED_INSTANCE_ID, "the member has joined without an instance id")
+                if holder.holding.epoch != STEPS_OUT or member is not None:
+                    raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"member {holder.id} has this instance id still")
+                return holder
+            if request.epoch != JOINS and holder is not None and holder is not member:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"member {holder.id} has this instance id now")
+            member = holder
+        if (member is None and request.epoch != JOINS) or (member is not None and member.classic is not None):
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is no member of the group")
+        if member is not None and request.epoch != JOINS:
+            self._check_epoch(member.holding, request)
+        return member
+
+    @staticmethod
+    def _check_epoch(holding: Holding, request: Heartbeat) -> None:
+        if request.epoch == holding.epoch:
+            return
+        # Who did not get the last answer says what it had before, or a part of it: which nobody else was given since.
+        has_missed_it = request.epoch == holding.previous_epoch and request.epoch < holding.epoch
+        if not has_missed_it or request.owned is None or not request.owned <= holding.held:
+            raise Refused(
+                ErrorCode.FENCED_MEMBER_EPOCH,
+                f"the member is in epoch {holding.epoch} and not {request.epoch}: it has to join again",
+            )
+
+    # ------------------------------------------------------------ what a member says of itself
+
+    def _describe(self, member: ConsumerMember, request: Heartbeat, matched: tuple[str, ...]) -> bool:
+        """Whether the assignment hangs on what is new."""
+        before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
+        said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
+        is_joining = request.epoch == JOINS
+        if request.topics is not None or is_joining:
+            member.topics = tuple(sorted(set(request.topics or ())))
+        if request.regex is not None or is_joining:
+            member.regex = request.regex or ""
+        member.matched = tuple(sorted(matched))
+        if request.assignor is not None or is_joining:
+            member.assignor = request.assignor
+        if request.rack_id is not None or is_joining:
+            member.rack_id = request.rack_id
+        if request.rebalance_timeout_ms >= 0:
+            member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.client_id, member.client_host = request.client_id, request.client_host
+        has_changed = before != (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
+        self.is_changed |= has_changed or said != (member.client_id, member.client_host, member.rebalance_timeout_ms)
+        return has_changed
+
+    # ------------------------------------------------------------ leaving
+
+    def _leave_by_beat(self, request: Heartbeat) -> Beat:
+        error = self._unknown(request.member_id, request.instance_id)
+        if error is not ErrorCode.NONE or self.members[request.member_id].classic is not None:
+            raise Refused(
+                error or ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is no member of the group, or not this one"
+            )
+        member = self.members[request.member_id]
+        if request.epoch == STEPS_OUT and member.instance_id is not None:
+            # It comes again, under whatever id, and finds what it had; what it was to let go of, it has let go of.
+            self._hold(member, Holding(epoch=STEPS_OUT, previous_epoch=STEPS_OUT, assigned=member.holding.assigned))
+            member.revoked_by_ms = None
+        else:
+            self._remove(member)
+            self._go_on_without()
+        return Beat(member_id=request.member_id, epoch=request.epoch)
+
+    def _go_on_without(self) -> None:
+        """After somebody has gone."""
+        wanted = self.subscribed
+        self._shapes = {name: shape for name, shape in self._shapes.items() if name in wanted}
+        if not self.wants_classic:  # whose members would not know the epoch in which they are told to join again
+            self._begin_epoch()

@@ -1,0 +1,75 @@
+"""A group's configuration in Kafka's words (ConfigResource of type GROUP): what may be set, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.format.file_names import folder_name_of
+from segmentlog.policy.kafka_configs import TYPE_BOOLEAN, TYPE_INT, Entry
+from segmentlog.server.groups.classic_types import GroupSettings
+
+_SESSION: Final = "consumer.session.timeout.ms"
+_HEARTBEAT: Final = "consumer.heartbeat.interval.ms"
+_FIELDS: Final = {_SESSION: "consumer_session_timeout_ms", _HEARTBEAT: "consumer_heartbeat_interval_ms"}
+_AS_IT_IS: Final = {
+    "consumer.assignment.interval.ms": ("0", TYPE_INT),
+    "consumer.assignor.offload.enable": ("false", TYPE_BOOLEAN),
+}
+"""Keys of Kafka's that are told, and can only be set to this: an assignment is made at once, by who asks."""
+
+
+def check_name(group: str) -> None:
+    """Raise `InvalidConfig` for what is no group's name."""
+    if not group:
+        raise InvalidConfig("group", group, "a group's name: there is no default of all groups")
+    folder_name_of(group, "group")
+
+
+def check_key(key: str) -> None:
+    """Raise `InvalidConfig` for what is no key of a group."""
+    if key not in _FIELDS and key not in _AS_IT_IS:
+        raise InvalidConfig(key, "", f"a key of a group: {', '.join(sorted({*_FIELDS, *_AS_IT_IS}))}")
+
+
+def checked(settings: GroupSettings, wanted: Mapping[str, str | int | None]) -> dict[str, int]:
+    """What is to be kept of what somebody wants. Raises `InvalidConfig`."""
+    found = {}
+    for key, value in wanted.items():
+        check_key(key)
+        text = "" if value is None else str(value).strip()
+        if key in _AS_IT_IS:
+            if text.lower() != _AS_IT_IS[key][0]:
+                raise InvalidConfig(key, value, f"{_AS_IT_IS[key][0]}: nothing else can be had")
+        elif not (text.isascii() and text.isdecimal()) or len(text) > 10:
+            raise InvalidConfig(key, value, "a whole number of milliseconds")
+        else:
+            found[key] = int(text)
+    lowest, highest = settings.min_session_timeout_ms, settings.max_session_timeout_ms
+    if not lowest <= found.get(_SESSION, lowest) <= highest:
+        raise InvalidConfig(_SESSION, found[_SESSION], f"a number from {lowest} to {highest}")
+    lowest = settings.consumer_min_heartbeat_interval_ms
+    if found.get(_HEARTBEAT, lowest) < lowest:
+        raise InvalidConfig(_HEARTBEAT, found[_HEARTBEAT], f"a number from {lowest} on")
+    after = configured(settings, found)
+    if after.consumer_session_timeout_ms <= after.consumer_heartbeat_interval_ms:
+        raise InvalidConfig(_SESSION, after.consumer_session_timeout_ms, f"more than {_HEARTBEAT}")
+    return found
+
+
+def configured(settings: GroupSettings, config: Mapping[str, int]) -> GroupSettings:
+    """The settings of a group with this configuration."""
+    if not config:
+        return settings
+    changes = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
+    return msgspec.structs.replace(settings, **changes)
+
+
+def describe(settings: GroupSettings, config: Mapping[str, int]) -> list[Entry]:
+    """Every key with its value, sorted."""
+    now = configured(settings, config)
+    entries = [Entry(key, str(getattr(now, field)), key not in config, TYPE_INT) for key, field in _FIELDS.items()]
+    return sorted(entries + [Entry(key, value, True, kind) for key, (value, kind) in _AS_IT_IS.items()])

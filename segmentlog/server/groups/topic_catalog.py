@@ -1,0 +1,50 @@
+"""The topics of a store, as groups of the consumer protocol look at them: often, and all of them for their own sake."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.clock import Clock
+from segmentlog.errors import InvalidTopicName, UnknownTopic
+from segmentlog.server.groups.consumer_types import Shape
+from segmentlog.server.topic_ids import is_visible
+
+if TYPE_CHECKING:
+    from segmentlog.store import LogStore
+
+_LIST_MS: Final = 2_000
+"""How long the names of all topics are taken to be the same."""
+
+
+class StoreCatalog:
+    """A `Catalog` of a store. Thread-safe."""
+
+    def __init__(self, store: LogStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._names: tuple[int, tuple[str, ...]] | None = None
+
+    def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
+        """Of those of the topics that there are. Raises OSError and errors of the store."""
+        found = {}
+        for name in names:
+            if is_visible(name):
+                try:
+                    topic = self._store.topic(name)
+                    found[name] = Shape(topic.id, topic.partition_count)
+                except (UnknownTopic, InvalidTopicName):
+                    pass
+        return found
+
+    def names(self) -> Collection[str]:
+        """All topics that clients are told of; the same object as long as they are the same. Raises as `shapes`."""
+        now_ms = self._clock.monotonic_ms()
+        known = self._names
+        if known is not None and 0 <= now_ms - known[0] < _LIST_MS:
+            return known[1]
+        names = tuple(name for name in self._store.topics() if is_visible(name))
+        if known is not None and known[1] == names:
+            names = known[1]
+        self._names = (now_ms, names)
+        return names

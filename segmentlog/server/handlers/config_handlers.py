@@ -1,0 +1,332 @@
+"""DescribeConfigs (32), AlterConfigs (33) and IncrementalAlterConfigs (44)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from typing import Final, NamedTuple, Protocol
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig, SegmentlogError
+from segmentlog.policy.kafka_configs import (
+    SOURCE_DEFAULT,
+    SOURCE_GROUP,
+    SOURCE_TOPIC,
+    TYPE_BOOLEAN,
+    TYPE_INT,
+    TYPE_LONG,
+    Entry,
+    describe,
+    is_list,
+    known_keys,
+    to_engine,
+    without_effect,
+)
+from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.security.viewer import Thing
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of, message_of
+from segmentlog.server.groups import group_config
+from segmentlog.server.request_budget import AnswerBudget
+from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_WORDS, Call
+from segmentlog.server.topic_ids import is_visible
+
+logger = logging.getLogger("segmentlog.server")
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_GROUP: Final = 32
+_ENTRY_BYTES: Final = 16
+"""Of an entry or a synonym in an answer, beside its name and value, at most."""
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+
+
+def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """The keys of topics, of groups, and of this worker."""
+    # Kafka's tools ask about all topics of a cluster at once.
+    limits = call.broker.settings.limits
+    call.budget = AnswerBudget(limits.answer_elements, limits.answer_config_bytes)
+    once = call.once(request.resources, lambda one: (*_identity(one), frozenset(one.configuration_keys or ())))
+    # Most entries are defaults, and the same for each topic: one object for all of them.
+    default = cache(partial(_told, request))
+    return DescribeConfigsResponse(results=[_describe(call, request, resource, default) for resource in once])
+
+
+def _describe(
+    call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource,
+    default: Callable[[Entry, int], DescribeConfigsResourceResult],
+) -> DescribeConfigsResult:  # fmt: skip
+    kind, name = resource.resource_type, resource.resource_name
+    result = DescribeConfigsResult(error_message=None, resource_type=kind, resource_name=name)
+    if kind == _TOPIC:
+        if not call.may_see(Thing.TOPIC_CONFIG, name):
+            result.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return result
+        try:
+            if not is_visible(name):
+                raise InvalidConfig("topic", name, "a topic of clients'")
+            entries = describe(call.broker.store.topic(name).config)
+        except (SegmentlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), call.explain(error)
+            return result
+    elif kind == _BROKER:
+        if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
+            result.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            return result
+        if name not in ("", str(call.broker.broker_id)):  # as in Kafka, in whose words the rest of this is
+            words = f"Unexpected broker id, expected {call.broker.broker_id} or empty string, but received {name:.20}"
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
+            return result
+        entries = _of_broker(call) if name else []  # without a name: what was set for all of them, here nothing
+    elif kind == _GROUP:
+        if not call.may_see(Thing.GROUP_CONFIG, name):
+            result.error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+            return result
+        try:
+            group_config.check_name(name)
+            entries = group_config.describe(call.broker.settings.groups, call.broker.store.groups.configs.find(name))
+        except (SegmentlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), call.explain(error)
+            return result
+    else:
+        words = f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configurations here"
+        result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
+        return result
+    keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
+    told = [entry for entry in entries if not keys or entry.name in keys]
+    size_bytes = sum(len(entry.name) + len(entry.value or "") + _ENTRY_BYTES for entry in told)
+    if request.include_synonyms:
+        size_bytes *= 2
+    if request.include_documentation:
+        size_bytes += sum(len(entry.documentation or "") for entry in told)
+    if not call.takes_room(1, size_bytes):
+        result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
+        return result
+    result.configs = [default(entry, kind) if entry.is_default else _told(request, entry, kind) for entry in told]
+    return result
+
+
+def _told(request: DescribeConfigsRequest, entry: Entry, kind: int) -> DescribeConfigsResourceResult:
+    source = SOURCE_DEFAULT if entry.is_default else SOURCE_GROUP if kind == _GROUP else SOURCE_TOPIC
+    synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
+    documentation = entry.documentation if request.include_documentation else None
+    return DescribeConfigsResourceResult(
+        entry.name, entry.value, entry.read_only, source, False, synonyms, entry.type, documentation
+    )
+
+
+def _of_broker(call: Call) -> list[Entry]:
+    settings, limits = call.broker.settings, call.broker.settings.limits
+    values = [
+        ("auto.create.topics.enable", str(settings.auto_create).lower(), TYPE_BOOLEAN),
+        ("broker.id", str(call.broker.broker_id), TYPE_INT),
+        ("connections.max.idle.ms", str(int(limits.idle_s * 1000)), TYPE_LONG),
+        ("default.replication.factor", "1", TYPE_INT),
+        ("fetch.max.bytes", str(limits.fetch_bytes), TYPE_INT),
+        ("max.connections", str(limits.connections), TYPE_INT),
+        ("message.max.bytes", str(TopicConfig().max_message_bytes), TYPE_INT),
+        ("min.insync.replicas", "1", TYPE_INT),
+        ("num.partitions", str(settings.default_partitions), TYPE_INT),
+        ("offsets.topic.replication.factor", "1", TYPE_INT),
+        ("socket.request.max.bytes", str(limits.request_bytes), TYPE_INT),
+    ]
+    return [Entry(name, value, True, kind, read_only=True) for name, value, kind in values]
+
+
+class _Resource(Protocol):
+    resource_type: int
+    resource_name: str
+
+
+class _Change(Protocol):
+    name: str
+    value: str | None
+
+
+def _identity(resource: _Resource) -> tuple[int, str]:
+    return resource.resource_type, resource.resource_name
+
+
+def _wrong_with(count: int, changes: Iterable[_Change], no_value: Sequence[str]) -> str | None:
+    """Why it cannot be meant, whoever asks and whatever there is: a resource that is named ``count`` times, keys
+    that are, keys that have ``no_value`` and need one. None if all is well.
+    """
+    if count > 1:
+        return f"the resource is named {count} times, and may be once"
+    twice = [name for name, times in Counter(change.name for change in changes).items() if times > 1]
+    if twice:
+        return f"keys may be named once: {', '.join(twice):.200}"
+    return f"keys without a value: {', '.join(no_value):.200}" if no_value else None
+
+
+def incremental_alter_configs(
+    call: Call, request: incremental.IncrementalAlterConfigsRequest
+) -> incremental.IncrementalAlterConfigsResponse:
+    """Set, reset, add to and take from keys; all of a topic's or none."""
+    responses = []
+    counts = Counter(map(_identity, request.resources))
+    for resource in call.once(request.resources, _identity):
+        no_value = [one.name for one in resource.configs if one.value is None and one.config_operation != _DELETE]
+        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        if message:
+            code = ErrorCode.INVALID_REQUEST
+        elif resource.resource_type == _BROKER and all(one.config_operation == _DELETE for one in resource.configs):
+            # Nothing was set: kafka-reassign-partitions.sh takes its throttles away, whether there are any or not.
+            is_allowed = call.allows_cluster(Operation.ALTER_CONFIGS)
+            code = ErrorCode.NONE if is_allowed else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        elif resource.resource_type == _GROUP:
+            changes = partial(_group_changes, resource.configs)
+            code, message = _alter_group(call, resource.resource_name, changes, request.validate_only)
+        else:
+            code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
+        words = call.words(message) if message else None
+        responses.append(
+            incremental.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
+        )
+    return incremental.IncrementalAlterConfigsResponse(responses=responses)
+
+
+def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.AlterConfigsResponse:
+    """The old way: the keys that are given, and every other back to its default."""
+    responses = []
+    counts = Counter(map(_identity, request.resources))
+    for resource in call.once(request.resources, _identity):
+        no_value = [one.name for one in resource.configs if one.value is None]
+        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        if message:
+            code = ErrorCode.INVALID_REQUEST
+        elif resource.resource_type == _GROUP:
+            replaced = partial(_group_replacement, resource.configs)
+            code, message = _alter_group(call, resource.resource_name, replaced, request.validate_only)
+        else:
+            code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
+        words = call.words(message) if message else None
+        responses.append(
+            whole.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
+        )
+    return whole.AlterConfigsResponse(responses=responses)
+
+
+class _Wanted(NamedTuple):
+    """What a request asks of a topic's settings, in Kafka's words."""
+
+    settings: dict[str, str | None]
+    resets: list[str]
+
+
+def _alter(
+    call: Call, resource: _Resource, wanted_of: Callable[[TopicConfig], _Wanted], validate_only: bool
+) -> tuple[ErrorCode, str | None]:
+    """(error code, message)."""
+    name = resource.resource_name
+    if resource.resource_type != _TOPIC:
+        return (
+            ErrorCode.INVALID_REQUEST,
+            "only topics and groups can be altered: a server's settings are its command line's",
+        )
+    if not call.allows_topic(Operation.ALTER_CONFIGS, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+    if not is_visible(name):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+    store = call.broker.store
+    try:
+        config = store.topic(name).config
+        wanted = wanted_of(config)
+        changes = to_engine(wanted.settings, config, wanted.resets)
+        altered = config.replace(changes)
+        if not validate_only:
+            if changes:
+                store.alter_topic(name, changes)
+            if ineffective := without_effect(wanted.settings, altered, is_shipped=store.is_shipped):
+                logger.warning("topic %s was given settings that have no effect: %s", name, ineffective)
+    except (SegmentlogError, OSError) as error:
+        return code_of(error), message_of(error)
+    return ErrorCode.NONE, None
+
+
+def _changes(changes: Iterable[incremental.AlterableConfig], config: TopicConfig) -> _Wanted:
+    wanted = _Wanted({}, [])
+    for change in changes:
+        if change.config_operation == _DELETE:
+            wanted.resets.append(change.name)
+        elif change.config_operation == _SET:
+            wanted.settings[change.name] = change.value
+        elif change.config_operation in (_APPEND, _SUBTRACT):
+            wanted.settings[change.name] = _edited(config, change)
+        else:
+            raise InvalidConfig(change.name, change.config_operation, "an operation from 0 to 3")
+    return wanted
+
+
+def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
+    """A list with words added or taken away. Of the lists only cleanup.policy has an effect; the others stay empty."""
+    if change.name in known_keys() and not is_list(change.name):
+        raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+    given = change.value or ""
+    if change.name != "cleanup.policy":
+        return given
+    words = set(config.cleanup_policy.split(",")) - {""}
+    some = {word.strip().lower() for word in given.split(",")}
+    return ",".join(sorted(words | some if change.config_operation == _APPEND else words - some))
+
+
+def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -> _Wanted:
+    return _Wanted({change.name: change.value for change in wanted}, list(config.to_mapping()))
+
+
+# ---------------------------------------------------------------- groups
+
+
+def _alter_group(
+    call: Call, name: str, change: Callable[[Mapping[str, int]], Mapping[str, str | int | None]], validate_only: bool
+) -> tuple[ErrorCode, str | None]:
+    """(error code, message). What is found to be wrong changes nothing of the group's."""
+    if not call.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, name):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED, None
+    configs, settings = call.broker.store.groups.configs, call.broker.settings.groups
+
+    def altered(before: Mapping[str, int]) -> Mapping[str, int]:
+        return group_config.checked(settings, change(before))
+
+    try:
+        group_config.check_name(name)
+        if validate_only:
+            altered(configs.find(name))
+        else:
+            configs.alter(name, altered)
+    except (SegmentlogError, OSError) as error:
+        return code_of(error), message_of(error)
+    return ErrorCode.NONE, None
+
+
+def _group_changes(
+    wanted: Iterable[incremental.AlterableConfig], before: Mapping[str, int]
+) -> Mapping[str, str | int | None]:
+    found: dict[str, str | int | None] = dict(before)
+    for change in wanted:
+        if change.config_operation == _SET:
+            found[change.name] = change.value
+        elif change.config_operation == _DELETE:
+            group_config.check_key(change.name)
+            found.pop(change.name, None)
+        else:
+            raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+    return found
+
+
+def _group_replacement(
+    wanted: Iterable[whole.AlterableConfig], before: Mapping[str, int]
+) -> Mapping[str, str | int | None]:
+    return {change.name: change.value for change in wanted}

@@ -1,0 +1,179 @@
+"""AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): what a client does with its transaction.
+
+The engine decides (`segmentlog.transactions.server_transactions`). A client that sends EndTxn from version 5 on,
+Produce from 12 or TxnOffsetCommit from 5 speaks the second protocol of transactions (KIP-890): partitions join with the
+first request that writes to them, and each transaction has an epoch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, TransactionAborted
+from segmentlog.security.principals import Operation, ResourceType
+from segmentlog.server.codec.generated.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from segmentlog.server.codec.generated.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+)
+from segmentlog.server.codec.generated.end_txn import EndTxnRequest, EndTxnResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.error_codes import code_of
+from segmentlog.server.request_context import Call
+from segmentlog.server.topic_ids import is_visible
+from segmentlog.transactions.server_transactions import Numbers
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+_ADD_OF_BROKERS: Final = 4
+_FENCED_FROM: Final = 2
+_END_BUMPS: Final = 5
+_END_ABORTABLE: Final = 4
+_VERIFY_ABORTABLE: Final = 5
+
+
+def refusal(call: Call, name: str, operation: Operation = Operation.WRITE) -> ErrorCode:
+    """Why nothing is done under a transactional id here, or `ErrorCode.NONE`."""
+    if not name:
+        return ErrorCode.INVALID_REQUEST
+    if not call.allows(operation, ResourceType.TRANSACTIONAL_ID, name):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if not call.broker.cluster.is_coordinator(name):
+        return ErrorCode.NOT_COORDINATOR
+    return ErrorCode.NONE
+
+
+def code_for(call: Call, error: Exception, fenced_from: int) -> ErrorCode:
+    """What a client is told of an error; PRODUCER_FENCED from that version on, which older ones do not know."""
+    if isinstance(error, ProducerFenced) and call.version >= fenced_from:
+        return ErrorCode.PRODUCER_FENCED
+    return code_of(error)
+
+
+# ---------------------------------------------------------------- taking part
+
+
+def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    """Have partitions be part of a transaction, all or none; from version 4 on, which brokers use, of several."""
+    if call.version < _ADD_OF_BROKERS:
+        name = request.v3_and_below_transactional_id
+        numbers = Numbers(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        results = _add(call, name, numbers, request.v3_and_below_topics)
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+    if not call.allows_cluster(Operation.CLUSTER_ACTION):
+        return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    response = AddPartitionsToTxnResponse()
+    for one in call.each(request.transactions):
+        name, numbers = one.transactional_id, Numbers(one.producer_id, one.producer_epoch)
+        results = _add(call, name, numbers, one.topics, verify_only=one.verify_only)
+        response.results_by_transaction.append(AddPartitionsToTxnResult(name, results))
+    return response
+
+
+def _add(
+    call: Call, name: str, numbers: Numbers, topics: Sequence[AddPartitionsToTxnTopic], *, verify_only: bool = False
+) -> list[AddPartitionsToTxnTopicResult]:
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    logs: list[Partition] = []
+    code = refusal(call, name)
+    once = list(call.topics_once(topics, "partitions", (), "name"))
+    for asked in once:
+        topic = asked.topic
+        for number in asked.partitions:
+            log, found = (None, code) if code else _open(call, topic.name, number)
+            codes[topic.name, number] = found
+            if log is not None:
+                logs.append(log)
+    if code is ErrorCode.NONE and any(codes.values()):
+        codes = {where: found or ErrorCode.OPERATION_NOT_ATTEMPTED for where, found in codes.items()}
+    elif verify_only:
+        codes |= {(log.topic, log.number): _verify(call, name, numbers, log) for log in logs}
+    elif logs:
+        codes = dict.fromkeys(codes, _join(call, name, numbers, logs))
+    return [
+        AddPartitionsToTxnTopicResult(
+            asked.topic.name,
+            [AddPartitionsToTxnPartitionResult(number, codes[asked.topic.name, number]) for number in asked.partitions],
+        )
+        for asked in once
+    ]
+
+
+def _open(call: Call, name: str, number: int) -> tuple[Partition | None, ErrorCode]:
+    if not call.allows_topic(Operation.WRITE, name):
+        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if not is_visible(name):
+        return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        return call.broker.partition(name, number), ErrorCode.NONE
+    except (SegmentlogError, OSError) as error:
+        return None, code_of(error)
+
+
+def _join(call: Call, name: str, numbers: Numbers, logs: Sequence[Partition]) -> ErrorCode:
+    try:
+        call.broker.store.transactions.remote.add(name, numbers, logs)
+    except (SegmentlogError, OSError) as error:
+        return code_for(call, error, _FENCED_FROM)
+    return ErrorCode.NONE
+
+
+def _verify(call: Call, name: str, numbers: Numbers, log: Partition) -> ErrorCode:
+    try:
+        call.broker.store.transactions.remote.guard(name, numbers, log)()
+    except (SegmentlogError, OSError) as error:
+        code = code_for(call, error, _FENCED_FROM)
+        is_abortable = code is ErrorCode.INVALID_TXN_STATE and call.version >= _VERIFY_ABORTABLE
+        return ErrorCode.TRANSACTION_ABORTABLE if is_abortable else code
+    return ErrorCode.NONE
+
+
+def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    """Have a group's positions be part of a transaction."""
+    name = request.transactional_id
+    code = refusal(call, name)
+    if code is ErrorCode.NONE and not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):
+        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if code is ErrorCode.NONE:
+        try:
+            positions = call.broker.store.group_offsets.make_log()
+            code = _join(call, name, Numbers(request.producer_id, request.producer_epoch), [positions])
+        except (SegmentlogError, OSError) as error:
+            code = code_of(error)
+    return AddOffsetsToTxnResponse(error_code=code)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
+    """Commit or abort, on disk (or shipped) when it is answered; from version 5 on with the next one's numbers."""
+    name, bumps = request.transactional_id, call.version >= _END_BUMPS
+    code = refusal(call, name)
+    if code is not ErrorCode.NONE:
+        return EndTxnResponse(error_code=code)
+    numbers = Numbers(request.producer_id, request.producer_epoch)
+    try:
+        transactions = call.broker.store.transactions
+        following = transactions.remote.end(name, numbers, committed=request.committed, bumps=bumps)
+        if request.committed and call.broker.settings.acks_all == "shipped":
+            transactions.wait_shipped()
+    except NotShipped:  # it is decided, and asked again it waits again
+        return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    except (SegmentlogError, OSError) as error:
+        code = code_for(call, error, _FENCED_FROM)
+        if isinstance(error, TransactionAborted):
+            # Before there was a code for it: that upon which clients abort, ask for the next epoch, and go on. They
+            # take INVALID_TXN_STATE for the end of the producer.
+            is_known = call.version >= _END_ABORTABLE
+            code = ErrorCode.TRANSACTION_ABORTABLE if is_known else ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return EndTxnResponse(error_code=code)
+    return (
+        EndTxnResponse(producer_id=following.producer_id, producer_epoch=following.epoch) if bumps else EndTxnResponse()
+    )

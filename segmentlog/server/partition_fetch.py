@@ -1,0 +1,204 @@
+"""One partition's part of a fetch: the batches from an offset on, as a client is sent them, up to what it may see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from segmentlog.errors import CorruptBatch
+from segmentlog.format.wire_encode import empty_wire_batch
+from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.server.codec.generated.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    LeaderIdAndEpoch,
+    PartitionData,
+)
+from segmentlog.server.codec.kafka_errors import ErrorCode
+from segmentlog.server.converted_batch_cache import Renderings
+from segmentlog.server.epoch_ends import end_of_epoch
+from segmentlog.server.fetch_sessions import Wanted
+from segmentlog.server.topic_ids import wire_epoch
+from segmentlog.server.transport import Buffer
+
+if TYPE_CHECKING:
+    from segmentlog.log.partition import Partition
+
+_DELTA_MAX: Final = 2**31 - 1
+_FILLED_MAX: Final = 1024
+"""Batches without records that one answer holds: they reach over 2^41 offsets."""
+
+
+class Bounds:
+    """What a reader may see of a partition now."""
+
+    __slots__ = ("high_watermark", "is_committed", "last_stable", "log_start")
+
+    def __init__(self, partition: Partition, *, is_committed: bool, durable_only: bool) -> None:
+        log = partition.handle.page.log.read()
+        end = min(log.log_end_offset, partition.durable_offset) if durable_only else log.log_end_offset
+        self.high_watermark = end
+        self.last_stable = min(log.last_stable_offset, end)
+        self.log_start = log.log_start_offset
+        self.is_committed = is_committed
+
+    @property
+    def end(self) -> int:
+        """No record from here on is handed out."""
+        return self.last_stable if self.is_committed else self.high_watermark
+
+    def of(self, index: int, code: ErrorCode = ErrorCode.NONE) -> PartitionData:
+        """An answer without records."""
+        return PartitionData(
+            partition_index=index,
+            error_code=int(code),
+            high_watermark=self.high_watermark,
+            last_stable_offset=self.last_stable,
+            log_start_offset=self.log_start,
+            aborted_transactions=[] if self.is_committed else None,
+            records=b"",  # librdkafka takes null for a broken answer
+        )
+
+
+def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int | None) -> PartitionData | None:
+    """The answer to who asks for what he cannot have, or has a history that is not this one's; None if all is well.
+
+    ``node_id`` is the leader's, None in versions that have no word for it.
+    """
+    epoch = wire_epoch(partition.epoch)
+    if wanted.leader_epoch >= 0 and wanted.leader_epoch != epoch:
+        is_old = wanted.leader_epoch < epoch
+        answer = bounds.of(
+            wanted.partition, ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
+        )
+        if node_id is not None:
+            answer.current_leader = LeaderIdAndEpoch(node_id, epoch)
+        return answer
+    if wanted.last_fetched_epoch >= 0:
+        found, end = end_of_epoch(partition, wanted.last_fetched_epoch)
+        if found < 0:
+            return bounds.of(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
+        if found < wanted.last_fetched_epoch or end < wanted.fetch_offset:
+            answer = bounds.of(wanted.partition)
+            answer.diverging_epoch = EpochEndOffset(found, end)
+            return answer
+    return None
+
+
+def read(
+    partition: Partition, bounds: Bounds, wanted: Wanted, max_bytes: int, *, at_least_one: bool, renderings: Renderings
+) -> PartitionData:
+    """The batches from ``wanted.fetch_offset`` on: whole ones, of which the first may begin before it.
+
+    One batch is there if there is one, however small ``max_bytes``, where ``at_least_one`` says so. Raises what
+    `Partition.read` does.
+    """
+    while True:
+        generation = partition.generation
+        answer = bounds.of(wanted.partition)
+        gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
+        _gather_all(partition, bounds, gathered, renderings)
+        batches = gathered.batches
+        if not batches:
+            batches = _fill(partition, wanted.fetch_offset, bounds.end)
+        elif bounds.is_committed:
+            aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
+            # What was aborted in files of before, and is told of in none of those of after, would be read.
+            if partition.generation != generation:
+                continue
+            answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
+        answer.records = batches or b""
+        return answer
+
+
+def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> None:
+    """Take batches while there are some, and room for them."""
+    while gathered.room > 0 and gathered.reached < bounds.end:
+        run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
+        if run:
+            gathered.take_run(run, reached)
+        if is_full and (gathered.batches or not gathered.at_least_one):
+            break
+        if run:
+            continue
+        try:
+            if not _gather(partition, bounds, gathered, renderings):
+                break
+        except CorruptBatch:
+            if not gathered.batches:
+                raise
+            break  # the answer has what comes before it; the next fetch begins at the fault
+
+
+class _Gathered:
+    """What was gathered so far of an answer."""
+
+    __slots__ = ("at_least_one", "batches", "reached", "room")
+
+    def __init__(self, offset: int, max_bytes: int, at_least_one: bool) -> None:
+        self.batches: list[Buffer] = []
+        self.reached = offset
+        self.room = max(max_bytes, 1)
+        self.at_least_one = at_least_one
+
+    def take_run(self, run: list[Buffer], reached: int) -> None:
+        self.batches += run
+        self.room -= sum(map(len, run))
+        self.reached = reached
+
+    def take(self, wire: list[Buffer], next_offset: int) -> bool:
+        """One batch; False if it has no room."""
+        size = sum(map(len, wire))
+        if not self.has_room_for(size):
+            return False
+        self.batches += wire
+        self.room -= size
+        self.reached = next_offset
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next batch is to be there whatever it takes."""
+        return self.at_least_one and not self.batches
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Whether so many bytes more may come: the first batch always, where one is due."""
+        return size_bytes <= self.room or self.is_due
+
+
+def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
+    """Take what is no run of Kafka's batches, up to the next one; False at the end, or where no more has room."""
+    begun = len(gathered.batches)
+    log = partition.handle.page.log.read()
+    version = partition.topic_id, partition.number, log.generation, log.epoch
+    while gathered.reached < bounds.end and (known := renderings.known(version, gathered.reached)) is not None:
+        if not gathered.take(*known):
+            return False
+    for batch in partition.read(gathered.reached, gathered.room, control=True):
+        header = batch.header
+        if header.base_offset >= bounds.end or (header.is_kafka and len(gathered.batches) > begun):
+            break
+        # Its own size first: a batch that has no room is not rendered for nothing.
+        if not gathered.has_room_for(header.payload_size):
+            return False
+        if not header.is_kafka and renderings.is_used_up and not gathered.is_due:
+            return False
+        wire = renderings.wire(partition.topic_id, batch)
+        renderings.note(version, batch)
+        if not gathered.take(wire, header.next_offset):
+            return False
+    return len(gathered.batches) > begun
+
+
+def _fill(partition: Partition, offset: int, end: int) -> list[Buffer]:
+    """Batches without records, where a crash took what was there up to the end.
+
+    Else a client that reads up to the end waits for ever: the next batch begins behind it.
+    """
+    upto = min(first_behind(partition.lost_ranges(), offset), end)
+    epoch = wire_epoch(partition.epoch)
+    batches: list[Buffer] = []
+    while offset < upto and len(batches) < _FILLED_MAX:
+        last_delta = min(upto - offset - 1, _DELTA_MAX)
+        batches.append(empty_wire_batch(offset, last_delta, epoch))
+        offset += last_delta + 1
+    return batches

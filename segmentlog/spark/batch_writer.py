@@ -1,0 +1,150 @@
+"""Writing to topics with Spark: tasks stage finished batches, the driver publishes all of them in one transaction.
+
+Who writes again what was published already (a query that is started anew after a crash) is told apart by
+the note that is kept with each decision: the id of the micro-batch. See `segmentlog.staging.staging`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+import segmentlog
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.arrow_records import records_of
+from segmentlog.spark.source_options import WriteOptions
+from segmentlog.spark.store_opener import Place, open_store
+from segmentlog.staging.staged_files import Staged
+from segmentlog.staging.staging import Stager, publish
+from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned
+from segmentlog.storage.fs import FileSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+# Spark puts the id of a query's run there, so that its jobs can be cancelled.
+
+
+class TaskDone(WriterCommitMessage):
+    """What a task has staged, and in whose name."""
+
+    def __init__(self, staged: Staged, job: str, run: str) -> None:
+        self.staged = staged
+        self.job = job
+        self.run = run
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame: all of its rows become visible at once, or none does."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._job = f"spark-job-{uuid.uuid4()}"
+        with open_store(Place(options.path)) as store:
+            if options.topic is not None:
+                store.topic(options.topic)
+        sweep_abandoned(FileSystem(), options.path)
+        # Here and not by the tasks: those that Spark has given up may begin when the folder is removed already.
+        self._folder().make()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task. On an executor."""
+        return TaskDone(_stage(self._options, self._folder(), 0, iterator), self._job, "")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks have staged. In a process of the driver's."""
+        options = self._options
+        try:
+            if options.app_id is None:
+                _publish(options, _done(messages), None, None)
+            else:
+                assert options.app_version is not None
+                _publish(options, _done(messages), f"spark-app-{options.app_id}", options.app_version)
+        finally:
+            with contextlib.suppress(OSError):  # what is published is published: nobody is to write it again
+                self._folder().remove()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Take back what was staged."""
+        self._folder().remove()
+
+    def _folder(self) -> StagingFolder:
+        return StagingFolder(FileSystem(), self._options.path, self._job)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query, each exactly once."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task. On an executor."""
+        context = TaskContext.get()
+        query, run = (context.getLocalProperty(name) if context else None for name in (_QUERY_ID, _RUN_ID))
+        if not query or not run:
+            raise SegmentlogError("Spark does not tell which query this is: this sink is for df.writeStream only")
+        job = f"spark-{query}"
+        folder = StagingFolder(FileSystem(), self._options.path, job)
+        return TaskDone(_stage(self._options, folder, folder.claim(run), iterator), job, run)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish the micro-batch, unless it was. In a process of the driver's."""
+        done = _done(messages)
+        if not done:  # a micro-batch of no tasks has nothing to publish
+            return
+        folder = StagingFolder(FileSystem(), self._options.path, done[0].job)
+        folder.check(done[0].run)
+        _publish(self._options, done, done[0].job, batchId)
+        folder.clear(done[0].run)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Take back what was staged."""
+        fs = FileSystem()
+        for task in _done(messages):
+            StagingFolder(fs, self._options.path, task.job).discard(task.staged)
+
+
+def _done(messages: Sequence[WriterCommitMessage | None]) -> list[TaskDone]:
+    return [message for message in messages if isinstance(message, TaskDone)]
+
+
+def _stage(options: WriteOptions, folder: StagingFolder, run: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+    context = TaskContext.get()
+    task = context.partitionId() if context else 0
+    fs = FileSystem()
+    with open_store(Place(options.path)) as store:
+        stager = Stager(store.topic, fs, folder.file_for(run, task), task, allow_null_values=options.allow_null_values)
+        try:
+            for batch in rows:
+                for topic, records, size_bytes, partitions in records_of(batch, options.topic):
+                    stager.add(topic, records, size_bytes, partitions)
+            return stager.finish()
+        except BaseException:
+            stager.discard()
+            raise
+
+
+def _publish(options: WriteOptions, done: list[TaskDone], name: str | None, version: int | None) -> None:
+    """Append what was staged in one transaction; under a name only if the version is newer than its last one."""
+    fs = FileSystem()
+    with (
+        segmentlog.open(options.path, create=False, background=False) as store,
+        store.producer(name=name, linger_ms=0, transaction_timeout_ms=options.transaction_timeout_ms) as producer,
+    ):
+        last = producer.last_note
+        if version is not None and last is not None and version <= int(last):
+            return
+        with producer.transaction(note=None if version is None else str(version)):
+            publish(producer, fs, [task.staged for task in done])

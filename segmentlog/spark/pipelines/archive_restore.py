@@ -1,0 +1,332 @@
+"""An archive back into a topic: every record at the offset, with the timestamp, key, value and headers that it had.
+
+Spark reads the Parquet files in the order of partition and offset, and stages finished batches; the driver appends
+them where each belongs (see `segmentlog.staging.offset_restore`). Some runs of the archive at a time: what is staged
+takes room in the store's file system until it is appended. A restoration that was interrupted continues at the log
+end of each partition.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+
+import segmentlog
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
+from segmentlog.spark.pipelines.archive_folder import ArchivedRun, ArchiveFolder, Manifest, OnStep
+from segmentlog.spark.pipelines.archived_rows import READ, RESTORED, largest_batch_bytes, read_files, take_rows
+from segmentlog.spark.pipelines.digests import NOTHING, digests_of
+from segmentlog.spark.pipelines.output_folders import locked
+from segmentlog.spark.pipelines.run_history import by_partition, read_ranges
+from segmentlog.spark.spark_errors import explained
+from segmentlog.spark.store_opener import folder_of
+from segmentlog.staging.offset_restore import OffsetStager, Restorer, restore_staged
+from segmentlog.staging.staged_files import Staged
+from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned
+from segmentlog.storage.fs import FileSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from segmentlog.log.partition import Partition
+    from segmentlog.store import LogStore, Topic
+
+_WAVE_BYTES: Final = 1 << 30
+# Of Parquet files that are restored at once: what they take again, staged, while they are.
+_TASK_BYTES: Final = 16 << 20
+
+
+class NotAPrefix(SegmentlogError):
+    """The topic holds something else than the beginning of the archive. Nothing was appended."""
+
+    def __init__(self, log: str, why: str) -> None:
+        super().__init__(log, why)
+        self.log, self.why = log, why
+
+    def __str__(self) -> str:
+        return f"{self.log}: {self.why}; restore into a new topic"
+
+
+class RestoredWrong(SegmentlogError):
+    """What is in the topic after all is not what was archived."""
+
+    def __init__(self, log: str, why: str) -> None:
+        super().__init__(log, why)
+        self.log, self.why = log, why
+
+    def __str__(self) -> str:
+        return f"{self.log}: {self.why}; delete the topic, and restore it again"
+
+
+class RestoreReport(msgspec.Struct, frozen=True):
+    """What a restoration did."""
+
+    topic: str
+    records: int
+    """That it has appended."""
+    already_there: int
+    """Records that an earlier restoration, which was cut off, had brought."""
+    verified: int
+    """Records of the topic now, all of them checked against the archive's checksums."""
+    ranges: dict[int, tuple[int, int]]
+    """Log start and log end by partition."""
+    notes: list[str]
+    """What its user should know."""
+    seconds: float
+
+
+@explained()
+def restore(
+    spark: SparkSession,
+    path: str,
+    folder: str,
+    topic: str,
+    *,
+    config: Mapping[str, object] | None = None,
+    on_step: OnStep = lambda step: None,
+) -> RestoreReport:
+    """Bring the archive in ``folder`` into a topic that is new, empty, or the beginning of it.
+
+    Args:
+        path: the folder of the store, which is made if need be.
+        config: of the topic that is made. It keeps everything (``retention.ms`` = -1) unless that is given: records
+            as old as those of an archive would go at once. ``max.message.bytes`` is raised to what the largest record
+            needs, unless that is given.
+
+    Raises:
+        NotAPrefix: the topic holds something else, or more. Nothing was changed.
+        ArchiveDamaged: files of the archive were changed, or are missing.
+        RestoredWrong: the topic is not what was archived, after all.
+        InvalidConfig: a key of ``config``; or the topic stamps records itself (LogAppendTime).
+        SegmentlogError: there is no archive; another restoration of the topic is at work; Spark failed.
+    """
+    started = time.perf_counter()
+    archived = ArchiveFolder(folder)
+    manifest = archived.existing()
+    fs = FileSystem()
+    with segmentlog.open(folder_of(path), background=False) as store:
+        largest = partial(_largest_batch_bytes, spark, archived, manifest)
+        target, notes = _target(store, topic, manifest, config, largest)
+        sweep_abandoned(fs, store.path)
+        staging = StagingFolder(fs, store.path, f"restore-{topic}")
+        staging.make()
+        with locked(f"{staging.path}/lock", "another restoration of the topic"):
+            staging.clear()  # of one that was killed
+            logs = {entry.partition: target.partition(entry.partition) for entry in manifest.partitions}
+            already_there = _check_prefix(spark, archived, manifest, store, topic, logs, on_step)
+            records = _restore(spark, archived, manifest, target, logs, staging, fs, on_step)
+            on_step("verifying")
+            verified = _verify(spark, manifest, store, topic)
+            staging.remove()
+        ranges = {number: (log.log_start_offset, log.log_end_offset) for number, log in logs.items()}
+    if manifest.intent is not None:
+        notes.append("the archive has a run that was cut off and is not part of it: archive once more to finish it")
+    return RestoreReport(topic, records, already_there, verified, ranges, notes, time.perf_counter() - started)
+
+
+def _target(
+    store: LogStore,
+    name: str,
+    manifest: Manifest,
+    config: Mapping[str, object] | None,
+    largest_bytes: Callable[[], int],
+) -> tuple[Topic, list[str]]:
+    """The topic, made if it is not there; and what there is to say of it."""
+    notes = []
+    try:
+        topic = store.topic(name)
+        if config:
+            why = "given for a topic that is there already; 'segmentlog alter' changes its configuration"
+            raise InvalidConfig(next(iter(config)), next(iter(config.values())), f"not {why}")
+    except UnknownTopic:
+        settings = TopicConfig.from_mapping({"retention.ms": -1, **(config or {})})
+        _check_timestamps(settings)
+        given = settings.to_mapping()
+        if "max.message.bytes" not in given and (needed := largest_bytes()) > settings.max_message_bytes:
+            settings = TopicConfig.from_mapping({**given, "max.message.bytes": needed})
+            notes.append(f"max.message.bytes = {needed}: the archive has a record that is larger than the default")
+        topic = store.create_topic(name, manifest.partition_count, settings.to_mapping())
+        notes.append(f"made topic {name} with {manifest.partition_count} partitions")
+    settings = topic.config
+    _check_timestamps(settings)
+    if topic.partition_count < manifest.partition_count:
+        there = topic.partition_count
+        raise NotAPrefix(name, f"it has {there} partitions, and the archive is of {manifest.partition_count}")
+    if settings.deletes and settings.retention_ms >= 0:
+        notes.append(f"retention.ms = {settings.retention_ms}: records that are older go with the next retention")
+    return topic, notes
+
+
+def _largest_batch_bytes(spark: SparkSession, archived: ArchiveFolder, manifest: Manifest) -> int:
+    """The least ``max.message.bytes`` with which a topic takes the records of an archive; 0 for none."""
+    known = [run.largest_batch_bytes for run in manifest.runs if run.largest_batch_bytes is not None]
+    unknown = [run for run in manifest.runs if run.largest_batch_bytes is None]
+    if unknown:  # of older versions
+        archived.check_files(unknown)
+        found = read_files(spark, archived.paths(unknown)).agg(largest_batch_bytes()).first()
+        known.append(int(found[0] or 0) if found else 0)
+    return max(known, default=0)
+
+
+def _check_timestamps(config: TopicConfig) -> None:
+    if config.message_timestamp_type == "LogAppendTime":
+        wanted = "CreateTime while records are restored: they would get the time of now instead of their own"
+        raise InvalidConfig("message.timestamp.type", config.message_timestamp_type, wanted)
+
+
+# ---------------------------------------------------------------- what is there
+
+
+def _check_prefix(
+    spark: SparkSession,
+    archived: ArchiveFolder,
+    manifest: Manifest,
+    store: LogStore,
+    topic: str,
+    logs: Mapping[int, Partition],
+    on_step: OnStep,
+) -> int:
+    """How many records are there already. Raises `NotAPrefix` unless the archive begins with them."""
+    ends = {}
+    for entry in manifest.partitions:
+        log = logs[entry.partition]
+        name, end = f"{topic}/{entry.partition}", log.log_end_offset
+        if end > entry.end:
+            raise NotAPrefix(name, f"it ends at offset {end}, and the archive ends at {entry.end}")
+        if log.log_start_offset > entry.start:
+            raise NotAPrefix(name, f"it begins at offset {log.log_start_offset}, and the archive at {entry.start}")
+        if log.last_stable_offset < end:
+            raise NotAPrefix(name, "it has an open transaction")
+        if end > log.log_start_offset:
+            ends[entry.partition] = end
+    others = range(manifest.partition_count, store.topic(topic).partition_count)
+    if used := [number for number in others if store.open_partition(topic, number).log_end_offset]:
+        raise NotAPrefix(f"{topic}/{used[0]}", "it holds records, and the archive has no such partition")
+    if not ends:
+        return 0
+    on_step("checking what is there")
+    needed = [run for run in manifest.runs if any(span.start < ends.get(span.partition, 0) for span in run.ranges)]
+    archived.check_files(needed)
+    expected = digests_of(read_files(spark, archived.paths(needed)).where(F.col("offset") < by_partition(ends)))
+    ranges = {number: (logs[number].log_start_offset, end) for number, end in ends.items()}
+    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True))
+    for number in ends:
+        if found.get(number, NOTHING) != expected.get(number, NOTHING):
+            raise NotAPrefix(f"{topic}/{number}", "it holds other records than the archive has at these offsets")
+    return sum(digest.records for digest in found.values())
+
+
+def _verify(spark: SparkSession, manifest: Manifest, store: LogStore, topic: str) -> int:
+    """How many records there are. Raises `RestoredWrong` unless they are those of the manifest."""
+    ranges = {entry.partition: (entry.start, entry.end) for entry in manifest.partitions}
+    found = digests_of(read_ranges(spark, store.path, topic, ranges, *READ, milliseconds=True)) if ranges else {}
+    for number in ranges:
+        expected, is_there = manifest.digest(number), found.get(number, NOTHING)
+        if is_there != expected:
+            why = f"{is_there.records} records with checksum {is_there.checksum} are there, and {expected.records}"
+            raise RestoredWrong(f"{topic}/{number}", f"{why} with {expected.checksum} were archived")
+    return sum(digest.records for digest in found.values())
+
+
+# ---------------------------------------------------------------- bringing it back
+
+
+def _restore(
+    spark: SparkSession,
+    archived: ArchiveFolder,
+    manifest: Manifest,
+    target: Topic,
+    logs: Mapping[int, Partition],
+    staging: StagingFolder,
+    fs: FileSystem,
+    on_step: OnStep,
+) -> int:
+    """Append what is missing; how many records. Everything is on disk when it returns."""
+    restorers = {number: Restorer(log) for number, log in logs.items()}
+    known = manifest.archived()
+    for number, log in logs.items():
+        restorers[number].fill_to(known[number].start)
+        log.trim(known[number].start)
+    records = 0
+    for runs in _waves(manifest.runs):
+        missing = {
+            span.partition
+            for run in runs
+            for span in run.ranges
+            if span.end > restorers[span.partition].next_offset and span.digest.records
+        }
+        if not missing:
+            continue
+        on_step("checking the archive's files")
+        archived.check_files(runs)
+        on_step("staging")
+        for staged in _stage(spark, archived, runs, restorers, target, staging):
+            on_step("appending")
+            records += restore_staged(fs, restorers, staged)
+            staging.discard(staged)
+    for number, restorer in restorers.items():
+        restorer.fill_to(known[number].end)
+        restorer.flush()
+        logs[number].flush()
+    return records
+
+
+def _waves(runs: list[ArchivedRun]) -> Iterator[list[ArchivedRun]]:
+    wave: list[ArchivedRun] = []
+    for run in runs:
+        if wave and sum(earlier.size_bytes for earlier in wave) + run.size_bytes > _WAVE_BYTES:
+            yield wave
+            wave = []
+        wave.append(run)
+    if wave:
+        yield wave
+
+
+def _stage(
+    spark: SparkSession,
+    archived: ArchiveFolder,
+    runs: list[ArchivedRun],
+    restorers: Mapping[int, Restorer],
+    target: Topic,
+    staging: StagingFolder,
+) -> list[Staged]:
+    """The records that are missing, as finished batches in files, in the order of partition and offset."""
+    begin = by_partition({number: restorer.next_offset for number, restorer in restorers.items()})
+    rows = read_files(spark, archived.paths(runs)).where(F.col("offset") >= begin)
+    tasks = max(1, -(-sum(run.size_bytes for run in runs) // _TASK_BYTES))
+    # By range: tasks of one partition share its work, and their numbers are in the order of its offsets.
+    ordered = rows.repartitionByRange(tasks, "partition", "offset").sortWithinPartitions("partition", "offset")
+    columns = ordered.select(RESTORED.fieldNames())
+    stage = partial(_stage_task, staging, target.name, target.config)
+    results = columns.mapInArrow(stage, "staged binary").collect()
+    return sorted((msgspec.json.decode(row["staged"], type=Staged) for row in results), key=lambda staged: staged.task)
+
+
+def _stage_task(
+    staging: StagingFolder, topic: str, config: TopicConfig, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: stage its rows; one row that says where they are."""
+    import pyarrow as pa
+
+    context = TaskContext.get()
+    task = context.partitionId() if context else 0
+    if not os.path.isdir(staging.path):
+        raise SegmentlogError(f"{staging.path}: there is no such folder on this host: every executor must mount it")
+    stager = OffsetStager(FileSystem(), staging.file_for(0, task), task, topic, config)
+    try:
+        for batch in batches:
+            take_rows(batch, stager.add)
+        staged = stager.finish()
+    except BaseException:
+        stager.discard()
+        raise
+    yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(staged)], pa.binary())], names=["staged"])

@@ -1,0 +1,321 @@
+"""A topic as a table: the latest row of each key, kept up to date from the records that are new.
+
+Keys are spread over buckets by their hash. An update reads what came since the last one, reduces it to the latest
+record of each key, rewrites the buckets that those keys are in and leaves the others as they are. A record without a
+value deletes its key's row. Rows and position change in one step, see `table_folder`.
+
+The latest record of a key is the one with the highest offset. A key lives in one partition; only when partitions
+were added may it lie in several, and then the record with the later timestamp counts among their latest ones (then
+the higher offset).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+from pyspark.storagelevel import StorageLevel
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.spark.pipelines.archive import microseconds
+from segmentlog.spark.pipelines.archive_folder import OnStep
+from segmentlog.spark.pipelines.json_columns import require_schema
+from segmentlog.spark.pipelines.output_folders import data_files, spark_uri
+from segmentlog.spark.pipelines.run_history import (
+    AnotherHistory,
+    go_on_at,
+    last_mark,
+    open_to_settle,
+    read_ranges,
+    settled_end,
+)
+from segmentlog.spark.pipelines.table_folder import FORMAT, TableFolder, TableState
+from segmentlog.spark.pipelines.table_rows import RECORD, Changes, TableRows, count_changes, merged
+from segmentlog.spark.spark_errors import explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from segmentlog.store import LogStore
+
+_ANEW: Final = "to make the table anew: --rebuild (rebuild=True)"
+_BUCKET: Final = "segmentlog_bucket"
+# No field of a JSON object has that name, hopefully.
+_BUCKETS_MIN: Final = 8
+_BUCKETS_MAX: Final = 64
+_BUCKET_BYTES: Final = 64 << 20
+
+
+class NullKeys(SegmentlogError):
+    """Records without a key: no row of a table is theirs."""
+
+    def __init__(self, topic: str, count: int, partition: int, offset: int) -> None:
+        super().__init__(topic, count, partition, offset)
+        self.topic, self.count, self.partition, self.offset = topic, count, partition, offset
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}: {self.count} records have no key (the first at {self.topic}/{self.partition} offset"
+            f" {self.offset}), and a row has one; to leave them out: --skip-null-keys (skip_null_keys=True)"
+        )
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """What an update did."""
+
+    topic: str
+    path: str
+    version: int
+    records: int
+    """That it has read."""
+    inserted: int
+    updated: int
+    deleted: int
+    skipped: int
+    """Records without a key, left out."""
+    rows: int
+    """Of the table now."""
+    buckets: int
+    rewritten: int
+    """Buckets that it touched."""
+    positions: dict[int, int]
+    seconds: float
+
+
+@explained()
+def update_table(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    target: str,
+    *,
+    json_values: bool = False,
+    schema: str | None = None,
+    buckets: int | None = None,
+    skip_null_keys: bool = False,
+    rebuild: bool = False,
+    on_step: OnStep = lambda step: None,
+) -> TableReport:
+    """Bring the table ``target`` up to date with a topic; make it if it is not there.
+
+    It has the columns key, value, partition, offset and timestamp, and is read with ``spark.read.parquet(target)``,
+    also while it is updated. Who takes longer than from one update to the next but one reads
+    ``os.path.realpath(target)``; the version before the newest stays.
+
+    Args:
+        path: the folder of the store, or the URL of the object store that it was shipped to.
+        json_values: the fields of values that are JSON objects are columns, in place of ``value``. Where they have
+            the name of another column, that one gets a ``_`` in front.
+        schema: which fields, as DDL; else those that a sample has. Later updates keep to those of the first.
+        buckets: into how many the rows are spread; for good. 8 to 64, by the size of the topic.
+        skip_null_keys: leave records without a key out, rather than to fail.
+        rebuild: read the topic from its start.
+
+    Raises:
+        NullKeys: there are records without a key.
+        AnotherHistory, RecordsGone: the topic was made anew, or records went before they were read: ``rebuild``.
+        NotJson, InvalidConfig: there are no JSON objects, or the schema is none.
+        SegmentlogError: there is something else at ``target``; another update is at work; Spark failed.
+    """
+    started = time.perf_counter()
+    folder = TableFolder(target)
+    with open_to_settle(path) as store:
+        store.topic(topic)
+        with folder.writing():
+            before = None if rebuild else folder.read()
+            folder.sweep()
+            state, ranges = plan_update(
+                spark, store, topic, before, folder.path, json_values=json_values, schema=schema, buckets=buckets
+            )
+            if before is not None and not ranges:
+                return report_of(before, folder.path, 0, Changes(), 0, 0, started)
+            state = msgspec.structs.replace(state, version=folder.next_version())
+            return _update(spark, store, folder, state, before, ranges, skip_null_keys, on_step, started)
+
+
+def follow_table(
+    update: Callable[[], TableReport],
+    every_s: float,
+    is_stopped: Callable[[], bool],
+    on_report: Callable[[TableReport], None],
+) -> None:
+    """Update again and again, until ``is_stopped()``: so often, or as often as it can be."""
+    while not is_stopped():
+        due = time.monotonic() + every_s
+        on_report(update())
+        while not is_stopped() and (left_s := due - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.2))
+
+
+# ---------------------------------------------------------------- how far
+
+
+def plan_update(
+    spark: SparkSession,
+    store: LogStore,
+    topic: str,
+    before: TableState | None,
+    target: str,
+    *,
+    json_values: bool,
+    schema: str | None,
+    buckets: int | None,
+) -> tuple[TableState, dict[int, tuple[int, int]]]:
+    """(the state after an update, the offsets ``[start, end)`` that it reads). Raises what `update_table` does."""
+    if before is None:
+        columns = require_schema(spark, store.url or store.path, topic, schema) if json_values or schema else None
+        state = _first_state(store, topic, columns, buckets)
+    else:
+        state = before
+        _check_same(before, store, topic, json_values, schema, buckets, target)
+    positions, marks, ranges = {}, dict(state.marks), {}
+    for log in store.topic(topic).partitions():
+        number = log.number
+        start = log.log_start_offset
+        if number in state.positions:
+            start = go_on_at(log, state.positions[number], marks.get(number), anew=_ANEW, with_gap=_ANEW)
+        end = settled_end(log, read_only=store.read_only)
+        positions[number] = max(start, end)
+        if start < end:
+            ranges[number] = (start, end)
+            mark = last_mark(log, end)
+            if mark is not None:
+                marks[number] = mark
+    return msgspec.structs.replace(state, positions=positions, marks=marks), ranges
+
+
+def _first_state(store: LogStore, topic: str, columns: StructType | None, buckets: int | None) -> TableState:
+    if buckets is None:
+        logs = store.topic(topic).partitions()
+        size_bytes = sum(segment.size_bytes for log in logs for segment in log.segments())
+        buckets = min(max(size_bytes // _BUCKET_BYTES, _BUCKETS_MIN), _BUCKETS_MAX)
+    return TableState(FORMAT, 0, topic, store.store_id, buckets, None if columns is None else columns.json(), {}, {})
+
+
+def _check_same(
+    state: TableState,
+    store: LogStore,
+    topic: str,
+    json_values: bool,
+    schema: str | None,
+    buckets: int | None,
+    target: str,
+) -> None:
+    """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for one of another shape."""
+    if (state.topic, state.store_id) != (topic, store.store_id):
+        other = "" if state.store_id == store.store_id else " of another store"
+        raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _ANEW)
+    wanted = None if schema is None else StructType.fromDDL(schema).json()
+    if (json_values and state.json_schema is None) or (wanted is not None and wanted != state.json_schema):
+        raise SegmentlogError(f"{target}: the table was made with other columns; {_ANEW}")
+    if buckets is not None and buckets != state.buckets:
+        raise SegmentlogError(f"{target}: the table was made with {state.buckets} buckets; {_ANEW}")
+
+
+def payload_of(state: TableState) -> StructType | None:
+    """The fields of values that are JSON objects."""
+    return None if state.json_schema is None else StructType.fromJson(msgspec.json.decode(state.json_schema))
+
+
+def report_of(
+    state: TableState, target: str, records: int, changes: Changes, skipped: int, rewritten: int, started: float
+) -> TableReport:
+    """What an update did that ended in this state."""
+    return TableReport(
+        state.topic, target, state.version, records, changes.inserted, changes.updated, changes.deleted, skipped,
+        state.rows, state.buckets, rewritten, state.positions, time.perf_counter() - started,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- an update
+
+
+@contextlib.contextmanager
+def latest_records(
+    spark: SparkSession, store: LogStore, state: TableState, ranges: dict[int, tuple[int, int]]
+) -> Iterator[DataFrame]:
+    """What the update has to bring in, by key and partition, kept while it is worked on."""
+    records = read_ranges(spark, store.url or store.path, state.topic, ranges, *RECORD) if ranges else None
+    latest = TableRows(spark, payload_of(state)).latest(records).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield latest
+    finally:
+        latest.unpersist()
+
+
+def look_at(latest: DataFrame, state: TableState, *, skip_null_keys: bool) -> tuple[dict[int, int], int]:
+    """(records by the bucket of their key, records without a key). Raises `NullKeys`."""
+    bucket = F.when(F.col("key").isNotNull(), _bucket(state))
+    groups = latest.groupBy(bucket.alias("bucket")).agg(
+        F.sum("records").alias("records"), F.min(F.struct("partition", "first")).alias("first")
+    )
+    found = {row["bucket"]: row for row in groups.collect()}
+    nameless = found.pop(None, None)
+    if nameless is not None and not skip_null_keys:
+        raise NullKeys(state.topic, nameless["records"], *nameless["first"])
+    counts = {bucket: row["records"] for bucket, row in found.items()}
+    return counts, 0 if nameless is None else nameless["records"]
+
+
+def _bucket(state: TableState) -> Column:
+    return F.expr(f"int(pmod(xxhash64(key), {state.buckets}))")
+
+
+def _update(
+    spark: SparkSession,
+    store: LogStore,
+    folder: TableFolder,
+    state: TableState,
+    before: TableState | None,
+    ranges: dict[int, tuple[int, int]],
+    skip_null_keys: bool,
+    on_step: OnStep,
+    started: float,
+) -> TableReport:
+    rows = TableRows(spark, payload_of(state))
+    with latest_records(spark, store, state, ranges) as latest:
+        on_step("reading")
+        records, skipped = look_at(latest, state, skip_null_keys=skip_null_keys)
+        touched = set(records)
+        paths = [] if before is None else folder.paths(before, touched)
+        existing = rows.existing(paths)
+        changes = latest.where("key IS NOT NULL")
+        on_step("counting")
+        counted = count_changes(existing, changes) if paths else None
+        on_step("writing")
+        if touched:
+            after = rows.shaped(merged(existing, changes).withColumn(_BUCKET, _bucket(state)), _BUCKET)
+            _write(spark, after, rows.names["key"], len(touched), folder.work_folder())
+        _ensure_a_file(spark, folder, rows, before, touched)
+    on_step("building")
+    state = folder.build(state, before, touched)
+    on_step("publishing")
+    folder.publish(state)
+    on_step("sweeping")
+    folder.sweep()
+    if counted is None:  # there was nothing that could change or go
+        counted = Changes(inserted=state.rows - (0 if before is None else before.rows))
+    return report_of(state, folder.path, sum(records.values()) + skipped, counted, skipped, len(touched), started)
+
+
+def _write(spark: SparkSession, rows: DataFrame, key: str, buckets: int, path: str) -> None:
+    """Each bucket to a folder of its own, in one file."""
+    one_each = rows.repartition(min(buckets, 2 * spark.sparkContext.defaultParallelism), _BUCKET)
+    with microseconds(spark):
+        one_each.sortWithinPartitions(_BUCKET, key).write.partitionBy(_BUCKET).parquet(spark_uri(path))
+
+
+def _ensure_a_file(
+    spark: SparkSession, folder: TableFolder, rows: TableRows, before: TableState | None, touched: set[int]
+) -> None:
+    """A table without rows has a file that tells its columns."""
+    kept = [] if before is None else [file for file in before.files if file.bucket >= 0 and file.bucket not in touched]
+    if not kept and not data_files(folder.work_folder()):
+        empty = rows.shaped(rows.existing([])).coalesce(1)
+        with microseconds(spark):
+            empty.write.mode("overwrite").parquet(spark_uri(folder.work_folder()))

@@ -1,0 +1,94 @@
+"""Folders that pipelines write to: on a mounted file system, one writer at a time, durable when they say so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import xxhash
+
+from segmentlog.errors import SegmentlogError
+from segmentlog.storage.file_locks import is_current
+from segmentlog.storage.fork_safety import opened_lockable
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
+from segmentlog.storage.untrusted_folder import is_plain_file, open_plain
+
+_PART_BYTES: Final = 1 << 20
+
+
+def mounted_folder(text: str, why: str) -> str:
+    """The path of a folder, absolute. Raises `SegmentlogError`, with the reason, for ``s3://`` and the like."""
+    if text.startswith("file:"):
+        text = "/" + text.removeprefix("file:").lstrip("/")
+    if re.match("[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise SegmentlogError(f"{text}: it must be a folder of a file system that is mounted here, since {why}")
+    return os.path.abspath(text)
+
+
+def spark_uri(path: str) -> str:
+    """A path as Spark takes it: local whatever its default file system is."""
+    return f"file://{path}"
+
+
+def spark_uris(paths: Iterable[str]) -> list[str]:
+    """Paths to read: without the meaning that ``*`` and the like have in a path of Spark's."""
+    return [spark_uri(re.sub(r"([*?\[\]{}\\])", r"\\\1", path)) for path in paths]
+
+
+@contextlib.contextmanager
+def locked(path: str, who: str) -> Iterator[None]:
+    """Hold the lock file ``path``; the kernel frees that of a process that dies.
+
+    Raises `SegmentlogError` at once when another process holds it: ``who`` is at work there.
+    """
+    fs = FileSystem()
+    is_plain_file(path)
+    while True:
+        with opened_lockable(fs, path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
+            try:
+                fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
+            except BlockingIOError:
+                raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
+            if not is_current(fs, fd, path):
+                continue  # whoever had it has removed it
+            yield
+            return
+
+
+def data_files(folder: str) -> list[str]:
+    """Paths of the data files below a folder that Spark has written, relative to it, sorted."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        found += [
+            os.path.relpath(os.path.join(parent, name), folder) for name in names if not name.startswith(("_", "."))
+        ]
+    return sorted(found)
+
+
+def sync_file(fs: FileSystem, path: str) -> None:
+    """fsync a file that another process has written."""
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
+def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Make the names in these folders durable."""
+    for path in sorted(set(paths)):
+        fs.sync_folder(path)
+
+
+def file_checksum(path: str) -> str:
+    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `NotAllowed` for what is no regular file."""
+    digest = xxhash.xxh3_128()
+    with open(open_plain(FileSystem(), path), "rb") as file:
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,229 @@
+"""Records from anything that Spark reads, and to anything that it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from pyspark.sql import functions as F
+
+from segmentlog.errors import InvalidConfig
+from segmentlog.spark.pipelines.json_columns import (
+    JSON_OPTIONS,
+    METADATA,
+    as_blob,
+    as_timestamp,
+    column,
+    json_columns,
+    require_schema,
+)
+from segmentlog.spark.pipelines.pipeline_queries import (
+    RECORD_COLUMNS,
+    Incremental,
+    QueryReport,
+    ensure_topic,
+    read_topic,
+    run_batch,
+    run_incremental,
+    write_topic,
+)
+from segmentlog.spark.spark_errors import explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FILES: Final = ("parquet", "json", "csv", "orc", "avro", "text", "xml")
+"""Sources that are folders of files: a stream of one has to be told its columns."""
+_READ_OPTIONS: Final[dict[str, dict[str, str]]] = {"csv": {"header": "true", "inferSchema": "true"}}
+_WRITE_OPTIONS: Final[dict[str, dict[str, str]]] = {"csv": {"header": "true"}}
+_DATE: Final = "date"
+
+Mode = Literal["errorifexists", "append", "overwrite"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where rows come from or go to, as Spark has it."""
+
+    format: str
+    path: str | None = None
+    """None where there is none, as for ``jdbc``."""
+    options: Mapping[str, str] = {}
+
+
+class RecordShape(msgspec.Struct, frozen=True):
+    """What of a row becomes a record."""
+
+    key: tuple[str, ...] = ()
+    """One column as it is; several as a JSON object of them."""
+    value: str | None = None
+    """A column; None: the whole row as a JSON object, fields that are null included."""
+    timestamp: str | None = None
+    """A column of times, of milliseconds since 1970 or of ISO 8601; None: now."""
+    tombstones: bool = False
+    """Whether a value may be null."""
+
+
+class RowShape(msgspec.Struct, frozen=True):
+    """What of a record becomes a row: all of its columns, unless ``json_values``."""
+
+    text: bool = False
+    """The key and the value as text rather than bytes."""
+    json_values: bool = False
+    """The fields of the value instead of the record's own columns."""
+    schema: str | None = None
+    """Which fields (DDL); None: those that the first and last records have."""
+    metadata: bool = False
+    """With ``json_values``: the record's own columns too, as _key, _partition, _offset, _timestamp."""
+    strict: bool = False
+    """With ``json_values``: fail at a value that is no such object, instead of a row of nulls."""
+
+
+# ---------------------------------------------------------------- import
+
+
+@explained()
+def import_rows(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    source: Place,
+    shape: RecordShape = RecordShape(),  # noqa: B008 - frozen
+    *,
+    schema: str | None = None,
+    create: int | None = None,
+    incremental: Incremental | None = None,
+) -> QueryReport:
+    """Append the rows of a source to a topic.
+
+    One job, whose rows become visible at once; with ``incremental`` only those that are new since the last run with
+    the same checkpoint, each exactly once. CSV files have a header, unless an option says otherwise.
+
+    Args:
+        schema: of the source, as DDL; None: what Spark finds there.
+        create: make the topic with so many partitions, if it is not there.
+
+    Raises:
+        UnknownTopic: there is no such topic.
+        InvalidConfig: ``incremental``, and the source is one file.
+        SparkFailed: the source cannot be read, or not as a stream; a column is not there.
+    """
+    if incremental is not None and source.format in _FILES and os.path.isfile(source.path or ""):
+        raise InvalidConfig("path", source.path, "a folder, where files arrive that are to be read once each")
+    rows = _read(spark, source, schema, streaming=incremental is not None)
+    records = _records_of(rows, shape)
+    ensure_topic(path, topic, create)
+    return write_topic(records, path, topic, incremental=incremental, allow_null_values=shape.tombstones)
+
+
+def _read(spark: SparkSession, source: Place, ddl: str | None, *, streaming: bool) -> DataFrame:
+    options = {**_READ_OPTIONS.get(source.format, {}), **source.options}
+    if streaming:
+        stream = spark.readStream.format(source.format).options(**options)
+        if ddl is not None:
+            stream = stream.schema(ddl)
+        elif source.format in _FILES:
+            stream = stream.schema(_read(spark, source, None, streaming=False).schema)
+        return stream.load(source.path)
+    reader = spark.read.format(source.format).options(**options)
+    if ddl is not None:
+        reader = reader.schema(ddl)
+    return reader.load(source.path)
+
+
+def _records_of(rows: DataFrame, shape: RecordShape) -> DataFrame:
+    value = F.to_json(F.struct("*"), JSON_OPTIONS) if shape.value is None else as_blob(rows, shape.value)
+    columns = [value.alias("value")]
+    if len(shape.key) == 1:
+        columns.append(as_blob(rows, shape.key[0]).alias("key"))
+    elif shape.key:
+        parts = F.struct(*(column(rows, name).alias(name) for name in shape.key))
+        columns.append(F.to_json(parts, JSON_OPTIONS).alias("key"))
+    if shape.timestamp is not None:
+        columns.append(as_timestamp(rows, shape.timestamp).alias("timestamp"))
+    return rows.select(*columns)
+
+
+# ---------------------------------------------------------------- export
+
+
+@explained()
+def export_records(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    sink: Place,
+    shape: RowShape = RowShape(),  # noqa: B008 - frozen
+    *,
+    start: str = "earliest",
+    partition_by: tuple[str, ...] = (),
+    mode: Mode = "errorifexists",
+    incremental: Incremental | None = None,
+) -> QueryReport:
+    """Write the records of a topic to a sink.
+
+    With ``incremental`` what is new since the last run with the same checkpoint is added, where the sink takes
+    streams; to files exactly once.
+
+    Args:
+        start: "earliest", "latest" or JSON as in ``startingOffsets``; a checkpoint that there is goes before it.
+        partition_by: columns that become folders; ``date`` is that of the record's timestamp, in the session's time
+            zone, unless there is a column of that name.
+        mode: what to do with what is in the place; ``incremental`` always adds.
+
+    Raises:
+        UnknownTopic: there is no such topic.
+        NotJson: with ``json_values``, and no schema: there are none.
+        InvalidConfig: CSV was asked for with the bytes of keys and values.
+        SparkFailed: the sink does not take it; a value is not text.
+    """
+    ensure_topic(path, topic)
+    if sink.format == "csv" and not (shape.text or shape.json_values):
+        accepted = "given with text or json_values (--text or --json-values): CSV has no column of bytes"
+        raise InvalidConfig("format", "csv", accepted)
+    rows = _rows_of(spark, path, topic, sink, shape, start, _DATE in partition_by, incremental is not None)
+    options = {**_WRITE_OPTIONS.get(sink.format, {}), **sink.options}
+    if incremental is None:
+        return run_batch(
+            rows,
+            lambda counted: counted.write.format(sink.format).mode(mode).options(**options).partitionBy(*partition_by),
+            sink.path,
+        )
+    writer = rows.writeStream.format(sink.format).outputMode("append").options(**options).partitionBy(*partition_by)
+    if sink.path is not None:
+        writer = writer.option("path", sink.path)
+    return run_incremental(spark, writer, incremental)
+
+
+def _rows_of(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    sink: Place,
+    shape: RowShape,
+    start: str,
+    with_date: bool,
+    streaming: bool,
+) -> DataFrame:
+    if not shape.json_values:
+        rows = read_topic(spark, path, topic, RECORD_COLUMNS, start=start, streaming=streaming, text=shape.text)
+        if shape.text:
+            texts = F.transform(
+                "headers", lambda header: F.struct(header["key"], header["value"].cast("string").alias("value"))
+            )
+            rows = rows.withColumn("headers", F.to_json(texts) if sink.format == "csv" else texts)
+        return rows.withColumn(_DATE, F.to_date("timestamp")) if with_date else rows
+    schema = require_schema(spark, path, topic, shape.schema)
+    kept = ["_key", "_partition", "_offset", "_timestamp"] if shape.metadata else []
+    with_date = with_date and _DATE not in schema.fieldNames()
+    needed = dict.fromkeys([*kept, *(["_timestamp"] if with_date else [])])
+    columns = ["value", *(METADATA[name] for name in needed)]
+    # As binary: text that is none is one more value that does not parse.
+    records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
+    rows = json_columns(records, schema, needed, strict=shape.strict)
+    if with_date:
+        rows = rows.withColumn(_DATE, F.to_date("_timestamp"))
+        rows = rows if shape.metadata else rows.drop("_timestamp")
+    as_text = shape.metadata and (shape.text or sink.format == "csv")
+    return rows.withColumn("_key", F.col("_key").cast("string")) if as_text else rows

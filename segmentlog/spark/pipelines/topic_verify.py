@@ -1,0 +1,172 @@
+"""`segmentlog spark verify`: every checksum and invariant of a topic, its segments looked at by Spark's tasks.
+
+The tasks read the segments, which is nearly all of the work. What it means is told by the same
+code as for `segmentlog verify`, on the driver: see `segmentlog.inspection.split_inspection`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from segmentlog.errors import SegmentlogError, UnknownTopic
+from segmentlog.inspection.finding import Finding, Tally
+from segmentlog.inspection.split_inspection import (
+    KnownSegments,
+    SegmentJob,
+    SegmentResult,
+    inspect_job,
+    list_segment_jobs,
+    split,
+)
+from segmentlog.inspection.store_inspection import inspect_store, list_topics
+from segmentlog.objects.bucket.url import is_url
+from segmentlog.objects.replica.remote_store import reach_files
+from segmentlog.objects.tier.remote_reader import reaching
+from segmentlog.spark.store_opener import Place, opened_for_task, place_of
+from segmentlog.storage.fs import FileSystem
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import SparkSession
+
+OnProgress = Callable[[int, int], None]
+"""Told of (bytes that were looked at, bytes that there are); while Spark works, from another thread."""
+
+_PROGRESS_PAUSE_S = 0.2
+
+
+class StoreNotShared(SegmentlogError):
+    """An executor does not see the store's folder."""
+
+    def __init__(self, path: str, host: str) -> None:
+        super().__init__(path, host)
+        self.path, self.host = path, host
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: there is no such folder on host {self.host}, where a Spark executor runs; put the store on"
+            " a file system that every executor sees under this path, or run with --master 'local[*]'"
+        )
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What was found in a topic, and how much was looked at."""
+
+    topic: str
+    findings: list[Finding]
+    """What `inspect_store` finds, in its order."""
+    partitions: int
+    segments: int
+    batches: int
+    records: int
+    size_bytes: int
+    seconds: float
+    segments_on_driver: int
+    """Those that the driver looked at itself: they changed meanwhile, or their epochs go back. Many make it slow."""
+
+
+def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgress | None = None) -> VerifyReport:
+    """Check every checksum, index and invariant of a topic; changes nothing, takes no lock.
+
+    Every executor has to see the folder ``path``, or reach the object store that it is a URL of. A task holds one
+    segment in memory at a time. What tasks send to the driver is less than a byte a batch, and ten for each of a
+    producer; where that comes to more than a gigabyte in all, Spark asks for a larger ``spark.driver.maxResultSize``.
+
+    Raises `StoreVersionError`, `UnknownTopic`, `StoreNotShared`, OSError.
+    """
+    started = time.perf_counter()
+    place = Place(place_of(path), (topic,))
+    with reach_files(place.path, place.only_topics) as (fs, folder):
+        if topic not in list_topics(fs, folder):
+            raise UnknownTopic(topic)
+        jobs = list_segment_jobs(fs, folder, topic)
+        known = KnownSegments(_look_in_tasks(spark, place, folder, topic, jobs, on_progress))
+        tally = Tally()
+        findings = list(inspect_store(folder, topic, fs=fs, tally=tally, inspect=known))
+    if on_progress is not None:
+        on_progress(tally.size_bytes, tally.size_bytes)
+    seconds = time.perf_counter() - started
+    return VerifyReport(topic, findings, *tally.counts(), seconds, known.inspected_here)
+
+
+def _look_in_tasks(
+    spark: SparkSession,
+    place: Place,
+    folder: str,
+    topic: str,
+    jobs: Sequence[SegmentJob],
+    on_progress: OnProgress | None,
+) -> list[SegmentResult]:
+    """What the tasks found. Raises `StoreNotShared`."""
+    if not jobs:
+        return []
+    context = spark.sparkContext
+    shares = split(jobs, context.defaultParallelism)
+    done_bytes = context.accumulator(0)
+    todo = context.parallelize(shares, len(shares)).map(partial(_look_at_share, place, folder, topic, done_bytes))
+    with _progress(done_bytes, sum(job.size_bytes for job in jobs), on_progress):
+        results = todo.collect()
+    for result in results:
+        # Where the driver does not see it any more either, it was deleted, and the inspection says so.
+        if isinstance(result, str) and os.path.isdir(f"{folder}/{topic}"):
+            raise StoreNotShared(f"{folder}/{topic}", result)
+    return [looked for result in results if not isinstance(result, str) for looked in result]
+
+
+def _look_at_share(
+    place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
+) -> list[SegmentResult] | str:
+    """In a task: what is in these segments, by their paths in the driver's ``folder``.
+
+    The name of this host if it does not see the folder at all.
+
+    Nothing is raised: Spark would try again elsewhere, and wrap the sentence in a hundred lines.
+    """
+    with contextlib.ExitStack() as stack:
+        fs, here = FileSystem(), folder
+        if is_url(place.path):
+            store = stack.enter_context(opened_for_task(place))
+            fs, here = store.fs, store.path
+        elif not os.path.isdir(f"{folder}/{topic}"):
+            return socket.gethostname()
+        else:
+            stack.enter_context(reaching(fs))
+        moved = [replace(job, path=here + job.path.removeprefix(folder)) for job in share]
+        found = [
+            replace(looked, path=folder + looked.path.removeprefix(here))
+            for job in moved
+            if (looked := inspect_job(fs, job)) is not None
+        ]
+    done_bytes.add(sum(job.size_bytes for job in share))
+    return found
+
+
+@contextlib.contextmanager
+def _progress(done_bytes: Accumulator[int], total_bytes: int, on_progress: OnProgress | None) -> Iterator[None]:
+    """Tells of it while Spark has this thread."""
+    if on_progress is None:
+        yield
+        return
+    stopped = threading.Event()
+
+    def tell() -> None:
+        while not stopped.wait(_PROGRESS_PAUSE_S):
+            on_progress(min(done_bytes.value, total_bytes), total_bytes)
+
+    thread = threading.Thread(target=tell, name="segmentlog-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,174 @@
+"""Queries in which every topic is a view."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, NumericType
+
+from segmentlog.errors import InvalidConfig, UnknownTopic
+from segmentlog.objects.bucket.error_messages import without_secrets
+from segmentlog.spark.pipelines.json_columns import (
+    JSON_OPTIONS,
+    METADATA,
+    as_blob,
+    json_columns,
+    mentions,
+    narrowed,
+    schema_of,
+)
+from segmentlog.spark.pipelines.pipeline_queries import QueryReport, read_topic, run_batch
+from segmentlog.spark.source_options import A_VIEW
+from segmentlog.spark.spark_errors import SparkFailed, explained
+from segmentlog.spark.store_opener import open_on_driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_COUNT_ALL: Final = re.compile(r"count\s*\(\s*\*\s*\)", re.IGNORECASE)
+_ENDINGS: Final = {"parquet": "parquet", "csv": "csv", "json": "json", "ndjson": "json", "jsonl": "json", "orc": "orc"}
+
+
+@explained()
+def query(
+    spark: SparkSession, path: str, text: str, *, schemas: Mapping[str, str] | None = None, strict: bool = False
+) -> DataFrame:
+    """What a query says, in Spark's SQL, over the topics of a store.
+
+    The view of a topic has the fields of its values, where these are JSON objects, and the columns _key, _value,
+    _partition, _offset, _timestamp and _headers. A name that is more than a word stands in backticks: `` `my-topic` ``.
+    Views of the session's own of the same name go before topics.
+
+    Args:
+        schemas: the fields of a topic's values by its name, as DDL; others': those that the first and last records
+            have.
+        strict: fail at a value that is no JSON object, instead of a row of nulls.
+
+    Raises:
+        UnknownTopic: the query names a table that is neither a topic nor one of Spark's.
+        SparkFailed: the query is no SQL, or names a column that is not there.
+    """
+    schemas = schemas or {}
+    topics = _topics(path)
+    for name in schemas:
+        if name not in topics:
+            raise UnknownTopic(name, _there_is(path, topics))
+    mentioned = _mentioned(topics, text)
+    try:
+        return _run(spark, path, text, mentioned, schemas, strict)
+    except AnalysisException as error:
+        condition = error.getCondition() or ""
+        if condition == "TABLE_OR_VIEW_NOT_FOUND":
+            name = (error.getMessageParameters() or {}).get("relationName", "").replace("`", "")
+            if name in topics:
+                raise SparkFailed(f"the name of topic {name!r} stands in backticks: `{name}`") from error
+            raise UnknownTopic(name, _there_is(path, topics)) from error
+        if condition.startswith("UNSUPPORTED_INSERT"):
+            why = "a query only reads topics; a view takes INSERT that is of the source itself"
+            raise SparkFailed(f"{why}: {A_VIEW}") from error
+        if not condition.startswith("UNRESOLVED_COLUMN"):
+            raise
+    # It fails again, with the names of all columns there are for advice.
+    return _run(spark, path, text, mentioned, schemas, strict, narrow=False)
+
+
+def save(
+    rows: DataFrame,
+    to: str,
+    form: str | None = None,
+    mode: Literal["errorifexists", "append", "overwrite"] = "errorifexists",
+) -> QueryReport:
+    """Write the rows of a query to a folder; the format is ``form``, or that of the folder's ending.
+
+    Raises:
+        InvalidConfig: neither says which format.
+        SparkFailed: the query fails, or the format does not take its columns.
+    """
+    form = form or _ENDINGS.get(to.rpartition(".")[2].lower())
+    if form is None:
+        raise InvalidConfig(
+            "format", None, f"named where the ending of {to!r} does not tell it: parquet, csv, json ..."
+        )
+    options = {"header": "true"} if form == "csv" else {}
+    return run_batch(rows, lambda counted: counted.write.format(form).mode(mode).options(**options), to)
+
+
+def as_json(rows: DataFrame) -> DataFrame:
+    """Each row as a JSON object, in one column."""
+    return rows.select(F.to_json(F.struct("*"), JSON_OPTIONS).alias("json"))
+
+
+def printable(rows: DataFrame) -> DataFrame:
+    """The rows as people read them: what has parts as JSON, times in the session's time zone."""
+    plain = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))  # a join may have two columns of one name
+    kinds = [field.dataType for field in plain.schema.fields]
+    shown = [
+        as_blob(plain, name) if not isinstance(kind, NumericType | BooleanType) else plain[name]
+        for name, kind in zip(plain.columns, kinds, strict=True)
+    ]
+    return plain.select(*shown).toDF(*rows.columns)
+
+
+def _topics(path: str) -> list[str]:
+    with open_on_driver(path) as store:
+        return store.topics()
+
+
+def _there_is(path: str, topics: list[str]) -> str:
+    return f"it does not exist in {without_secrets(path)} (there is {', '.join(topics[:20]) or 'no topic at all'})"
+
+
+def _mentioned(topics: list[str], text: str) -> list[str]:
+    """The topics that the query may name; rather one too many, which costs a look at some of its records."""
+    found: dict[str, str] = {}
+    for flags in (re.IGNORECASE, 0):
+        # Spark's names have no case: of topics that differ in nothing else the query means the one it spells.
+        found |= {
+            topic.lower(): topic for topic in topics if re.search(rf"(?<!\w){re.escape(topic)}(?!\w)", text, flags)
+        }
+    return list(found.values())
+
+
+def _run(
+    spark: SparkSession,
+    path: str,
+    text: str,
+    topics: list[str],
+    schemas: Mapping[str, str],
+    strict: bool,
+    *,
+    narrow: bool = True,
+) -> DataFrame:
+    """The query, with views as long as Spark looks for them."""
+    taken = {table.name.lower() for table in spark.catalog.listTables() if table.isTemporary}
+    made = []
+    # Without this star every column that is used is named; a strict reading is one of whole values.
+    narrow = narrow and not strict and "*" not in _COUNT_ALL.sub("", text)
+    try:
+        for topic in topics:
+            if topic.lower() not in taken:
+                schema = schema_of(spark, path, topic, schemas.get(topic))
+                _view(spark, path, topic, schema, text if narrow else None, strict).createOrReplaceTempView(
+                    f"`{topic}`"
+                )
+                made.append(topic)
+        return spark.sql(text)
+    finally:
+        for topic in made:
+            spark.catalog.dropTempView(topic)
+
+
+def _view(spark: SparkSession, path: str, topic: str, schema: StructType, text: str | None, strict: bool) -> DataFrame:
+    """A topic's columns; with ``text`` those that it may mean, as the others need not be read."""
+    metadata = list(METADATA)
+    if text is not None:
+        schema = narrowed(schema, text)
+        # To count the rows, one is needed.
+        metadata = [name for name in metadata if mentions(name, text)] or ["_partition"]
+    columns = [METADATA[name] for name in metadata] + (["value"] if schema.fields else [])
+    return json_columns(read_topic(spark, path, topic, columns), schema, metadata, strict=strict)

@@ -1,0 +1,367 @@
+"""The options of the data source, checked. Spark hands them over as text, under names in lower case.
+
+The names are those of Spark's Kafka source and sink, as far as there is such a thing there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, cast, get_args
+
+import msgspec
+
+from segmentlog.defaults import REMOTE_CACHE_BYTES
+from segmentlog.errors import InvalidConfig
+from segmentlog.format.file_names import check_topic_name
+from segmentlog.log.partition import Isolation
+from segmentlog.objects.bucket.url import check_scheme, is_url
+from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
+from segmentlog.records import TopicPartition
+from segmentlog.spark.store_opener import Place, folder_of, place_of
+
+logger = logging.getLogger("segmentlog")
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""What stands for them in JSON offsets."""
+
+NoMatch = Literal["error", "latest"]
+InvalidText = Literal["error", "null", "replace"]
+"""What becomes of a key or value that is asked for as text and is none: the end, null, or text with U+FFFD in it."""
+
+_FIFTEEN_MINUTES_MS: Final = 15 * 60_000
+_INT64_MAX: Final = 2**63 - 1
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Where reading begins or ends."""
+
+    option: str
+    """That said so."""
+    at: Literal["earliest", "latest", "offsets", "timestamps", "timestamp"]
+    per_partition: dict[str, dict[int, int]] = {}
+    """Offsets, or milliseconds since 1970, by topic and partition."""
+    timestamp_ms: int = -1
+    """One for all of them."""
+
+
+class ReadOptions(msgspec.Struct, frozen=True):
+    """What to read, and how."""
+
+    path: str
+    """Of a folder, or the URL of an object store."""
+    topics: tuple[str, ...]
+    pattern: str | None
+    partitions: tuple[TopicPartition, ...] | None
+    starting: Bound
+    ending: Bound
+    no_match: NoMatch
+    fail_on_data_loss: bool
+    include_headers: bool
+    isolation: Isolation
+    durable_only: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    max_trigger_delay_ms: int
+    group: str | None
+    skip_damaged: bool
+    invalid_text: InvalidText
+    cache_bytes: int
+    """Of what is read from an object store, how much stays with each Python process of an executor."""
+    cache_dir: str | None
+
+    @property
+    def place(self) -> Place:
+        """The store to read from."""
+        return Place(self.path, self.topics, self.cache_bytes, self.cache_dir)
+
+
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where to write to, and how."""
+
+    path: str
+    topic: str | None
+    allow_null_values: bool
+    transaction_timeout_ms: int
+    app_id: str | None
+    app_version: int | None
+    """With ``app_id``: a number that grows; what was written under it before is not written again."""
+
+
+_READ = (
+    "path", "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "isolation", "durableOnly",
+    "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
+    "maxBytesPerTrigger", "maxTriggerDelay", "groupId", "skipDamaged", "invalidText", "cacheBytes",
+    "cacheDir", "compatible",
+)  # fmt: skip
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "groupId")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion", "compatible")
+A_VIEW: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
+OF_TABLES: Final = f"Spark drops the options of tables of a Python source; a view has them: {A_VIEW}"
+_SPARKS_OWN = frozenset(("checkpointlocation", "queryname", "outputmode"))
+# Of a streaming query: it hands them to the sink, too.
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of `spark.read` or `spark.readStream`. Raises `InvalidConfig`."""
+    given = _Given(options, _READ, others=_WRITE)
+    path = given.path()
+    if given.compatible and not streaming:
+        given.pass_over(_STREAM_ONLY)  # as Spark's Kafka source does
+    wrong_side = [name for name in (_BATCH_ONLY if streaming else _STREAM_ONLY) if given.text(name) is not None]
+    if wrong_side:
+        kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
+        why = f"an option of {other}; leave it out of a {kind} read"
+        raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
+    topics, pattern, partitions = _what_to_read(given)
+    strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    group = given.text("groupId")
+    if group is not None and is_url(path):
+        why = "nothing: positions are committed in the folder of a store, not where it was shipped to"
+        raise InvalidConfig("groupId", group, why)
+    delay_ms = given.parsed("maxTriggerDelay", parse_duration_ms, "a time, such as 15m")
+    return ReadOptions(
+        path=path,
+        topics=topics,
+        pattern=pattern,
+        partitions=partitions,
+        starting=_bound(given, "starting", "latest" if streaming else "earliest"),
+        ending=_bound(given, "ending", "latest"),
+        no_match=cast(NoMatch, strategy),
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        include_headers=given.flag("includeHeaders", default=False),
+        isolation=cast(Isolation, given.choice("isolation", get_args(Isolation), "read_committed")),
+        durable_only=given.flag("durableOnly", default=False),
+        min_partitions=given.count("minPartitions"),
+        max_records_per_partition=given.count("maxRecordsPerPartition"),
+        max_offsets_per_trigger=given.count("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=given.count("minOffsetsPerTrigger"),
+        max_bytes_per_trigger=given.parsed("maxBytesPerTrigger", parse_size, "a size, such as 64MiB", least=1),
+        max_trigger_delay_ms=_FIFTEEN_MINUTES_MS if delay_ms is None else delay_ms,
+        group=group,
+        skip_damaged=given.flag("skipDamaged", default=False),
+        invalid_text=cast(InvalidText, given.choice("invalidText", get_args(InvalidText), "error")),
+        cache_bytes=given.parsed("cacheBytes", parse_size, "a size, such as 256MiB", least=1) or REMOTE_CACHE_BYTES,
+        cache_dir=given.text("cacheDir"),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
+    given = _Given(options, _WRITE, others=_READ)
+    topic = given.text("topic") or _the_one_subscribed(options)
+    if topic is not None:
+        check_topic_name(topic)
+    app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
+    if (app_id is None) != (version is None):
+        name = "txnVersion" if version is None else "txnAppId"
+        raise InvalidConfig(name, None, "given together with " + ("txnAppId" if version is None else "txnVersion"))
+    timeout_ms = given.parsed("transactionTimeout", parse_duration_ms, "a time, such as 15m", least=1)
+    return WriteOptions(
+        path=folder_of(given.path()),
+        topic=topic,
+        allow_null_values=given.flag("allowNullValues", default=False),
+        transaction_timeout_ms=min(timeout_ms or _FIFTEEN_MINUTES_MS, 86_400_000),
+        app_id=app_id,
+        app_version=version,
+    )
+
+
+class _Given:
+    """The options as they came. Every method raises `InvalidConfig`."""
+
+    def __init__(self, options: Mapping[str, str], names: Iterable[str], *, others: Iterable[str]) -> None:
+        """``others``: what only the other of source and sink knows. A view has one set of options for both."""
+        known = {name.lower(): name for name in names}
+        passed_over = _SPARKS_OWN | {name.lower() for name in others}
+        self._values: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        for key, value in options.items():
+            name = known.get(key.lower())
+            if name is not None:
+                self._values[name] = value
+            elif key.lower() not in passed_over:
+                unknown[key] = value
+        self.compatible = self.flag("compatible", default=False)
+        for key, value in unknown.items():
+            if not self.compatible:
+                raise InvalidConfig(key, value, _unknown(key, known))
+            near = _near(key, known)
+            _warn_once(f"option {key} changes nothing here" + (f"; {near} was meant, perhaps" if near else ""))
+
+    def pass_over(self, names: Iterable[str]) -> None:
+        """Leave out these options, and say so of those that are given."""
+        for name in names:
+            if self._values.pop(name, None) is not None:
+                _warn_once(f"option {name} changes nothing here")
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def path(self) -> str:
+        """Of a folder, or for a reader the URL of an object store."""
+        path = self._values.get("path")
+        if not path:
+            accepted = "the folder of the store, or the URL of an object store: .option('path', '...') or .load('...')"
+            raise InvalidConfig("path", path, accepted + ("" if self._values else f"; {OF_TABLES}"))
+        place = place_of(path)
+        return check_scheme("path", place) if is_url(place) else place
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        text = self._values.get(name, default)
+        if text.lower() not in choices:
+            raise InvalidConfig(name, text, "one of " + ", ".join(choices))
+        return text.lower()
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return self.choice(name, ("true", "false"), str(default).lower()) == "true"
+
+    def count(self, name: str) -> int | None:
+        return self.parsed(name, parse_count, "a whole number from 1 on", least=1)
+
+    def parsed(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
+        """``least``: the parsers know -1, "unlimited" and such, which mean nothing here."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            found = parse(text)
+        except (ValueError, TypeError, LookupError):
+            found = -1
+        if not least <= found <= _INT64_MAX:
+            raise InvalidConfig(name, text, accepted)
+        return found
+
+    def numbers(self, name: str, what: str) -> dict[str, dict[int, int]]:
+        """JSON such as ``{"clicks": {"0": 23, "1": -2}}``."""
+        text = self._values[name]
+        accepted = f'JSON that gives {what} by topic and partition: {{"clicks": {{"0": 23, "1": 45}}}}'
+        try:
+            document = json.loads(text)
+            return {
+                check_topic_name(topic, internal=True): {
+                    _partition_number(number): _whole(value) for number, value in numbers.items()
+                }
+                for topic, numbers in document.items()
+            }
+        except (ValueError, TypeError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, json.JSONDecodeError) else ""
+            raise InvalidConfig(name, text, accepted + why) from None
+
+
+def _the_one_subscribed(options: Mapping[str, str]) -> str | None:
+    """What a view shows is what an INSERT into it appends to."""
+    topics = next((value for key, value in options.items() if key.lower() == "subscribe"), "")
+    return topics.strip() if topics.strip() and "," not in topics else None
+
+
+_warned: Final[set[str]] = set()
+# Spark reads the options of a query once a micro-batch.
+
+
+def _warn_once(sentence: str) -> None:
+    if sentence not in _warned:
+        _warned.add(sentence)
+        logger.warning("%s", sentence)
+
+
+def _unknown(key: str, known: Mapping[str, str]) -> str:
+    if key.lower().startswith("kafka."):
+        return "there is no broker; with the option compatible = true such options are passed over"
+    near = _near(key, known)
+    if near:
+        return f"there is no such option; {near} was meant, perhaps"
+    return "there is no such option; there are " + ", ".join(known.values())
+
+
+def _near(key: str, known: Mapping[str, str]) -> str | None:
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.6)
+    return known[near[0]] if near else None
+
+
+def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
+    names = ("subscribe", "subscribePattern", "assign")
+    found = [name for name in names if given.text(name) is not None]
+    if len(found) != 1:
+        accepted = "exactly one of subscribe, subscribePattern and assign says what to read"
+        raise InvalidConfig("subscribe", " and ".join(found) or None, accepted)
+    text = given.text(found[0]) or ""
+    if found[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidConfig("subscribePattern", text, f"a regular expression ({error})") from None
+        return (), text, None
+    if found[0] == "subscribe":
+        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for topic in topics:
+            check_topic_name(topic, internal=True)
+        return topics, None, None
+    accepted = 'JSON that lists partitions by topic: {"clicks": [0, 1]}'
+    try:
+        document = json.loads(text)
+        partitions = tuple(
+            TopicPartition(check_topic_name(topic, internal=True), _partition_number(str(_whole(number))))
+            for topic, numbers in document.items()
+            for number in numbers
+        )
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidConfig("assign", text, accepted) from None
+    if not partitions:
+        raise InvalidConfig("assign", text, accepted)
+    return tuple(dict.fromkeys(tp.topic for tp in partitions)), None, tuple(sorted(set(partitions)))
+
+
+def _bound(given: _Given, side: str, default: Literal["earliest", "latest"]) -> Bound:
+    """The timestamp for all goes before those by partition, and these before offsets, as with Kafka."""
+    timestamp_option, timestamps_option = f"{side}Timestamp", f"{side}OffsetsByTimestamp"
+    offsets_option = f"{side}Offsets"
+    if given.text(timestamp_option) is not None:
+        timestamp_ms = given.parsed(timestamp_option, parse_count, "milliseconds since 1970")
+        return Bound(timestamp_option, "timestamp", timestamp_ms=timestamp_ms or 0)
+    if given.text(timestamps_option) is not None:
+        timestamps = given.numbers(timestamps_option, "milliseconds since 1970")
+        if any(time_ms < 0 for by_partition in timestamps.values() for time_ms in by_partition.values()):
+            raise InvalidConfig(
+                timestamps_option,
+                given.text(timestamps_option),
+                "milliseconds since 1970, from 0 on; 'earliest' reads older records too",
+            )
+        return Bound(timestamps_option, "timestamps", timestamps)
+    text = given.text(offsets_option)
+    word = (text or default).strip().lower()
+    if word == "earliest" and side == "ending":
+        raise InvalidConfig(offsets_option, text, "latest, or JSON: nothing ends at the earliest offset")
+    if word in ("earliest", "latest"):
+        return Bound(offsets_option, cast(Any, word))
+    numbers = given.numbers(offsets_option, "offsets (-2 the earliest, -1 the latest)")
+    for topic, by_partition in numbers.items():
+        for number, offset in by_partition.items():
+            if offset < (EARLIEST if side == "starting" else LATEST):
+                accepted = f"{topic}/{number}: an offset from 0 on, or -1 for the latest" + (
+                    ", or -2 for the earliest" if side == "starting" else ""
+                )
+                raise InvalidConfig(offsets_option, text, accepted)
+    return Bound(offsets_option, "offsets", numbers)
+
+
+def _partition_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is no partition")
+    return int(text)
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or number > _INT64_MAX:
+        raise TypeError(f"{number!r} is no whole number")
+    return number

@@ -1,0 +1,321 @@
+"""Reading topics as a stream: the driver says how far each micro-batch goes, tasks read it as any other range."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+import segmentlog
+from segmentlog.defaults import SHIP_INTERVAL_MS
+from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
+from segmentlog.objects.bucket.url import is_url
+from segmentlog.policy.fair_share import split_by_backlog
+from segmentlog.policy.lost_ranges import advance, count_offsets, first_behind
+from segmentlog.records import LostRange, TopicPartition
+from segmentlog.spark.batch_reader import plan, read_task
+from segmentlog.spark.offset_ranges import (
+    DataLoss,
+    Document,
+    OffsetRange,
+    Offsets,
+    Positions,
+    end_of,
+    from_json,
+    partitions_to_read,
+    readable_start,
+    starting_offsets,
+    step_over,
+    to_json,
+    topic_ids,
+)
+from segmentlog.spark.source_options import ReadOptions
+from segmentlog.spark.store_opener import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from segmentlog.store import LogStore
+
+logger = logging.getLogger("segmentlog")
+
+_TELL_AGAIN_S: Final = 10.0
+# Another one is at work in the group, or the disk is full: an idle query asks 50 times a second.
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of a streaming query. It lives in one process of the driver's, its `read` on executors."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._store: LogStore | None = None
+        self._looked = 0.0
+        """When it was asked last for what is new, if it lies in an object store."""
+        self._writable: LogStore | None = None
+        """To tell a group of; made when it is first needed."""
+        self._told: Positions | None = None
+        self._told_until = 0.0
+        """What a group was told last, and when it is told the same again, as it could not be."""
+        self._last_progress: float | None = None
+        self._told_losses: set[str] = set()
+        self._final: Positions | None = None
+        """With `Trigger.AvailableNow`: where the query ends."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None, "_writable": None}
+
+    def _open(self) -> LogStore:
+        if self._store is None:
+            self._store = open_store(self._options.place)
+            self._looked = time.monotonic()
+        return self._store
+
+    def _look_for_new(self, *, at_once: bool = False) -> LogStore:
+        """The store; one in an object store is asked for what is new, as often as shippers ship."""
+        store = self._open()
+        if is_url(self._options.path) and (at_once or time.monotonic() - self._looked >= SHIP_INTERVAL_MS / 1000):
+            store.refresh_tick()
+            self._looked = time.monotonic()
+        return store
+
+    # ------------------------------------------------------------ how far
+
+    def initialOffset(self) -> Document:
+        """Where a query begins that has no checkpoint."""
+        store = self._open()
+        partitions = partitions_to_read(store, self._options)
+        ids = topic_ids(store, partitions)
+        return to_json(Positions(starting_offsets(store, partitions, self._options), ids))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """None that Spark knows of: `latestOffset` does what the options say."""
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
+        """Where the next micro-batch ends; ``start`` itself when there is to be none yet."""
+        options = self._options
+        latest = self._latest() if self._final is None else self._final
+        known = self._still_there(from_json(start), latest)
+        # Spark asks once the micro-batch that ended there is done, and calls `commit` when it has another one only.
+        self._tell_group(known)
+        starts, ends = known.offsets, latest.offsets
+        begins = self._begins(starts, latest)
+        if self._final is None and not self._is_worth_it(begins, latest):
+            return start
+        self._last_progress = time.monotonic()
+        if options.max_offsets_per_trigger is not None:
+            shares = split_by_backlog(self._backlogs(begins, latest), options.max_offsets_per_trigger)
+            reached = {tp: advance(self._lost_ranges(tp, latest), begins[tp], share) for tp, share in shares.items()}
+            ends = {**ends, **reached}
+        if options.max_bytes_per_trigger is not None:
+            ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
+        if ends is not latest.offsets:
+            ends = self._past_lost_ranges(begins, ends, latest)
+        # What is gone for good (failOnDataLoss = false) is not forgotten: it would begin anew if it came back.
+        reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
+        return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go no further than to what is there now."""
+        self._look_for_new(at_once=True)
+        self._final = self._latest()
+
+    def reportLatestOffset(self) -> Document:
+        """What is there, for the query's progress."""
+        return to_json(self._latest())
+
+    def _latest(self) -> Positions:
+        """Where each partition ends now, those included that came since the query began."""
+        store, options = self._look_for_new(), self._options
+        try:
+            partitions = partitions_to_read(store, options)
+        except UnknownTopic as error:
+            if options.fail_on_data_loss:
+                raise DataLoss(str(error)) from None
+            partitions = partitions_to_read(store, options, all_there=False)
+        ends, ids = {}, {}
+        for tp in partitions:
+            try:
+                if tp.topic not in ids:
+                    ids[tp.topic] = store.topic(tp.topic).id
+                ends[tp] = end_of(store, tp, options, ids[tp.topic])
+            except UnknownTopic as error:  # since they were listed
+                self._tell_loss(str(error))
+        return Positions(ends, ids)
+
+    def _still_there(self, starts: Positions, latest: Positions) -> Positions:
+        """Positions without those in topics that are gone: what has their names now is read from its first record on.
+
+        Raises `DataLoss` instead, unless that may be passed over.
+        """
+        offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
+        if gone := sorted(set(offsets) - set(latest.offsets)):
+            # Their positions are kept: a topic may come back, under its name or by its id.
+            self._tell_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted, or renamed, while the query read it")
+        for topic, topic_id in starts.topic_ids.items():
+            now = latest.topic_ids.get(topic, topic_id)
+            if now != topic_id:
+                why = "it is another topic of the same name: that which the query read was deleted, or renamed"
+                self._tell_loss(f"{topic}: {why} (its id was {topic_id}, and is {now})")
+                ids[topic] = now
+                offsets = {tp: offset for tp, offset in offsets.items() if tp.topic != topic}
+        for tp, start in list(offsets.items()):
+            # Not the end of this kind of reader, which offsets that the user gives may lie beyond.
+            if start <= latest.offsets.get(tp, start):
+                continue
+            log_end = self._log_end(tp, latest.topic_ids[tp.topic])
+            if log_end is not None and start > log_end:
+                is_known = tp.topic in starts.topic_ids
+                why = f"the query is at offset {start}, and the log ends at {log_end}"
+                it_is = "it is an older copy" if is_known else "it was made anew"
+                self._tell_loss(f"{tp.topic}/{tp.partition}: {why}: {it_is}, perhaps")
+                if is_known:
+                    offsets[tp] = log_end  # what it still has was read
+                else:
+                    del offsets[tp]
+        return Positions(offsets, ids)
+
+    def _log_end(self, tp: TopicPartition, topic_id: str) -> int | None:
+        try:
+            return self._open().open_partition(*tp, topic_id).log_end_offset
+        except UnknownTopic as error:
+            self._tell_loss(str(error))
+            return None
+
+    def _tell_loss(self, why: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(why)
+        if why not in self._told_losses:  # Spark asks as long as there is nothing new
+            self._told_losses.add(why)
+            logger.warning("%s; reading goes on with what is there", why)
+
+    def _begins(self, starts: Offsets, latest: Positions) -> Offsets:
+        """Where reading goes on; a partition that is new begins at its first record."""
+        begins = {}
+        for tp in latest.offsets:
+            known = starts.get(tp)
+            topic_id = latest.topic_ids[tp.topic]
+            try:
+                begins[tp] = self._open().open_partition(*tp, topic_id).log_start_offset if known is None else known
+            except UnknownTopic as error:
+                self._tell_loss(str(error))
+        return begins
+
+    def _lost_ranges(self, tp: TopicPartition, latest: Positions) -> list[LostRange]:
+        """Of a partition that is gone: none."""
+        try:
+            return self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
+        except UnknownTopic as error:
+            self._tell_loss(str(error))
+            return []
+
+    def _backlogs(self, begins: Offsets, latest: Positions) -> Offsets:
+        """How many offsets of each partition are to be read, without those in lost ranges."""
+        ends = latest.offsets
+        return {tp: count_offsets(self._lost_ranges(tp, latest), begin, ends[tp]) for tp, begin in begins.items()}
+
+    def _is_worth_it(self, begins: Offsets, latest: Positions) -> bool:
+        least = self._options.min_offsets_per_trigger
+        if least is None:
+            return True
+        now = time.monotonic()
+        if self._last_progress is None:  # the first one does not wait
+            return True
+        waited_ms = (now - self._last_progress) * 1000
+        available = sum(self._backlogs(begins, latest).values())
+        return available >= least or waited_ms >= self._options.max_trigger_delay_ms
+
+    def _within_bytes(self, begins: Offsets, ends: Offsets, limit_bytes: int) -> Offsets:
+        """As far as so many stored bytes go: an equal share of them each, and at least one batch."""
+        waiting = [tp for tp in begins if ends[tp] > begins[tp]]
+        each = max(1, limit_bytes // max(1, len(waiting)))
+        reached = dict(ends)
+        for tp in waiting:
+            try:
+                log = self._open().open_partition(*tp)
+                begin = readable_start(log, begins[tp], fail_on_data_loss=self._options.fail_on_data_loss)
+                on_skip = step_over(log) if self._options.skip_damaged else None
+                for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
+                    reached[tp] = min(ends[tp], batch.next_offset)
+            except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # gone since it was listed, or looked at
+                self._tell_loss(str(error))
+        return reached
+
+    def _past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
+        """Move ends that a limit put into a lost range, or where it begins, behind it: nothing is read from there.
+
+        A position inside a lost range would be taken for one whose records were lost since.
+        """
+        reached = dict(ends)
+        for tp, begin in begins.items():
+            if begin < ends[tp] < latest.offsets[tp]:
+                reached[tp] = min(first_behind(self._lost_ranges(tp, latest), ends[tp]), latest.offsets[tp])
+        return reached
+
+    # ------------------------------------------------------------ reading
+
+    def partitions(self, start: Document, end: Document) -> list[InputPartition]:
+        """The tasks of a micro-batch."""
+        store, options = self._open(), self._options
+        starts, ends = from_json(start), from_json(end)
+        ranges = []
+        for tp, end_offset in sorted(ends.offsets.items()):
+            topic_id, before = ends.topic_ids.get(tp.topic), starts.topic_ids.get(tp.topic)
+            begin = starts.offsets.get(tp)
+            if begin is not None and topic_id not in (None, before) and (before or begin > end_offset):
+                begin = None  # it is another topic, as `_still_there` found
+            try:
+                log = store.open_partition(*tp, topic_id)
+                epoch = log.epoch
+                begin = log.log_start_offset if begin is None else begin
+                if begin < end_offset:
+                    begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
+            except UnknownTopic as error:
+                self._tell_loss(str(error))
+                continue
+            ranges.append(OffsetRange(*tp, begin, end_offset, topic_id, epoch))
+        return plan(store, ranges, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task. On an executor."""
+        return read_task(self._options, self._schema, partition)
+
+    def commit(self, end: Document) -> None:
+        """Spark will not ask for anything before ``end`` again: tell the group, if there is one."""
+        self._tell_group(from_json(end))
+
+    def _tell_group(self, done: Positions) -> None:
+        group = self._options.group
+        if group is None or (done == self._told and time.monotonic() < self._told_until):
+            return
+        self._told, self._told_until = done, math.inf
+        try:
+            if self._writable is None:
+                self._writable = segmentlog.open(self._options.path, create=False, background=False)
+            there = {name for name in self._writable.topics() if self._has_id(name, done.topic_ids.get(name))}
+            positions = {tp: offset for tp, offset in done.offsets.items() if tp.topic in there}
+            self._writable.groups.reset(group, positions, sync=False)
+        except (SegmentlogError, OSError) as error:  # for people to see: the query itself goes by its checkpoint
+            self._told_until = time.monotonic() + _TELL_AGAIN_S
+            logger.warning("group %s: the positions of the query are not told: %s", group, error)
+
+    def _has_id(self, name: str, topic_id: str | None) -> bool:
+        return topic_id is None or self._open().topic(name).id == topic_id
+
+    def stop(self) -> None:
+        """The query ends."""
+        for store in (self._store, self._writable):
+            if store is not None:
+                store.close()
+        self._store = self._writable = None
+        if isinstance(sys.exception(), EOFError):
+            os._exit(0)  # Spark has hung up: its worker would go on to print where, for nobody

@@ -1,0 +1,200 @@
+"""Restoring: records come back at the offsets that they had.
+
+Workers encode batches that know their base offset and stage them in files, as `segmentlog.staging.staging` does; one
+`Restorer` a partition appends them where the log has reached just that offset. Between them, where the log had no
+records (compaction, aborted transactions, control batches), go batches without any. So a restoration that was cut
+off is gone on with: what lies in the log says how far it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import SegmentlogError
+from segmentlog.format.batch_split import encode_until_it_fits
+from segmentlog.format.columns import Int64Array
+from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap
+from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, RecordColumns, check_items
+from segmentlog.log.partition import Partition
+from segmentlog.records import TopicPartition
+from segmentlog.staging.staged_files import Staged, StagedFile, map_staged, read_run
+from segmentlog.storage.fs import FileSystem
+
+_BATCH_BYTES: Final = 512 * 1024
+_APPENDED_AT_ONCE_BYTES: Final = 64 << 20
+_GAP_MAX: Final = 1 << 32
+# Of one batch without records.
+_SPAN_MAX: Final = 1 << 31
+# Of the offsets of one batch; and a longer gap ends its segment, whose index counts from its base in 32 bits.
+
+
+class OffsetTaken(SegmentlogError):
+    """Something else lies at an offset that is to be restored. Nothing was overwritten."""
+
+    def __init__(self, log: str, offset: int, log_end_offset: int) -> None:
+        super().__init__(log, offset, log_end_offset)
+        self.log, self.offset, self.log_end_offset = log, offset, log_end_offset
+
+    def __str__(self) -> str:
+        return (
+            f"{self.log}: offset {self.offset} cannot be restored: the log goes on at {self.log_end_offset} already;"
+            " restore into a new topic"
+        )
+
+
+# ---------------------------------------------------------------- a task
+
+
+class OffsetEncoder:
+    """Encodes records as batches that know their offsets: what is restored, and what verifies that it can be."""
+
+    def __init__(self, config: TopicConfig) -> None:
+        """Keep to the limits of ``config``."""
+        self._limit_bytes = config.max_message_bytes
+        self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
+        self._compression = config.compression
+
+    def batches(
+        self, offsets: Int64Array, columns: RecordColumns, size_bytes: int
+    ) -> Iterator[tuple[int, EncodedBatch]]:
+        """Yield (base offset, batch) of records of about ``size_bytes`` with these offsets, ascending, and timestamps.
+
+        Raises `InvalidRecord`, `RecordTooLarge`.
+        """
+        check_items(columns)
+        count = len(offsets)
+        parts = max(1, min(-(-size_bytes // _BATCH_BYTES), count), -(-count // self._limit_records))
+        for part in range(parts):
+            begin, end = count * part // parts, count * (part + 1) // parts
+            for start, stop in _within_reach(offsets, begin, end):
+                yield from encode_until_it_fits(partial(self._encode, offsets, columns), start, stop)
+
+    def _encode(self, offsets: Int64Array, columns: RecordColumns, start: int, stop: int) -> tuple[int, EncodedBatch]:
+        """(base offset, batch) of the records ``[start, stop)``."""
+        offsets, columns = offsets[start:stop], columns.part(start, stop)
+        base_offset = int(offsets[0])
+        has_gaps = int(offsets[-1]) - base_offset != len(offsets) - 1
+        batch = encode_batch(
+            columns.values,
+            columns.keys,
+            columns.timestamps,
+            columns.headers,
+            now_ms=0,
+            compression=self._compression,
+            limit_bytes=self._limit_bytes,
+            offset_deltas=(offsets - base_offset).astype(np.uint32) if has_gaps else None,
+        )
+        return base_offset, batch
+
+
+class OffsetStager:
+    """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
+
+    def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
+        self._file = StagedFile(fs, path, task)
+        self._topic = topic
+        self._encoder = OffsetEncoder(config)
+
+    def add(self, partition: int, offsets: Int64Array, columns: RecordColumns, size_bytes: int) -> None:
+        """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
+
+        Raises `InvalidRecord`, `RecordTooLarge`, `DiskFull`.
+        """
+        tp = TopicPartition(self._topic, partition)
+        for base_offset, batch in self._encoder.batches(offsets, columns, size_bytes):
+            self._file.write(tp, batch, base_offset)
+
+    def finish(self) -> Staged:
+        """What is in the file."""
+        return self._file.finish()
+
+    def discard(self) -> None:
+        """The task failed: nothing of it is left."""
+        self._file.discard()
+
+
+def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The records ``[start, stop)`` in ranges, none of which reaches over more offsets than a batch can."""
+    while start < stop:
+        end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
+        yield start, end
+        start = end
+
+
+# ---------------------------------------------------------------- appending
+
+
+class Restorer:
+    """Appends to one partition, each batch at the offset that it names. Nobody else may append meanwhile."""
+
+    def __init__(self, log: Partition) -> None:
+        self._log = log
+        self._name = f"{log.topic}/{log.number}"
+        self._batches: list[EncodedBatch] = []
+        self._size_bytes = 0
+        self._begin = self._next = log.log_end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind all that was put."""
+        return self._next
+
+    def put(self, base_offset: int, batch: EncodedBatch) -> None:
+        """Append ``batch`` at ``base_offset``, with a gap before it if need be; once `flush` returns at the latest.
+
+        Raises `OffsetTaken`, and what `Partition.append_batches` raises.
+        """
+        if base_offset < self._next:
+            raise OffsetTaken(self._name, base_offset, self._next)
+        self.fill_to(base_offset)
+        self._take(batch)
+
+    def fill_to(self, offset: int) -> None:
+        """Let the log reach ``offset``: what is missing are offsets without records."""
+        is_leading = self._log.log_end_offset == 0 and self._next == 0
+        filled = offset - self._next
+        while self._next < offset:
+            self._take(encoded_gap(min(offset - self._next, _GAP_MAX)))
+        if filled > 0 and (is_leading or filled >= _SPAN_MAX):
+            self.flush()
+            self._log.roll()  # so that a trim can delete the gap, and no index has to reach over it
+
+    def _take(self, batch: EncodedBatch) -> None:
+        self._batches.append(batch)
+        self._size_bytes += batch.size_bytes
+        self._next += batch.last_offset_delta + 1
+        if self._size_bytes >= _APPENDED_AT_ONCE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append what is waiting. Raises `OffsetTaken` when somebody else has appended meanwhile.
+
+        What cannot be appended still waits: nothing that is put later gets its offsets.
+        """
+        if not self._batches:
+            return
+        if self._log.log_end_offset != self._begin:
+            raise OffsetTaken(self._name, self._begin, self._log.log_end_offset)
+        placed_at = self._log.append_batches(self._batches)
+        self._batches, self._size_bytes = [], 0
+        if placed_at != self._begin:
+            raise OffsetTaken(self._name, self._begin, placed_at)
+        self._begin = self._next
+
+
+def restore_staged(fs: FileSystem, logs: dict[int, Restorer], staged: Staged) -> int:
+    """Append all that one task has staged, in the order of offsets; how many records. Raises `CorruptBatch`."""
+    if not staged.runs:
+        return 0
+    view = map_staged(fs, staged.path)
+    for run in staged.runs:
+        restorer = logs[run.partition]
+        for base_offset, batch in read_run(view, staged.path, run):
+            restorer.put(base_offset, batch)
+        restorer.flush()  # its batches are views of this file
+    return staged.record_count

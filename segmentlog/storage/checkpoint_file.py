@@ -1,0 +1,91 @@
+"""The checkpoint file of a partition: two slots, written alternately, fsynced before they count."""
+
+from __future__ import annotations
+
+import os
+
+from segmentlog.errors import DiskFull
+from segmentlog.format.checkpoint import SLOT_SIZE, Checkpoint, decode_checkpoint, encode_slot
+from segmentlog.storage.file_operations import read_file, replace_file, write_all
+from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, DiskFailed, FileSystem, opened
+from segmentlog.storage.interrupt_check import failures_ignored
+
+
+class CheckpointFile:
+    """Reads and replaces the checkpoint. Writers hold the partition's sync lock."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self.path = path
+        self.known: Checkpoint | None = None
+        """The last one that was read or written here."""
+
+    def read(self) -> tuple[Checkpoint | None, bool]:
+        """(checkpoint, damaged); None when there is none or neither slot is valid."""
+        checkpoint, damaged, _, _ = self._read()
+        if checkpoint is not None:
+            self.known = checkpoint
+        return checkpoint, damaged
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Returns once the checkpoint is durable.
+
+        Raises OSError (DiskFull without room); then the old one counts. `DiskFailed`: nobody knows which one does.
+        """
+        self._write(checkpoint)
+        self.known = checkpoint
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        current, damaged, sequence, slot_size = self._read()
+        data = encode_slot(checkpoint, sequence + 1)
+        if current is None or damaged or len(data) > slot_size:
+            # A new file, both slots alike: nothing older is left that could ever be believed.
+            while len(data) > slot_size:
+                slot_size *= 2
+            slot = data.ljust(slot_size, b"\0")
+            replace_file(self._fs, self.path, slot + slot)
+            return
+        with opened(self._fs, self.path, os.O_RDWR | os.O_CLOEXEC) as fd:
+            self._write_slot(fd, data.ljust(slot_size, b"\0"), sequence + 1)
+
+    def _write_slot(self, fd: int, data: bytes, sequence: int) -> None:
+        position = sequence % 2 * len(data)
+        before = self._fs.pread(fd, len(data), position)
+        is_written = False
+        try:
+            write_all(self._fs, fd, [data], position)
+            is_written = True
+            self._fs.fdatasync(fd)
+        except OSError as error:
+            self._put_back(fd, before, position, sequence, error)
+            if error.errno in NO_ROOM:
+                raise DiskFull(self.path, len(data)) from error
+            if is_written or error.errno not in LOCAL_ERRORS:
+                raise DiskFailed.of(error, self.path) from error
+            raise
+
+    def _put_back(self, fd: int, before: bytes, position: int, sequence: int, error: OSError) -> None:
+        """Make a slot what it was before ``error``.
+
+        What is in the page cache must not pass for the newest checkpoint when it may not be on the disk: the
+        next one would be written over the only slot that is. A slot that is half written passes for none.
+        """
+        try:
+            found = self._fs.pread(fd, len(before), position)
+            if found != before:
+                write_all(self._fs, fd, [before], position)
+        except OSError:
+            with failures_ignored():
+                if decode_checkpoint(self._fs.pread(fd, 2 * len(before), 0))[0] != sequence:
+                    return
+            raise DiskFailed.of(error, self.path) from error
+
+    def _read(self) -> tuple[Checkpoint | None, bool, int, int]:
+        try:
+            data = read_file(self._fs, self.path)
+        except FileNotFoundError:
+            return None, False, 0, SLOT_SIZE
+        sequence, checkpoint, damaged = decode_checkpoint(data)
+        if checkpoint is None:
+            return None, True, 0, SLOT_SIZE
+        return checkpoint, damaged, sequence, len(data) // 2

@@ -1,0 +1,265 @@
+"""The index of one segment in memory, and its two files: loaded, caught up from the log, flushed, sealed.
+
+Whoever looks, the entries are a function of the batch headers alone. So a process that
+follows another one's appends computes the same entries, and writing them to the files is
+harmless however many do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from segmentlog.errors import UnknownTopic
+from segmentlog.format.file_names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from segmentlog.format.index_file import (
+    MAX_RELATIVE,
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    Entries,
+    decode_entries,
+    encode_entries,
+    entry_due,
+)
+from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_operations import write_all
+from segmentlog.storage.fs import FileSystem, opened
+from segmentlog.storage.interrupt_check import failures_ignored
+
+_FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
+
+
+class SegmentIndex:
+    """Sparse offset and time index of one segment. Thread-safe, but for `observe`.
+
+    ``scanned_position`` is how far into the segment the entries reach; lookups behind it
+    answer with the last entry before it, and whoever asked walks on from there.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        stem: str,
+        base_offset: int,
+        interval_bytes: int,
+        *,
+        writable: bool = True,
+        folder_locked: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self.writable = writable
+        self._staying = folder_locked
+        """Around writing to the files, which go by their names; `UnknownTopic` when they are another log's now."""
+        self.log_inode: int | None = None
+        """Inode of the log that the entries are of; None for that of the name, whatever it is."""
+        self._fs = fs
+        self._stem = stem
+        self.base_offset = base_offset
+        self._interval = interval_bytes
+        self._spoiled = False
+        self._begin_empty()
+        self._lock = fork_safety.lock(self, "_lock", "_begin_empty")
+
+    def _begin_empty(self) -> None:
+        """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""
+        self._keep(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
+        self.count = 0
+        self._flushed = 0
+        self.max_timestamp = 0
+        self.scanned_position = 0
+        self._last_indexed_position = 0
+        self._next_offset = self.base_offset
+
+    def _keep(self, offsets: Entries, times: Entries) -> None:
+        """Go on with these entries."""
+        relative, positions = _columns(offsets)
+        # Without a call in between: an interrupt leaves all of it as it was, or none.
+        self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
+
+    # ------------------------------------------------------------ files
+
+    def load(self, *, limit: int = MAX_RELATIVE, sealed: bool = False) -> None:
+        """Take over what the files hold, what checks, and what lies below position ``limit``; it may be nothing."""
+        offset_bytes, time_bytes = self._read(INDEX_SUFFIX, sealed), self._read(TIME_INDEX_SUFFIX, sealed)
+        offsets, times, whole = decode_entries(offset_bytes, time_bytes)
+        kept = int(
+            np.searchsorted(offsets["position"], np.uint32(min(limit, MAX_RELATIVE)), "right" if sealed else "left")
+        )
+        offsets, times = offsets[:kept], times[:kept]
+        relative, positions = _columns(offsets)
+        max_timestamp = int(times["max_timestamp"][-1]) if kept else 0
+        with self._lock:
+            # Without a call in between, as in `_keep`.
+            self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
+            self.count = self._flushed = kept
+            self._spoiled = not whole
+            if kept:
+                self.scanned_position = self._last_indexed_position = positions[-1]
+                self.max_timestamp = max_timestamp
+                self._next_offset = self.base_offset + relative[-1]
+
+    def _read(self, suffix: str, sealed: bool) -> memoryview:
+        """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
+        try:
+            with opened(self._fs, self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC) as fd:
+                size = self._fs.fstat(fd).st_size
+                if not size:
+                    return memoryview(b"")
+                if sealed:
+                    return self._fs.map_file(fd, size)
+                return memoryview(self._fs.pread(fd, size, 0))
+        except FileNotFoundError:
+            return memoryview(b"")
+
+    def flush(self) -> None:
+        """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        count = self.count
+        if count == self._flushed or not self.writable:
+            return
+        with failures_ignored(UnknownTopic), self._staying():
+            found = self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
+            if self.log_inode not in (None, found.st_ino):
+                return  # compacted meanwhile: these are not the entries of what is there now
+            if self._spoiled:
+                # Made anew and never cut: a process that has the file mapped would be killed by touching what is gone.
+                for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.unlink(self._stem + suffix)
+                self._spoiled, self._flushed = False, 0
+            fresh = slice(self._flushed, count)
+            encoded = encode_entries(
+                self._offsets["relative_offset"][fresh],
+                self._offsets["position"][fresh],
+                self._times["max_timestamp"][fresh],
+            )
+            self._write(INDEX_SUFFIX, encoded[0], self._flushed * OFFSET_ENTRY.itemsize)
+            self._write(TIME_INDEX_SUFFIX, encoded[1], self._flushed * TIME_ENTRY.itemsize)
+            self._flushed = count
+
+    def _write(self, suffix: str, data: bytes, position: int) -> None:
+        with opened(self._fs, self._stem + suffix, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC) as fd:
+            write_all(self._fs, fd, [data], position)
+
+    # ------------------------------------------------------------ entries
+
+    def observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
+        """Take note of the batch at ``position``, which must be where the last one ended.
+
+        Takes no lock: for the index that an appender keeps to itself, under its own.
+        """
+        if entry_due(position, self._last_indexed_position, self._interval):
+            self._add(base_offset, position)
+            if self.count - self._flushed >= _FLUSH_EVERY:
+                self._flush()
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        self.scanned_position = position + size_bytes
+        self._next_offset = next_offset
+
+    def _add(self, offset: int, position: int) -> None:
+        relative = offset - self.base_offset
+        if relative > MAX_RELATIVE or position > MAX_RELATIVE:
+            return
+        count = self.count
+        if count == len(self._offsets):
+            grown = max(64, 2 * count)
+            offsets, times = np.zeros(grown, OFFSET_ENTRY), np.zeros(grown, TIME_ENTRY)
+            offsets[:count], times[:count] = self._offsets[:count], self._times[:count]
+            self._keep(offsets, times)
+        self._offsets[count] = (relative, position)
+        self._times[count] = (self.max_timestamp, relative, 0)
+        self.count = count + 1
+        self._last_indexed_position = position
+
+    def catch_up(self, view: memoryview, end_position: int, around: Callable[[], Around] = Around) -> None:
+        """Observe the batches up to ``end_position`` that were not yet; damaged ones are stepped over."""
+        with self._lock:
+            walk = walk_over_damage(view, self.scanned_position, end_position, self._next_offset, around)
+            for position, header in walk:
+                self.observe(position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes)
+            self.scanned_position = max(self.scanned_position, end_position)
+
+    def close(self, next_offset: int, size_bytes: int) -> None:
+        """Add the closing entry of a sealed segment, and write everything."""
+        with self._lock:
+            if self._last_indexed_position < size_bytes:
+                self._add(next_offset, size_bytes)
+            self.scanned_position = size_bytes
+        self.flush()
+
+    def complete(self, size_bytes: int) -> None:
+        """`close` for who has caught up with a sealed segment, and knows its end from its batches alone."""
+        self.close(self._next_offset, size_bytes)
+
+    def is_complete(self, size_bytes: int) -> bool:
+        """Whether the closing entry for a segment of this size is there."""
+        return self._last_indexed_position == size_bytes > 0
+
+    # ------------------------------------------------------------ lookups
+
+    def position_for_offset(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the last indexed batch that starts at or below ``offset``."""
+        with self._lock:
+            count = self.count
+            if count and offset > self.base_offset:
+                # Steps of 40 ns: `searchsorted` takes 2 us to set up, and milliseconds for a needle of another dtype.
+                return self._entry(bisect_right(self._relative, offset - self.base_offset, 0, count) - 1)
+        return 0, self.base_offset
+
+    def position_for_timestamp(self, timestamp: int) -> tuple[int, int]:
+        """(position, base offset) of an indexed batch before which every timestamp is below ``timestamp``."""
+        with self._lock:
+            stamps = self._times["max_timestamp"][: self.count]
+            return self._entry(int(stamps.searchsorted(np.int64(timestamp), "left")) - 1)
+
+    def _entry(self, index: int) -> tuple[int, int]:
+        if index < 0:
+            return 0, self.base_offset
+        return self._positions[index], self.base_offset + self._relative[index]
+
+    def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
+        """(position, base offset) of each indexed batch that begins behind ``position``, and the closing entry's."""
+        with self._lock:
+            count, positions, relative = self.count, self._positions, self._relative
+        for at in range(bisect_right(positions, position, 0, count), count):
+            yield positions[at], self.base_offset + relative[at]
+
+    def entries(self) -> tuple[Entries, Entries]:
+        """Copies of the entries, their checks filled in; for `verify` and for tests."""
+        with self._lock:
+            encoded = encode_entries(
+                self._offsets["relative_offset"][: self.count],
+                self._offsets["position"][: self.count],
+                self._times["max_timestamp"][: self.count],
+            )
+        return np.frombuffer(encoded[0], OFFSET_ENTRY), np.frombuffer(encoded[1], TIME_ENTRY)
+
+
+def _columns(offsets: Entries) -> tuple[memoryview, memoryview]:
+    """(relative offsets, positions) of entries, for `bisect`."""
+    words = offsets.view(np.uint32).data
+    return words[::2], words[1::2]
+
+
+def load_known_batches(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
+    """What the index files of a segment say of its batches; they are read once somebody asks. None is no failure."""
+    index: SegmentIndex | None = None
+
+    def batches_after(position: int) -> Iterator[tuple[int, int]]:
+        nonlocal index
+        if index is None:
+            index = SegmentIndex(fs, stem, base_offset, 1, writable=False)
+            with failures_ignored():
+                index.load()
+        return index.batches_after(position)
+
+    return batches_after

@@ -1,0 +1,286 @@
+"""What a store does by itself: flush, retain, compact, scrub. Each a public tick, and with ``threads`` a worker.
+
+flush      fsyncs what the topics' policies want fsynced by now; lets go of files that others deleted
+retention  deletes old segments, of every topic of the store, one process at a time; and groups' old positions
+cleaner    compacts the dirtiest partition that is due, one after the other
+transactions  ends those of processes that are gone; see `segmentlog.transactions.transaction_coordinator`
+scrub      reads sealed segments again, if it was asked for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from segmentlog.clock import Clock
+from segmentlog.config import CLEANER_BUFFER_BYTES, TopicConfig
+from segmentlog.errors import InvalidConfig, StoreClosed, UnknownTopic
+from segmentlog.format.file_names import OFFSETS_TOPIC
+from segmentlog.inspection.scrubber import Scrubber, ScrubReport
+from segmentlog.log.handle import Handle
+from segmentlog.policy.retention import is_bounded
+from segmentlog.quantities import UNLIMITED
+from segmentlog.storage import fork_safety
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.topics.background_threads import Worker, Workers
+from segmentlog.topics.compaction_scheduler import Compactor, PartitionName, Partitions
+
+logger = logging.getLogger("segmentlog")
+
+_FLUSH_TICK_MAX_S = 0.25
+_FLUSH_TICK_MIN_S = 0.001
+_FIRST_LOOK_S = 10.0
+"""A short-lived process leaves the whole store's retention to others; what it fills itself it retains at once."""
+_RETENTION_TICK_MIN_S = 1.0
+_RETENTION_TICK_MAX_S = 30.0
+_SLICE_S = 0.05
+"""A tick of retention yields after so long, however many partitions are left."""
+_SLICE_PAUSE_S = 0.2
+
+
+class Background:
+    """The background work of one store. Ticks are thread-safe, also beside the store's own threads."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        clock: Clock,
+        *,
+        threads: bool,
+        read_only: bool,
+        scrubber: Scrubber | None,
+        cleaner_buffer_bytes: int = CLEANER_BUFFER_BYTES,
+        cleaner_io_bytes_per_s: int | None = None,
+        expire: Callable[[int], None] = lambda now_ms: None,
+        finish_transactions: Callable[[], float] | None = None,
+    ) -> None:
+        self._partitions = partitions
+        self._clock = clock
+        self._scrubber = scrubber
+        self._expire = expire
+        self._compactor = Compactor(partitions, clock, cleaner_buffer_bytes, cleaner_io_bytes_per_s)
+        self._rolled: set[PartitionName] = set()
+        self._round_mutex = fork_safety.lock(self, "_round_mutex")
+        self._round: Iterator[tuple[PartitionName, TopicConfig]] | None = None
+        self._round_due_ms = 0
+        self._round_pause_s = _RETENTION_TICK_MAX_S
+        self._troubles: dict[tuple[str, PartitionName], str] = {}
+        """What keeps a kind of work from being done in a partition: its own affair, and told once."""
+        self._workers = Workers()
+        self._flusher: Worker | None = None
+        self._retainer: Worker | None = None
+        self._cleaner: Worker | None = None
+        if threads and not read_only:
+            # Those of one partition do not slow down the work for others, as a tick that raises is slowed down.
+            self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
+            self._retainer = self._workers.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_LOOK_S)
+            self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
+            self._compactor.worker = self._cleaner
+            if finish_transactions is not None:
+                self._workers.add("transactions", finish_transactions)
+        if threads and scrubber is not None:
+            self._workers.add("scrub", self.scrub_tick)
+        fork_safety.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: the thread is gone that may have been in the middle of a round."""
+        self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether the ticks that write are called in the background."""
+        return self._flusher is not None
+
+    def ensure_running(self) -> None:
+        """Start the threads that this process is to have and has not, soon."""
+        self._workers.ensure_running()
+
+    def flush_soon(self) -> None:
+        """A partition wants a look sooner than the flusher may have planned one."""
+        if self._flusher is not None:
+            self._flusher.ensure_running()
+            self._flusher.wake()
+
+    def rolled(self, handle: Handle) -> None:
+        """A segment was sealed: its partition may hold too much now."""
+        if self._retainer is not None and self._cleaner is not None:
+            self._rolled.add(PartitionName(handle.topic, handle.partition))
+            if is_bounded(handle.config):
+                self._retainer.wake()
+            if handle.config.compacts:
+                self._cleaner.wake()
+
+    # ------------------------------------------------------------ flush
+
+    def flush_tick(self, now_ms: int | None = None) -> float:
+        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again.
+
+        An error in one partition does not keep it from the others, nor from being asked again; the first is raised
+        at the end, and `health` tells all of them.
+        """
+        pause_s, first = self._flush(now_ms)
+        if first is not None:
+            raise first
+        return pause_s
+
+    def _flush(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        first: Exception | None = None
+        pause_s = _FLUSH_TICK_MAX_S
+        self._partitions.let_go_of_moved()
+        opened = self._partitions.opened_partitions()
+        for partition in opened:
+            policy = partition.config.fsync
+            if policy.kind == "ms":
+                # Four looks an interval, so that nothing stays un-fsynced for longer than one.
+                pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
+        for partition in opened:
+            name = PartitionName(partition.topic, partition.number)
+            try:
+                partition.unmap_deleted_segments()
+                if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
+                    partition.flush()
+                self._went_well("flushed", name)
+            except (StoreClosed, UnknownTopic):
+                self._went_well("flushed", name)
+            except Exception as error:
+                first = first or error
+                self._went_wrong("flushed", name, error)
+        return pause_s, first
+
+    def _went_wrong(self, what: str, name: PartitionName, error: Exception) -> None:
+        if self._troubles.get((what, name)) != str(error):
+            self._troubles[what, name] = str(error)
+            logger.warning("%s/%d: cannot be %s: %s; trying again", *name, what, error)
+
+    def _went_well(self, what: str, name: PartitionName) -> None:
+        if self._troubles:
+            self._troubles.pop((what, name), None)
+
+    # ------------------------------------------------------------ retention
+
+    def retention_tick(self, now_ms: int | None = None) -> float:
+        """Delete what retention does not keep: at once in partitions that rolled, in all others by turns.
+
+        ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in one
+        partition does not keep it from the others; the first is raised at the end, and `health` tells all of them.
+        """
+        pause_s, first = self._retain_in_turn(now_ms)
+        if first is not None:
+            raise first
+        return pause_s
+
+    def _retain_in_turn(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        """The round is one for all who go on with it."""
+        with self._round_mutex:
+            return self._retain_all(now_ms)
+
+    def _retain_all(self, now_ms: int | None) -> tuple[float, Exception | None]:
+        steady_ms = self._clock.steady_ms() if now_ms is None else now_ms
+        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        first: Exception | None = None
+        listing: OSError | None = None
+        offsets = PartitionName(OFFSETS_TOPIC, 0)
+        try:
+            with contextlib.suppress(StoreClosed):
+                self._expire(steady_ms)
+            self._went_well("cleared of old positions", offsets)
+        except Exception as error:
+            first = error
+            self._went_wrong("cleared of old positions", offsets, error)
+        while self._rolled:
+            first = self._retain(self._rolled.pop(), now_ms) or first
+        if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
+            # Due, or the clock went back: then it would not be for long.
+            self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
+        # Of topics that keep everything: a trim may have put files aside, which are to go. None is opened for that.
+        opened = {PartitionName(one.topic, one.number) for one in self._partitions.opened_partitions()}
+        ends_s = time.monotonic() + _SLICE_S
+        while self._round is not None:
+            name = config = None
+            try:
+                name, config = next(self._round, (None, None))
+            except OSError as error:  # of a topic whose file cannot be read; the others have had their turn
+                if is_interrupt(error):
+                    raise
+                listing = error
+            if name is None or config is None:
+                self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
+            elif is_bounded(config) or config.compacts or name in opened:
+                self._round_pause_s = min(self._round_pause_s, _look_again_s(config))
+                first = self._retain(name, now_ms) or first
+            if time.monotonic() >= ends_s:
+                break
+        if listing is not None:
+            raise listing
+        pause_s = _SLICE_PAUSE_S if self._round is not None else max((self._round_due_ms - now_ms) / 1000, 0.001)
+        return pause_s, first
+
+    def _retain(self, name: PartitionName, now_ms: int) -> Exception | None:
+        try:
+            with contextlib.suppress(StoreClosed, UnknownTopic):
+                partition = self._partitions.open_partition(*name)
+                if not partition.handle.read_only:  # else it is another user's, whose processes retain it
+                    partition.retain(now_ms=now_ms)
+            self._went_well("retained", name)
+        except Exception as error:
+            self._went_wrong("retained", name, error)
+            return error
+        return None
+
+    # ------------------------------------------------------------ compaction
+
+    def cleaner_tick(self, now_ms: int | None = None) -> float:
+        """Compact the dirtiest partition that is due, if any is; seconds until the next call, 0 when more are due.
+
+        See `Compactor.tick`: what cannot be compacted is left alone for a while, and `health` tells why.
+        """
+        return self._compactor.tick(now_ms)
+
+    # ------------------------------------------------------------ scrubbing
+
+    def scrub_tick(self, now_ms: int | None = None) -> float:
+        """Check as many bytes of sealed segments as the budget allows by now (monotonic); seconds until the next."""
+        if self._scrubber is None:
+            raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
+        return self._scrubber.tick(self._clock.monotonic_ms() if now_ms is None else now_ms)
+
+    def scrub_report(self) -> ScrubReport:
+        """What the scrubber found so far. Empty while scrubbing is off."""
+        return ScrubReport() if self._scrubber is None else self._scrubber.report()
+
+    # ------------------------------------------------------------ all of it
+
+    def health(self) -> dict[str, str]:
+        """Work that keeps failing, and partitions that cannot be compacted."""
+        problems = self._workers.errors()
+        there: set[PartitionName] | None = None
+        if self._troubles:
+            with failures_ignored():
+                there = {name for name, _ in self._partitions.all_partitions()}
+        for (what, (topic, number)), why in self._troubles.copy().items():
+            if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
+                self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since
+                continue
+            problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
+        for (topic, number), why in self._compactor.uncleanable().items():
+            problems[f"{topic}/{number}"] = f"cannot be compacted: {why}"
+        return problems
+
+    def close(self) -> None:
+        """End the threads, within a second."""
+        self._workers.stop()
+        if self._scrubber is not None:
+            self._scrubber.close()
+
+
+def _look_again_s(config: TopicConfig) -> float:
+    """How long until a topic may have something to delete or to roll, at the earliest worth a look."""
+    limits_ms = [config.segment_ms]
+    if config.deletes:
+        limits_ms += [config.retention_ms] if config.retention_ms != UNLIMITED else []
+        limits_ms += [config.retention_closed_ms] if config.retention_closed_ms is not None else []
+    if config.compacts:
+        limits_ms.append(config.max_compaction_lag_ms)
+    return min(max(min(limits_ms) / 4000, _RETENTION_TICK_MIN_S), _RETENTION_TICK_MAX_S)

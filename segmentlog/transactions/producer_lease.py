@@ -1,0 +1,106 @@
+"""One instance of a named producer: its numbers, the fence that lets its appends through, and its lease."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
+from segmentlog.storage import fork_safety
+from segmentlog.storage.file_locks import lock_within
+from segmentlog.storage.file_operations import write_all
+from segmentlog.storage.fork_safety import close_lockable
+from segmentlog.storage.fs import FileSystem
+from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
+from segmentlog.storage.interrupt_safe import UNLOCK, interrupt_safe_context
+from segmentlog.transactions.transaction_log import TransactionState
+
+_FENCE: Final = struct.Struct("<qh")
+_DECISION_WAIT_S = 30.0
+
+
+class Registration:
+    """One instance of a named producer: its numbers, and the lease that says it lives."""
+
+    def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
+        self.name = name
+        self.state = state
+        self.producer_id, self.epoch = state.producer_id, state.epoch
+        self.unsure = False
+        """A decision was interrupted: what became of it is in the log."""
+        self._fs = fs
+        self._fence_fd = fence_fd
+        """Read for every append; locked for decisions, by one thread at a time."""
+        self._lease_fd, self._lease_path = lease
+        self._wanted = _FENCE.pack(self.producer_id, self.epoch)
+        fork_safety.on_fork(self, "_forget_parent")
+
+    def _forget_parent(self) -> None:
+        """In a forked child: it is the parent's instance, and the descriptors are closed."""
+        self._fence_fd = self._lease_fd = -1
+
+    def check(self) -> None:
+        """Raise `ProducerFenced` when somebody else has taken over."""
+        if self._fence_fd < 0:
+            raise StoreClosed(f"producer {self.name!r}")
+        found = self._fs.pread(self._fence_fd, _FENCE.size, 0)
+        if found != self._wanted:
+            epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
+            why = "a newer instance took over, or its transaction timed out and was aborted"
+            raise ProducerFenced(self.name, self.epoch, epoch, why)
+
+    @interrupt_safe_context
+    def deciding(self) -> Iterator[int]:
+        """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
+        self.check()
+        try:
+            lock_fence(self._fs, self.name, self._fence_fd)
+            self.check()
+            yield self._fence_fd
+        finally:
+            if self._fence_fd >= 0:
+                self._fs.flock(self._fence_fd, UNLOCK)
+
+    def close(self) -> None:
+        """Remove the lease, and unlock it. Idempotent."""
+        if self._lease_fd >= 0:
+            with failures_ignored():
+                self._fs.unlink(self._lease_path)
+        self._close_files()
+
+    def __del__(self) -> None:
+        # Nobody closed its producer: the name is free, as after the death of a process.
+        try:
+            self._close_files()
+        except Exception as error:  # nobody is there to be told
+            if is_interrupt(error):
+                raise  # Python tells it
+
+    def _close_files(self) -> None:
+        fds = self._fence_fd, self._lease_fd
+        self._fence_fd = self._lease_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                close_lockable(self._fs, fd)
+
+
+def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:
+    """Lock it. Raises `ProducerBusy` when that takes longer than ``wait_s``, or half a minute."""
+    if not lock_within(fs, fd, _DECISION_WAIT_S if wait_s is None else wait_s):
+        why = "another process is deciding a transaction of it, and does not come to an end"
+        raise ProducerBusy(name, f"{why}; continue or kill it")
+
+
+def write_fence(fs: FileSystem, fd: int, producer_id: int, epoch: int) -> None:
+    """From here on only that instance's appends are let through. Under the lock."""
+    write_all(fs, fd, [_FENCE.pack(producer_id, epoch)], 0)
+
+
+def fenced_epoch(fs: FileSystem, fd: int, producer_id: int) -> int:
+    """The epoch that the fence lets through; -1 when it says nothing about that id."""
+    data = fs.pread(fd, _FENCE.size, 0)
+    if len(data) != _FENCE.size:
+        return -1
+    found_id, epoch = _FENCE.unpack(data)
+    return int(epoch) if found_id == producer_id else -1

@@ -1,0 +1,94 @@
+"""Each codec, and what is no payload of its."""
+
+from __future__ import annotations
+
+import os
+
+import cramjam
+import pytest
+
+from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidConfig
+from segmentlog.format.batch import CODEC_MASK
+from segmentlog.format.batch_codecs import BY_NUMBER, CODEC_NAMES, CODEC_NONE, CODECS, Codec, codec_name, compression
+
+RAW = b'{"page": "/home", "user": 17}' * 400
+
+compressing = pytest.mark.parametrize(
+    "codec", [codec for codec in CODECS if codec.number != CODEC_NONE], ids=lambda codec: codec.name
+)
+
+
+def test_every_codec_has_a_name_and_a_number() -> None:
+    """Of its own, which fits where it is stored; the first is what the library writes where the topic names none."""
+    assert len(BY_NUMBER) == len(set(CODEC_NAMES)) == len(CODECS) == 5
+    for codec in CODECS:
+        assert codec.number & CODEC_MASK == codec.number
+        assert compression(codec.name).codec is codec
+        assert codec_name(codec.number) == codec.name
+        assert TopicConfig(compression_type=codec.name).compression_type == codec.name  # type: ignore[arg-type]
+    assert TopicConfig().compression.codec is CODECS[0]
+    assert codec_name(7) == "codec 7"
+
+
+@compressing
+def test_what_is_compressed_comes_back(codec: Codec) -> None:
+    """Whatever the bytes come in."""
+    for raw in (RAW, b"", b"x", os.urandom(5000)):
+        for given in (raw, bytearray(raw), memoryview(raw)):
+            packed = compression(codec.name).compress(given)
+            assert isinstance(packed, bytes)
+            assert bytes(codec.decompress(memoryview(packed), len(raw))) == raw
+    assert len(compression(codec.name).compress(RAW)) < len(RAW) // 10
+
+
+@compressing
+def test_what_is_no_payload_is_a_value_error(codec: Codec) -> None:
+    """Or comes out shorter than the header says; never longer, and nothing else is raised."""
+    packed = compression(codec.name).compress(RAW)
+    broken = [b"", b"\xff" * 40, packed[:-1], packed[: len(packed) // 2], packed[1:], os.urandom(200)]
+    for payload in [packed, *broken]:
+        for size in (0, 1, len(RAW) - 1, len(RAW) + 1) if payload is packed else (len(RAW),):
+            try:
+                found = codec.decompress(memoryview(payload), size)
+            except ValueError:
+                continue
+            assert len(found) <= size
+            if payload is not packed:
+                assert bytes(found) != RAW
+
+
+@compressing
+def test_no_payload_is_smaller_than_the_ratio_says(codec: Codec) -> None:
+    """What shrinks most: else a reader would refuse what was written."""
+    size = 16 << 20
+    assert len(compression(codec.name).compress(bytes(size))) * codec.max_ratio >= size
+
+
+def test_a_frame_that_claims_gigabytes_allocates_what_the_header_says() -> None:
+    """A Zstandard frame of little that is much."""
+    bomb = bytes(cramjam.zstd.compress(bytes(64 << 20)))
+    assert len(bomb) < 10_000
+    with pytest.raises(ValueError, match="buffer"):
+        compression("zstd").codec.decompress(bomb, 1000)
+
+
+def test_levels_of_who_has_them() -> None:
+    """A higher one takes less room; any other is refused, by the config as well, whoever has none refuses all."""
+    raw = b"".join(b'{"page": "/%d", "user": %d}' % (number * 7919 % 1000, number) for number in range(3000))
+    sizes = [len(compression("zstd", level).compress(raw)) for level in (1, 19)]
+    assert sizes[1] < sizes[0] * 0.9
+    assert compression("zstd") == compression("zstd", 1)
+    config = TopicConfig(compression_type="zstd", compression_level=19)
+    assert config.compression == compression("zstd", 19)
+    assert TopicConfig.from_mapping(config.to_mapping()) == config
+    assert config.replace({"compression.level": "default"}).compression == compression("zstd", 1)
+    with pytest.raises(InvalidConfig, match="lz4 has no levels"):
+        config.replace({"compression.type": "lz4"})
+    assert len(compression("zstd", -5000).compress(raw)) > sizes[0]
+    refused = [("zstd", -131073), ("zstd", 23), ("gzip", 0), ("gzip", 10), ("lz4", 1), ("snappy", 1), ("none", 1)]
+    for name, level in refused:
+        with pytest.raises(ValueError, match="level"):
+            compression(name, level)
+        with pytest.raises(InvalidConfig, match=r"compression\.level"):
+            TopicConfig(compression_type=name, compression_level=level)  # type: ignore[arg-type]

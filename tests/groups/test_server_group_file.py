@@ -1,0 +1,290 @@
+"""Groups whose members are clients of a server: their file, who holds them, and what the library does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from segmentlog.cli import cli
+from segmentlog.cli.common import run
+from segmentlog.clock import Clock
+from segmentlog.errors import GroupHeld, GroupNotEmpty
+from segmentlog.groups.server_group_file import (
+    DamagedRemote,
+    RemoteGroup,
+    RemoteMember,
+    Worker,
+    WorkerState,
+    decode_remote,
+    encode_remote,
+    is_held,
+)
+from segmentlog.groups.server_groups import NewPosition, RemoteGroups
+from segmentlog.records import TopicPartition
+from segmentlog.store import LogStore
+
+_MEMBER = RemoteMember(
+    "m-1", "i", "client", "10.0.0.1", 10_000, 60_000, (("range", b"\x00\xff"),), b"\x01", ("t",), {"t": [0, 2]}
+)
+_GROUP = RemoteGroup(
+    held=True, state="Stable", generation=5, protocol_type="consumer", protocol="range", leader="m-1",
+    members=(_MEMBER,), session_timeout_ms=10_000,
+)  # fmt: skip
+
+
+class _Clock(Clock):
+    """Goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    """A time that stands still until a test moves it."""
+    return _Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
+    """A store with topic ``t`` of three partitions."""
+    with LogStore(tmp_path / "store", background=False, clock=clock) as store:
+        store.create_topic("t", partitions=3, fsync="never")
+        yield store
+
+
+@pytest.fixture
+def worker(store: LogStore) -> Iterator[RemoteGroups]:
+    """A worker of a server that runs."""
+    with contextlib.closing(store.groups.remote(0)) as worker:
+        assert worker.begin()
+        yield worker
+
+
+def _file(store: LogStore, group: str = "g") -> Path:
+    return Path(store.path) / "@groups" / group / "remote"
+
+
+def _hold(worker: RemoteGroups, group: str = "g") -> None:
+    worker.claim(group, RemoteGroup(session_timeout_ms=10_000))
+    worker.save(group, _GROUP)
+
+
+# ------------------------------------------------------------ the file
+
+
+def test_a_file_says_what_was_written() -> None:
+    """Bytes of clients, numbers, people's names: all of it; and defaults take no room."""
+    assert decode_remote(encode_remote(_GROUP)) == _GROUP
+    assert decode_remote(encode_remote(RemoteGroup())) == RemoteGroup()
+    assert encode_remote(RemoteGroup()).endswith(b"\n{}\n")
+
+
+def test_no_bit_of_a_file_changes_unnoticed() -> None:
+    """Nor does one that is cut short."""
+    data = encode_remote(_GROUP)
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(DamagedRemote):
+                decode_remote(bytes(damaged))
+        with pytest.raises(DamagedRemote):
+            decode_remote(data[:position])
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "worker_boot", "seen_ms", "file_boot", "now_ms", "expected"),
+    [
+        (True, "here", 0, "here", 10**9, True),  # its lock is taken, however long it said nothing
+        (False, "here", 5_000, "here", 15_000, True),
+        (False, "here", 5_000, "here", 15_001, False),
+        (False, "here", 0, "here", 11_000, True),  # the file was written after its last sign of life
+        (False, "before", 999_999, "before", 10_000, True),  # so long the machine is up
+        (False, "before", 999_999, "before", 10_001, False),
+        (None, "", 0, "here", 11_000, True),
+        (None, "", 0, "here", 11_001, False),
+        (None, "", 0, "before", 10_000, True),
+    ],
+)
+def test_when_a_group_is_held(
+    is_alive: bool | None, worker_boot: str, seen_ms: int, file_boot: str, now_ms: int, expected: bool
+) -> None:
+    """While its worker runs, and for a session time-out after it was seen the last time."""
+    group = RemoteGroup(held=True, session_timeout_ms=10_000, alive_ms=1_000, boot_id=file_boot)
+    worker = None if is_alive is None else WorkerState(is_alive, Worker(1, "h", worker_boot), seen_ms)
+    assert is_held(group, worker, "here", now_ms) is expected
+    assert not is_held(RemoteGroup(), worker, "here", now_ms)
+
+
+# ------------------------------------------------------------ two kinds
+
+
+def test_a_worker_has_its_number_alone(store: LogStore, worker: RemoteGroups) -> None:
+    """A second process of that number waits until the first is gone; one of another number need not."""
+    with contextlib.closing(store.groups.remote(0)) as second, contextlib.closing(store.groups.remote(1)) as other:
+        assert not second.begin()
+        assert other.begin()
+        worker.close()
+        assert second.begin()
+
+
+def test_the_library_waits_for_clients_to_go(store: LogStore, worker: RemoteGroups, clock: _Clock) -> None:
+    """A group of clients is refused with their number and their server, also while that is started again."""
+    _hold(worker)
+    with pytest.raises(GroupHeld, match=r"held by 1 member of the server with pid \d+ on "):
+        store.consumer("t", group="g")
+    clock.ms += 100_000
+    with pytest.raises(GroupHeld):
+        store.consumer("t", group="g")
+    worker.close()
+    clock.ms += 10_000
+    with pytest.raises(GroupHeld, match=r"a server that is gone .* not for long enough"):
+        store.consumer("t", group="g")
+
+
+def test_a_server_that_is_gone_keeps_nobody_out(
+    store: LogStore, worker: RemoteGroups, clock: _Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once its clients' sessions are over the library goes on, in a later generation; they have to join again."""
+    _hold(worker)
+    worker.close()
+    clock.ms += 10_001
+    with store.consumer("t", group="g") as consumer:
+        consumer.poll_group()
+        assert consumer.generation > _GROUP.generation
+        assert worker.begin()
+        assert worker.load("g").members == ()
+        with pytest.raises(GroupHeld):
+            worker.claim("g", RemoteGroup())
+    assert "taken over from 1 member of a server that is gone" in caplog.text
+    assert worker.claim("g", RemoteGroup()) > _GROUP.generation
+
+
+def test_clients_wait_for_the_library_to_go(store: LogStore, worker: RemoteGroups) -> None:
+    """A group with members of the library is refused with their number and processes; then generations go on."""
+    with store.consumer("t", group="g") as consumer:
+        consumer.poll_group()
+        generation = consumer.generation
+        with pytest.raises(GroupHeld, match=r"1 member of the library \(process \d+ on "):
+            worker.claim("g", RemoteGroup())
+    assert worker.claim("g", RemoteGroup()) >= generation
+
+
+def test_generations_go_on_from_kind_to_kind(store: LogStore, worker: RemoteGroups) -> None:
+    """Whoever has the group next begins above whatever it had before."""
+    highest = 0
+    for _ in range(3):
+        generation = worker.claim("g", RemoteGroup()) + 1
+        assert generation > highest
+        worker.save("g", RemoteGroup(generation=generation + 10))
+        with store.consumer("t", group="g") as consumer:
+            consumer.poll_group()
+            assert consumer.generation > generation + 10
+            highest = consumer.generation
+
+
+def test_a_group_that_another_worker_had(store: LogStore, worker: RemoteGroups, clock: _Clock) -> None:
+    """With more or fewer workers it is the next one's: from then on its signs of life count."""
+    _hold(worker)
+    with contextlib.closing(store.groups.remote(1)) as other:
+        assert other.begin()
+        assert other.load("g").members == (_MEMBER,)
+        worker.close()
+        clock.ms += 100_000
+        with pytest.raises(GroupHeld):
+            store.consumer("t", group="g")
+
+
+# ------------------------------------------------------------ damage
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", encode_remote(_GROUP)[:-7], bytes(100)])
+def test_a_damaged_file(store: LogStore, worker: RemoteGroups, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Its members have to join again, in a generation that there never was; positions are not concerned."""
+    _hold(worker)
+    worker.commit("g", [NewPosition("t", store.topic("t").id, 1, 7)], 5, "m-1")
+    _file(store).write_bytes(data)
+    with pytest.raises(GroupHeld):  # a server runs, and nobody knows that it is not its own
+        store.consumer("t", group="g")
+    loaded = worker.load("g")
+    assert (loaded.members, loaded.held) == ((), False)
+    assert loaded.generation > 5
+    assert "is damaged" in caplog.text
+    with store.consumer("t", group="g") as consumer:
+        committed = consumer.committed("t", 1)
+        assert committed is not None
+        assert committed.offset == 7
+
+
+def test_a_damaged_file_and_no_server(store: LogStore, worker: RemoteGroups) -> None:
+    """Where no server runs nobody is kept out."""
+    _hold(worker)
+    worker.close()
+    _file(store).write_bytes(b"garbage")
+    with store.consumer("t", group="g"):
+        assert store.groups.describe("g").state != "Empty"
+
+
+# ------------------------------------------------------------ administration
+
+
+def test_clients_are_shown(store: LogStore, worker: RemoteGroups, capfd: pytest.CaptureFixture[str]) -> None:
+    """With what they read, as far as their server can tell, and how far the group is there."""
+    store.topic("t").partition(2).append([b"x"] * 9)
+    _hold(worker)
+    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4, metadata="so far")], 5, "m-1")
+    assert store.groups.names() == ["g"]
+    found = store.groups.describe("g")
+    assert (found.state, found.generation, found.strategy) == ("Stable", 5, "range")
+    (member,) = found.members
+    assert (member.id, member.client_id, member.host, member.instance_id) == ("m-1", "client", "10.0.0.1", "i")
+    assert member.partitions == (TopicPartition("t", 0), TopicPartition("t", 2))
+    first, second = found.partitions
+    assert (first.member, first.committed, second.lag) == ("m-1", None, 5)
+    assert run(cli, ["--dir", store.path, "groups", "describe", "g"]) == 0
+    shown = capfd.readouterr().out
+    assert "held by 1 member of the server" in shown
+    assert "m-1" in shown
+    assert run(cli, ["--dir", store.path, "groups", "describe", "g", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["members"][0]["partitions"] == ["t/0", "t/2"]
+    assert run(cli, ["--dir", store.path, "groups", "list"]) == 0
+    assert "Stable" in capfd.readouterr().out
+
+
+def test_what_clients_read_is_not_reset(
+    store: LogStore, worker: RemoteGroups, clock: _Clock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor deleted, nor expired, as long as they hold the group."""
+    _hold(worker)
+    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4)], 5, "m-1")
+    with pytest.raises(GroupNotEmpty, match="held by 1 member of the server"):
+        store.groups.reset("g", {("t", 2): 0})
+    with pytest.raises(GroupNotEmpty):
+        store.groups.delete("g")
+    late_ms = clock.now_ms() + 8 * 86_400_000
+    assert store.groups.expire(late_ms) == []
+    for command in (["reset", "g", "--to-earliest"], ["delete", "g", "--yes"]):
+        assert run(cli, ["--dir", store.path, "groups", *command]) != 0
+        assert "held by 1 member of the server" in capfd.readouterr().err
+    worker.save("g", RemoteGroup(generation=6))
+    assert store.groups.expire(late_ms) == ["g"]
+    assert store.group_offsets.positions("g") == {}
+
+
+def test_a_group_that_is_gone_is_not_held(store: LogStore, worker: RemoteGroups) -> None:
+    """What was deleted is made anew by whoever comes, of whatever kind."""
+    _hold(worker)
+    worker.save("g", RemoteGroup(generation=6))
+    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4)], 5, "m-1")
+    store.groups.delete("g")
+    assert worker.load("g") == RemoteGroup()
+    assert worker.claim("g", RemoteGroup()) == 0
+    assert worker.held() == ["g"]

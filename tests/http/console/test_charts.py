@@ -1,0 +1,86 @@
+"""Where boxes and lines of drawings go."""
+
+from itertools import pairwise
+
+import pytest
+
+from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH, STRIP_WIDTH, LagHistory, strip
+from segmentlog.records import SegmentInfo
+
+
+def _segments(*sizes: int) -> list[SegmentInfo]:
+    last = len(sizes) - 1
+    return [SegmentInfo(at * 10, at * 10 + 10, size, 0, at == last, "") for at, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 79, 80, 81, 500, 5000])
+def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
+    """Side by side from end to end; neighbours that are alike share a box when there are many."""
+    segments = _segments(*(1000 + at % 7 for at in range(count)))
+    blocks = strip(segments, cleaned_offset=count * 3)
+    assert len(blocks) <= 90
+    assert sum(block.segment_count for block in blocks) == count
+    assert sum(block.size_bytes for block in blocks) == sum(segment.size_bytes for segment in segments)
+    assert blocks[-1].state == "active"
+    assert blocks[0].base_offset == 0
+    for one, following in pairwise(blocks):
+        assert one.end_offset == following.base_offset
+        assert one.x + one.width == pytest.approx(following.x, abs=0.02)
+        assert one.state == ("compacted" if one.end_offset <= count * 3 else "sealed")
+    assert blocks[-1].x + blocks[-1].width == pytest.approx(STRIP_WIDTH, abs=0.05)
+
+
+def test_a_strip_tells_which_segments_are_elsewhere() -> None:
+    """In the object store alone, whether compacted or not."""
+    elsewhere = SegmentInfo(0, 10, 10, 0, False, "", remote=True)
+    assert [block.state for block in strip([elsewhere, *_segments(10, 10)], 10)] == ["remote", "compacted", "active"]
+
+
+def test_a_segment_of_a_strip_is_as_wide_as_it_is_large_but_never_too_narrow() -> None:
+    """Empty ones are seen, too."""
+    large, small, empty = strip(_segments(1_000_000, 10, 0), 0)
+    assert large.width > 900
+    assert small.width >= 5
+    assert empty.width >= 5
+    assert [block.width for block in strip(_segments(0), 0)] == [5.0]
+    assert strip([], 0) == []
+
+
+def test_lag_is_drawn_within_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first look to the last, the largest at the top; one look is no line."""
+    now_s = 0.0
+    monkeypatch.setattr("segmentlog.http.console.charts.time.monotonic", lambda: now_s)
+    history = LagHistory()
+    assert history.plot("g") is None
+    for at in range(2000):
+        now_s += 1.0  # half of them come too soon after another one
+        history.note("g", 1_000_000 + at * 1000, at % 100)
+    plot = history.plot("g")
+    assert plot is not None
+    points = [tuple(map(float, point.split(","))) for point in plot.points.split()]
+    assert len(points) == 720
+    assert points[0][0] == 0
+    assert points[-1][0] == PLOT_WIDTH
+    assert all(0 <= x <= PLOT_WIDTH and 0 <= y <= PLOT_HEIGHT for x, y in points)
+    assert min(y for _, y in points) == 0
+    assert plot.samples[0].at_ms == plot.end_ms
+    assert len(plot.samples) <= 13
+    assert history.plot("other") is None
+
+
+def test_the_history_of_lags_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that nobody has looked at for longest are forgotten."""
+    monkeypatch.setattr("segmentlog.http.console.charts._GROUPS_MAX", 3)
+    now_s = 0.0
+    monkeypatch.setattr("segmentlog.http.console.charts.time.monotonic", lambda: now_s)
+    history = LagHistory()
+    for turn in range(2):
+        for group in ("a", "b", "c"):
+            now_s += 5
+            history.note(group, turn, 1)
+    for turn in range(2):
+        now_s += 5
+        history.note("d", turn, 1)
+    assert history.plot("a") is None
+    assert history.plot("b") is not None
+    assert history.plot("d") is not None

@@ -1,0 +1,160 @@
+"""The live tail: cheap whatever is appended, and honest about what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from segmentlog.consuming.record_filter import Filter
+from segmentlog.http.console.live_tail import RECORDS, Tail, parse_position
+from segmentlog.http.serving import HttpServer
+from segmentlog.store import LogStore
+
+
+def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
+    """Each record once, in the order of time; a position brings back what came since."""
+    store.create_topic("t", 2)
+    logs = store.topic("t").partitions()
+    logs[0].append([b"before"])
+    tail = Tail(logs, Filter())
+    assert tail.look() is None
+    position = tail.position
+    logs[1].append([b"one"], timestamps=[1000])
+    logs[0].append([b"two"], timestamps=[2000])
+    for one in (tail, Tail(logs, Filter(), position)):
+        look = one.look()
+        assert look is not None
+        assert [record["value"] for record in look.records] == ["one", "two"]
+        assert (look.appended, look.skipped) == (2, 0)
+        assert one.look() is None
+    assert parse_position(tail.position) == {0: 2, 1: 1}
+
+
+def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
+    """A look reads the newest few of 100,000 records, and counts all of them."""
+    store.create_topic("t", 2)
+    logs = store.topic("t").partitions()
+    tail = Tail(logs, Filter())
+    for _ in range(10):
+        logs[0].append([b"flood"] * 10_000)
+    logs[1].append([b"other"])
+    look = tail.look()
+    assert look is not None
+    assert look.appended == 100_001
+    assert len(look.records) + look.skipped == look.appended
+    assert len(look.records) <= RECORDS
+    assert {record["offset"] for record in look.records if record["partition"] == 0} <= set(range(99_900, 100_000))
+    assert [record["value"] for record in look.records if record["partition"] == 1] == ["other"]
+
+
+def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
+    """What did not fit was looked at, and is not said to be left out."""
+    store.create_topic("t")
+    (log,) = store.topic("t").partitions()
+    tail = Tail([log], Filter.parse(path="at = 1500"))
+    log.append([b'{"at": %d}' % at for at in range(1990)])
+    look = tail.look()
+    assert look is not None
+    assert [record["offset"] for record in look.records] == [1500]
+    assert (look.appended, look.skipped) == (1990, 0)
+    log.append([b'{"at": %d}' % at for at in range(5000)])
+    look = tail.look()
+    assert look is not None
+    assert (look.appended, look.skipped, look.records) == (5000, 3000, [])
+
+
+def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
+    """Whatever goes under its feet."""
+    store.create_topic("t")
+    (log,) = store.topic("t").partitions()
+    tail = Tail([log], Filter())
+    log.append([b"x"] * 10)
+    log.trim(10)
+    look = tail.look()
+    assert look is not None
+    assert look.records == []
+    log.append([b"y"] * 10)
+    log.truncate(12)
+    log.append([b"z"])
+    while (look := tail.look()) is not None:
+        last = look
+    assert last.records[-1]["value"] == "z"
+
+
+def test_positions_that_are_none_are_left_out() -> None:
+    """An event's id may come from anybody."""
+    assert parse_position("0:5,1:7") == {0: 5, 1: 7}
+    for text in ("", "x", "0:x", ":", "0", "-1:5", "0:-5", "9" * 100 + ":1", "0:" + "9" * 100, "0:5" * 100_000):
+        assert parse_position(text) == {}, text
+
+
+@pytest.fixture
+def events(http_server: HttpServer) -> Callable[..., tuple[str, str]]:
+    """The id and the data of the next event that has records."""
+
+    def next_event(path: str, append: Callable[[], object], headers: dict[str, str] | None = None) -> tuple[str, str]:
+        with (
+            httpx.Client(base_url=http_server.url, timeout=20) as client,
+            client.stream("GET", path, headers=headers) as answer,
+        ):
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            event: dict[str, str] = {}
+            for line in answer.iter_lines():
+                if line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                    continue
+                if event.get("event") == "begin":
+                    append()
+                elif "data" in event:
+                    return event["id"], event["data"]
+                event = {}
+        raise AssertionError("it ended")
+
+    return next_event
+
+
+def test_records_come_as_events_and_an_id_goes_on_where_it_was(
+    store: LogStore, events: Callable[..., tuple[str, str]]
+) -> None:
+    """By the header that browsers send by themselves, and by the parameter that the page has."""
+    store.create_topic("t")
+    log = store.topic("t").partition(0)
+    position, data = events("/ui/topics/t/tail/events", lambda: log.append([b"<b>one</b>"]))
+    assert json.loads(data)["records"][0]["value"] == "<b>one</b>"
+    log.append([b"two"])
+    for path, headers in (("", {"last-event-id": position}), (f"?after={position}", None)):
+        _, data = events(f"/ui/topics/t/tail/events{path}", lambda: None, headers)
+        assert [record["value"] for record in json.loads(data)["records"]] == ["two"]
+
+
+def test_a_door_that_closes_ends_its_tails(store: LogStore, http_server: HttpServer) -> None:
+    """At once, and not when its patience with what is in flight is over."""
+    store.create_topic("t")
+    ended = threading.Event()
+
+    def follow() -> None:
+        with (
+            httpx.Client(timeout=20) as client,
+            client.stream("GET", f"{http_server.url}/ui/topics/t/tail/events") as got,
+        ):
+            begun.set()
+            for _ in got.iter_lines():
+                pass
+        ended.set()
+
+    begun = threading.Event()
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert begun.wait(10)
+    began_s = time.monotonic()
+    http_server.close()
+    assert ended.wait(10)
+    assert time.monotonic() - began_s < 60
+    thread.join()

@@ -1,0 +1,149 @@
+"""All topics at a glance."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from segmentlog.clock import Clock
+from segmentlog.errors import StoreClosed
+from segmentlog.http.console import topic_overview as surveys
+from segmentlog.http.console.topic_overview import Survey
+from segmentlog.http.serving import HttpServer
+from segmentlog.store import LogStore
+
+
+class Watch:
+    """Stands for `time` in the module."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        """What it says."""
+        return self.now_s
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Moves when it is told to."""
+    made = Watch()
+    monkeypatch.setattr(surveys, "time", made)
+    return made
+
+
+def test_rates_are_counted_from_one_look_to_the_next(store: LogStore, watch: Watch) -> None:
+    """Of records and of bytes; none before there are two looks, none of a topic that was made anew."""
+    store.create_topic("t", 2)
+    logs = store.topic("t").partitions()
+    logs[0].append([b"x"] * 10)
+    survey = Survey(store, Clock())
+    assert survey.look().topics["t"].rate is None
+    assert survey.look().over_s == 0
+    logs[0].append([b"x"] * 20)
+    logs[1].append([b"x"] * 20)
+    watch.now_s += 10
+    look = survey.look()
+    assert look.over_s == 10
+    assert look.topics["t"].rate == 4.0
+    assert (look.topics["t"].byte_rate or 0) > 0
+    assert look.topics["t"].record_count == 50
+    store.delete_topic("t")
+    store.create_topic("t").partition(0).append([b"x"])
+    watch.now_s += 10
+    assert survey.look().topics["t"].rate is None
+
+
+def test_offsets_that_a_truncation_leaves_out_are_no_records(store: LogStore, watch: Watch) -> None:
+    """A rate is of what was appended."""
+    log = store.create_topic("t").partition(0)
+    log.append([b"x"] * 100)
+    survey = Survey(store, Clock())
+    survey.look()
+    log.truncate(50)
+    log.append([b"x"])
+    watch.now_s += 10
+    look = survey.look().topics["t"]
+    assert look.rate == 0
+    assert look.count_lost_offsets > 0
+
+
+def test_what_is_not_on_disk_yet_is_at_risk(store: LogStore) -> None:
+    """In records, and how long they wait; nothing once it is synced."""
+    log = store.create_topic("t", config={"fsync": "never"}).partition(0)
+    log.append([b"x"] * 7)
+    survey = Survey(store, Clock())
+    assert survey.look().topics["t"].unsynced_count == 7
+    log.flush()
+    survey.forget()
+    look = survey.look().topics["t"]
+    assert (look.unsynced_count, look.unsynced_s) == (0, 0.0)
+
+
+def test_nobody_waits_for_a_look_that_takes_long(
+    store: LogStore, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He gets the last one, unless that is too old to be shown; somebody asks for the next one afterwards."""
+    store.create_topic("t")
+    survey = Survey(store, Clock())
+    looked = survey.look()
+    monkeypatch.setattr(survey, "_took_s", 1.0)
+    assert survey.look() is looked
+    watch.now_s += 5
+    assert not survey.is_due()  # looking takes a tenth of the time at most
+    assert survey.refresh() is looked
+    watch.now_s += 5
+    assert survey.look() is looked
+    assert survey.is_due()
+    refreshed = survey.refresh()
+    assert refreshed is not looked
+    assert not survey.is_due()
+    assert survey.refresh() is refreshed
+    monkeypatch.setattr(survey, "_took_s", 1.0)
+    watch.now_s += 60
+    assert survey.look() is not refreshed
+
+
+def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(tmp_path: Path) -> None:
+    """A copy of a store is like one after a start of the machine: nothing of its pages counts."""
+    with LogStore(tmp_path / "original") as store:
+        for number in range(3):
+            store.create_topic(f"t{number}", 2).partition(1).append([b"x"] * (number + 1))
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    for read_only in (True, False):
+        with LogStore(tmp_path / "copy", read_only=read_only) as store:
+            look = Survey(store, Clock()).look()
+            assert [look.topics[f"t{number}"].record_count for number in range(3)] == [1, 2, 3]
+            assert all(topic.unknown_count == 0 for topic in look.topics.values())
+
+
+def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None:
+    """A door that is closed does not wait for thousands of topics."""
+    for number in range(3):
+        store.create_topic(f"t{number}")
+    asked = iter((False, True))
+    survey = Survey(store, Clock(), lambda: next(asked))
+    with pytest.raises(StoreClosed):
+        survey.refresh()
+    assert next(asked, None) is None
+    assert survey.is_due()
+
+
+def test_the_first_page_finds_the_look_already_made(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A door looks when it opens, and who comes is shown that."""
+    monkeypatch.setattr(surveys, "_FRESH_S", 3600.0)
+    monkeypatch.setattr(surveys, "_OLD_S", 3600.0)
+    store.create_topic("t")
+    with HttpServer(store, "127.0.0.1", 0) as server:
+        survey = server.pages.survey
+        ends_s = time.monotonic() + 30
+        while survey.is_due() and time.monotonic() < ends_s:
+            time.sleep(0.005)
+        looked = survey.look()
+        assert "t" in looked.topics
+        assert httpx.get(f"{server.url}/ui/").status_code == 200
+        assert survey.look() is looked

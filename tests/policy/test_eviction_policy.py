@@ -1,0 +1,59 @@
+"""Which segments leave this machine, by tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from segmentlog.config import TopicConfig
+from segmentlog.policy.eviction_policy import Sealed, evictable_segments
+
+NOW_MS = 10_000
+
+
+def sealed(*marks: str) -> list[Sealed]:
+    """Segments of 100 bytes, the first 10 s old, each a second younger: here, ``r``emote, not ``u``ploaded."""
+    return [Sealed(at, 100, at * 1000, mark == "r", mark != "u") for at, mark in enumerate(marks)]
+
+
+@pytest.mark.parametrize(
+    ("config", "segments", "leave"),
+    [
+        # by age: the first that stays keeps what lies behind it
+        ({"local_retention_ms": 7500}, "hhhhh", [0, 1, 2]),
+        ({"local_retention_ms": 0}, "hhhhh", [0, 1, 2, 3, 4]),
+        ({"local_retention_ms": 20_000}, "hhhhh", []),
+        ({"local_retention_ms": -1, "retention_ms": -1}, "hhhhh", []),
+        # by size: 50 bytes are in the active segment, and what is remote does not count
+        ({"local_retention_bytes": 250}, "hhhhh", [0, 1, 2]),
+        ({"local_retention_bytes": 250}, "rrhhh", [2]),
+        ({"local_retention_bytes": 0}, "hhhhh", [0, 1, 2, 3, 4]),
+        ({"local_retention_bytes": -1}, "hhhhh", []),
+        # either is enough
+        ({"local_retention_ms": 9500, "local_retention_bytes": 350}, "hhhhh", [0, 1]),
+        # what is remote is passed over; what is not shipped keeps all behind it
+        ({"local_retention_ms": 0}, "rhrhh", [1, 3, 4]),
+        ({"local_retention_ms": 0}, "hhuhh", [0, 1]),
+        ({"local_retention_ms": 0}, "uhhhh", []),
+        # -2: as the retention of all of it
+        ({"retention_ms": 8500}, "hhhhh", [0, 1]),
+        ({"retention_bytes": 350, "retention_ms": -1}, "hhhhh", [0, 1]),
+        ({"retention_ms": -1}, "hhhhh", []),
+        ({"retention_ms": 8500, "cleanup_policy": "compact"}, "hhhhh", [0, 1]),
+        # off
+        ({"local_retention_ms": 0, "remote_storage_enable": False}, "hhhhh", []),
+    ],
+)
+def test_what_leaves(config: dict[str, Any], segments: str, leave: list[int]) -> None:
+    """By age, by size, from the oldest on, as Kafka says."""
+    settings = TopicConfig.from_mapping({"remote_storage_enable": True, **config})
+    found = evictable_segments(settings, sealed(*segments), 50, NOW_MS)
+    assert [segment.base_offset for segment in found] == leave
+
+
+def test_a_segment_without_bytes_stays() -> None:
+    """There is nothing of it to give back, and a hole of no size tells nothing."""
+    settings = TopicConfig(remote_storage_enable=True, local_retention_ms=0)
+    empty = Sealed(0, 0, 0, False, True)
+    assert [one.base_offset for one in evictable_segments(settings, [empty, *sealed("h", "h")[1:]], 0, NOW_MS)] == [1]

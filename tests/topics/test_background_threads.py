@@ -1,0 +1,134 @@
+"""Background threads: one that starts badly, and one that fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from segmentlog.topics.background_threads import Worker, Workers
+
+
+def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C in the middle of starting the thread leaves nothing half done."""
+    ticked = threading.Event()
+
+    def tick() -> float:
+        ticked.set()
+        return 60.0
+
+    def interrupted(thread: threading.Thread) -> NoReturn:
+        raise KeyboardInterrupt
+
+    worker = Worker("test", tick)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.ensure_running()
+    worker.ensure_running()
+    assert ticked.wait(10)
+    worker.stop(10)
+    assert not any(thread.name == "segmentlog-test" for thread in threading.enumerate())
+
+
+def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a store does that is closed because starting its worker was interrupted."""
+
+    def interrupted(thread: threading.Thread) -> NoReturn:
+        raise KeyboardInterrupt
+
+    worker = Worker("test", lambda: 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.ensure_running()
+    worker.stop()
+
+
+def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
+    """Nobody waits for the threads of a store to start; what one is woken for meanwhile it does at once then."""
+    ticked = {"early": threading.Event(), "late": threading.Event()}
+    workers = Workers()
+
+    def tick_of(name: str) -> Callable[[], float]:
+        def tick() -> float:
+            ticked[name].set()
+            return 60.0
+
+        return tick
+
+    early = workers.add("early", tick_of("early"), 60.0)
+    workers.add("late", tick_of("late"), 60.0)
+    workers.ensure_running()
+    early.wake()
+    assert ticked["early"].wait(10)
+    assert not ticked["late"].is_set()
+    workers.stop(10)
+    assert not {"segmentlog-early", "segmentlog-late"} & {thread.name for thread in threading.enumerate()}
+
+
+def test_workers_that_are_stopped_before_they_started_never_start() -> None:
+    """A store that is closed as soon as it was opened leaves no thread behind."""
+    workers = Workers()
+    worker = workers.add("never", lambda: 60.0)
+    workers.ensure_running()
+    workers.stop()
+    worker.ensure_running()  # as the thread that starts them does, some time later
+    assert not any(thread.name == "segmentlog-never" for thread in threading.enumerate())
+
+
+def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no thread shows in the store's health, and gets one when there are some again."""
+    refused, ticked = threading.Event(), threading.Event()
+
+    def no_more(thread: threading.Thread) -> NoReturn:
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    def tick() -> float:
+        ticked.set()
+        return 60.0
+
+    workers = Workers()
+    workers.add("test", tick)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        workers.ensure_running()
+        assert refused.wait(10)
+        while not workers.errors():
+            time.sleep(0.001)
+    assert workers.errors() == {"test": "can't start new thread"}
+    workers.ensure_running()
+    assert ticked.wait(10)
+    while workers.errors():
+        time.sleep(0.001)
+    workers.stop(10)
+
+
+def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
+    """Whatever ended it: who asks for the worker the next time has one."""
+    ticks: list[int] = []
+
+    def tick() -> float:
+        ticks.append(1)
+        if len(ticks) == 1:
+            raise SystemExit  # ends a thread in silence
+        return 60.0
+
+    worker = Worker("mortal", tick)
+    worker.ensure_running()
+    _soon(lambda: not worker.is_running)
+    worker.ensure_running()
+    _soon(lambda: len(ticks) == 2)
+    worker.stop()
+    assert len(ticks) == 2
+
+
+def _soon(is_so: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < ends_s
+        time.sleep(0.002)
