@@ -40,8 +40,7 @@ def wake_ups(process: subprocess.Popen[bytes]) -> int:
 def only_woken(store: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A command whose followers look again once an hour: what they find before, they were woken for."""
     script = (
-        "from segmentlog.consuming import following; following.WAIT_S = 3600.0; "
-        "from segmentlog.__main__ import main; main()"
+        "from segmentlog.consuming import wakeup; wakeup.WAIT_S = 3600.0; from segmentlog.__main__ import main; main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, "--dir", str(store), *arguments],

@@ -120,8 +120,9 @@ def _encode_checked(
     """`_encode`, in this thread. Raise `TooManyBytes` where the batch decompresses to more than ``limit_bytes``."""
     count = wire.record_count
     try:
-        records = decode_records(data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes)
-        records.check()
+        records = decode_records(
+            data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes, wants_fields=False
+        )
     except TooManyBytes:
         raise
     except ValueError as error:
