@@ -165,7 +165,7 @@ class Partition(PartitionMaintenance):
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,
     ) -> int:
-        """Append checked lists, as `append` does, whose timestamps were checked against the topic's limits.
+        """Append lists whose items and timestamps the caller has checked, as `append` does.
 
         Records without a timestamp get ``create_ms``, or the current time.
         """

@@ -27,7 +27,7 @@ block does not pass the checksum.
 The page only describes the content of the kernel's page cache. It is invalid after a restart of the machine, and for a
 copy of the folder; words 1-4 show both. It is also invalid if the disk went away and came back within a boot, with any
 older version of the page on it. No content of the page can show that, so `has_stayed_in_memory` asks the kernel. See
-docs/durability.md, "Who is believed".
+docs/durability-evidence.md, "When a state page is trusted".
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from delivery_trial import Trial, run_trial
 from seeds import given_seed, jobs
 from trial import Broken, run_until
 
-STATES = int(os.environ.get("SEGMENTLOG_DELIVERY_STATES", "300"))
+STATES = int(os.environ.get("SEGMENTLOG_DELIVERY_STATES", "500"))
 
 
 def test_no_transaction_is_torn_at_any_crash_state() -> None:

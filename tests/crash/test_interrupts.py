@@ -36,7 +36,7 @@ from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_p
 
 POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1_000_000))))
-SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1.5"))
+SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1"))
 CRITICAL = (
     "locks.",
     "group.",

@@ -20,7 +20,7 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
-STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "17"))
+STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "29"))
 """Every how many bytes one rots, of those that the seeds choose. 1 takes every byte of every file."""
 
 _THIN = 64

@@ -61,7 +61,7 @@ from segmentlog.inspection.small_files import check_store_file, read_topic_file
 from segmentlog.storage.state_page import PAGE_SIZE, StateDamaged, StatePage
 from segmentlog.store import LogStore
 
-EXAMPLES = int(os.environ.get("SEGMENTLOG_FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("SEGMENTLOG_FUZZ_EXAMPLES", "120"))
 """Of each property; a night's run takes a hundred thousand."""
 
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
