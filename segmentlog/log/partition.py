@@ -23,7 +23,7 @@ from segmentlog.format.wire import Buffer
 from segmentlog.log.append.append_pipeline import Ack as Ack
 from segmentlog.log.append.append_pipeline import AppendPipeline
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import RecordColumns, check_columns
+from segmentlog.log.append.batch_encoding import CheckedColumns, check_columns
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wait_shipped import wait_shipped
 from segmentlog.log.append.wire_append import WireAppended, append_wire
@@ -160,7 +160,7 @@ class Partition(PartitionMaintenance):
 
     def append_columns(
         self,
-        columns: RecordColumns,
+        columns: CheckedColumns,
         ack: Ack | None = None,
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,

@@ -16,7 +16,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producer_snapshot import SEQUENCE_END
-from segmentlog.log.append.batch_encoding import RecordColumns
+from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import fork_safety
@@ -114,7 +114,7 @@ class Identity:
             self._transactions.add_partitions(self._registration, fresh)
             transaction.logs.update(fresh)
 
-    def append(self, log: Partition, columns: RecordColumns, ack: Ack | None, create_ms: int | None) -> int:
+    def append(self, log: Partition, columns: CheckedColumns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers, after an interrupt the same again; the first record's offset."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
@@ -123,7 +123,7 @@ class Identity:
         count = sum(batch.last_offset_delta + 1 for batch in batches)
         return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
-    def append_positions(self, log: Partition, columns: RecordColumns) -> int:
+    def append_positions(self, log: Partition, columns: CheckedColumns) -> int:
         """The same with positions of a group: who commits again commits others."""
         return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
 

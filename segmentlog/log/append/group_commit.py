@@ -38,7 +38,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import RecordColumns, check_items, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import CheckedColumns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
 from segmentlog.log.producer_state import ProducerStamp
@@ -101,7 +101,7 @@ class _QueuedAppend:
     )  # fmt: skip
 
     def __init__(
-        self, columns: RecordColumns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
+        self, columns: CheckedColumns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
     ) -> None:
         self.columns = columns
         self.batches = batches
@@ -169,7 +169,7 @@ class GroupCommit:
         self._scratch = bytearray()
 
     def append(
-        self, columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
+        self, columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
     ) -> int:
         """Append the columns. Return the offset of the first record once all records are on disk.
 
@@ -185,7 +185,7 @@ class GroupCommit:
 
     def _append(
         self,
-        columns: RecordColumns,
+        columns: CheckedColumns,
         config: TopicConfig,
         now_ms: int,
         stamp: ProducerStamp | None,
@@ -260,7 +260,7 @@ class GroupCommit:
 
     @staticmethod
     def _prepare(
-        columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+        columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
     ) -> _QueuedAppend:
         if stamp is None and _is_small(columns, config):
             # An interrupt ends the wait of the main thread while another thread may be writing its records. So that
@@ -415,7 +415,7 @@ def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedApp
     return list(first.values())
 
 
-def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
+def _is_small(columns: CheckedColumns, config: TopicConfig) -> bool:
     """Return whether the append is to be merged with others.
 
     Raises `InvalidRecord`, before other appends depend on the check.
@@ -432,7 +432,7 @@ def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
     return size_bytes <= min(_MERGE_BYTES, config.max_message_bytes // 2)
 
 
-def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> RecordColumns:
+def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> CheckedColumns:
     """Return the concatenated columns of several appends. Records without a timestamp get ``now_ms``."""
     parts = [one.columns for one in small if one.columns is not None]
     if len(parts) == 1:
@@ -446,7 +446,7 @@ def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> RecordColumns:
         timestamps = np.concatenate(
             [np.full(len(part.values), now_ms) if part.timestamps is None else part.timestamps for part in parts]
         )
-    return RecordColumns(values, keys, timestamps, None)
+    return CheckedColumns(values, keys, timestamps, None)
 
 
 def _yield_processor() -> None:

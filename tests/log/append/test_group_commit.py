@@ -13,7 +13,7 @@ import pytest
 from logs import open_log, values
 
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
-from segmentlog.log.append.batch_encoding import RecordColumns, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import CheckedColumns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
@@ -274,7 +274,7 @@ def test_records_of_an_interrupted_append_are_written_as_they_were(
         with pytest.raises(_Interrupt):
             log.append(given, ack="durable")
         given[:] = [b"something else"] * count
-        encode_columns_as_batches(RecordColumns(given, None, None, None), log.handle.config, 0)
+        encode_columns_as_batches(CheckedColumns(given, None, None, None), log.handle.config, 0)
     finally:
         stop.set()
         goes_on.set()
