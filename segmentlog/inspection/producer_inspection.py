@@ -1,9 +1,10 @@
 """Inspect what a log records of its producers, and the files that repeat it.
 
-The batches of each producer are checked in order of their offsets: against each other, the aborts in ``.txnindex``, the
-entries of ``.snapshot`` and the last stable offset of the state page. A snapshot may know more than the log: batches
-removed by retention, compaction, a repair or a crash, all below `_intact_from`. It never knows less, except of
-producers whose id no name owns: a log forgets those after a while.
+The batches of each producer are checked in order of their offsets. They are compared with each other, with the aborts
+in ``.txnindex``, the entries of ``.snapshot`` and the last stable offset of the state page.
+
+A snapshot may know more than the log: batches removed by retention, compaction, a repair or a crash, all below
+`_intact_from`. It never knows less, except of producers whose id no name owns: a log forgets those after a while.
 """
 
 from __future__ import annotations

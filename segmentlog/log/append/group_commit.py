@@ -284,7 +284,7 @@ class GroupCommit:
         if mine.is_main:
             for one in list(queue):
                 wake_sleeper(one.wake)
-        # not settled, and no other thread leads: its leader was interrupted
+        # not finished although no other thread leads: its leader was interrupted
         if group is not None and not group.is_void:
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)

@@ -1,8 +1,8 @@
 """Repair a partition: move damaged bytes to quarantine, and leave intact batches where they are.
 
-A damaged batch is cut out of its segment. Its offsets become a lost range, so that a reader in the middle of it gets an
-error, other readers skip it, and no record ever gets one of those offsets. An unreadable batch (intact bytes that do
-not decode) stays, unless the caller asks for its removal.
+A damaged batch is cut out of its segment. Its offsets become a lost range: a reader in the middle of it gets an error,
+other readers skip it, and its offsets are never reused. An unreadable batch (intact bytes that do not decode) stays,
+unless the caller asks for its removal.
 
 Other processes may have the partition open during a repair. They wait for the append lock and continue afterwards. The
 log is then in a new epoch and a new generation, so that they list the folder again; their maps stay valid.
@@ -14,7 +14,7 @@ log is then in a new epoch and a new generation, so that they list the folder ag
     publish   write the new epoch and generation into the state page
     indexes   rebuild them from the segments; delete wrong snapshots and lists of aborts
 
-If it is killed between any two steps, the partition is no worse than before. It can be used, or repaired again.
+A kill between any two steps leaves the partition in a state that can be used, or repaired again.
 """
 
 from __future__ import annotations
