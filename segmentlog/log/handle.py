@@ -147,7 +147,7 @@ class Handle:
             for fd in opened:
                 close_lockable(self.fs, fd)
             if isinstance(error, FileNotFoundError):
-                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
+                raise UnknownTopic(self.topic, f"the folder of partition {self.partition} was deleted") from None
             raise
         # Set both at once, and last: another thread may read them without `_open_mutex`.
         self.lock_fd, self.state_fd = opened

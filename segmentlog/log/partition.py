@@ -197,7 +197,7 @@ class Partition(PartitionMaintenance):
         recompressed. ``data`` is the whole batch. It is neither copied nor changed, and must not change until this call
         returns. The producer's numbers count: a batch that the producer has appended before is not appended again.
         Before anything is stored, the function that readers use decompresses and checks the records. A wrong largest
-        timestamp in the header is corrected. ``unpacking`` is a context that is entered while a batch that is not small is
+        timestamp in the header is corrected. ``unpacking`` is a context, entered while a batch that is not small is
         decompressed, checked and compressed; a server uses it to limit how many batches are checked at the same time.
 
         With ``sync=False`` the call does not wait for the disk and wakes no follower, and the result says whether the

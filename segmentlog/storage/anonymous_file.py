@@ -23,7 +23,7 @@ class AnonymousFile:
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
         """Create the file. Raises OSError if the file system has no such files, or no room."""
         if not _O_TMPFILE:
-            raise OSError("no files without a name")
+            raise OSError("this system has no anonymous files (O_TMPFILE)")
         self._fs = fs
         self._mutex = fork_safety.lock(self, "_mutex", "_forget")
         self._size_bytes = size_bytes

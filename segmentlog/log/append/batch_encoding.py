@@ -80,13 +80,15 @@ def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Chec
         if keys.__class__ is not list:
             keys = as_list("keys", keys)
         if len(keys) != len(values):
-            raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one a value")
+            raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one for each value")
     if timestamps is not None:
         timestamps = as_timestamps(timestamps, len(values))
     if headers is not None:
         headers = check_headers(headers)
         if len(headers) != len(values):
-            raise InvalidRecord("headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one a value")
+            raise InvalidRecord(
+                "headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one for each value"
+            )
         if not any(headers):
             headers = None
     return CheckedColumns(values, keys, timestamps, headers)

@@ -107,7 +107,7 @@ def _encode(
         with unpacking():
             return _encode_checked(data, wire, config, now_ms)
     except TooManyBytes as error:
-        raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
+        raise InvalidWireBatch("size", f"it decompresses to {error}, which is more than readers accept") from None
 
 
 def _is_fast(compression: Compression) -> bool:
