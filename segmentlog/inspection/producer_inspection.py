@@ -333,5 +333,7 @@ class ProducerInspector:
             what = f"last stable offset {stated}, but a transaction that began at {stable_offset} is not decided"
             found.add("damage", path, what, base_offset=stable_offset, end_offset=stated)
         else:
-            what = f"last stable offset {stated}, but everything below {stable_offset} is decided: readers wait without need"
+            what = (
+                f"last stable offset {stated}, but everything below {stable_offset} is decided: readers wait needlessly"
+            )
             found.add("warning", path, what)

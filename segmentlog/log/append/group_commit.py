@@ -13,12 +13,12 @@ An interrupt may come anywhere, also in the leader, and must not leave a thread 
   `_CommitGroup`. Each change of a group's fate is one store into the group.
 - Only the main thread runs signal handlers. While it is in `append`, or was interrupted there, a wake-up is only a
   hint. Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds a group
-  that is not settled knows that the group's leader was interrupted.
+  that is not finished knows that the group's leader was interrupted.
 - While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
   more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
   threads are there. So a thread that sleeps without a time-out queued earlier, and the main thread is the last to be
   woken and to lead: another thread is about to lead. If the main thread leads all the same, it wakes them first.
-- An interrupted thread leaves at once and sets ``left``: its append is not taken any more.
+- An interrupted thread leaves at once and sets ``has_left``: its append is not taken any more.
 - A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
   waits, too. With a signal every millisecond the main thread never finishes the repair that its own interrupted write
   made necessary. It used to take the lead again at once, every time, and no thread could append.
@@ -70,7 +70,7 @@ class _CommitGroup:
         self.error: BaseException | None = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         return self.is_synced or self.error is not None
 
     def end_with(self, error: BaseException) -> None:
@@ -96,8 +96,18 @@ class _QueuedAppend:
     """An append in the queue. Its thread sleeps on the lock ``wake``, which is released to wake it."""
 
     __slots__ = (
-        "_stamp", "ahead", "batches", "columns", "count", "error", "following", "group", "is_main", "known_offset",
-        "left", "wake",
+        "_stamp",
+        "ahead",
+        "batches",
+        "columns",
+        "count",
+        "error",
+        "following",
+        "group",
+        "has_left",
+        "is_main",
+        "known_offset",
+        "wake",
     )  # fmt: skip
 
     def __init__(
@@ -115,7 +125,7 @@ class _QueuedAppend:
         self.count = 0
         self.error: BaseException | None = None
         """The error of this append, as opposed to its group's."""
-        self.left = False
+        self.has_left = False
         self.following: _QueuedAppend | None = None
         self.wake: Any = _thread.allocate_lock()
         self.wake.acquire()
@@ -134,12 +144,12 @@ class _QueuedAppend:
     @property
     def is_free(self) -> bool:
         """Whether it is still to be taken into a group."""
-        return not self.left and self.error is None and (self.group is None or self.group.is_void)
+        return not self.has_left and self.error is None and (self.group is None or self.group.is_void)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether its thread still waits for a leader, to be taken into a group or for the fsync of its group."""
-        return not self.left and self.error is None and (self.group is None or not self.group.is_settled)
+        return not self.has_left and self.error is None and (self.group is None or not self.group.is_finished)
 
 
 class GroupCommit:
@@ -225,7 +235,7 @@ class GroupCommit:
                 else:
                     was_woken = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
         except BaseException:
-            mine.left = True
+            mine.has_left = True
             self._wake_next_leader()  # it may have been this thread's turn to lead
             raise
         finally:
@@ -256,7 +266,7 @@ class GroupCommit:
 
     def _is_done(self, mine: _QueuedAppend) -> bool:
         group = mine.group
-        return mine.error is not None or (group is not None and group.is_settled)
+        return mine.error is not None or (group is not None and group.is_finished)
 
     @staticmethod
     def _prepare(
@@ -291,7 +301,7 @@ class GroupCommit:
                 group.is_synced = True
             else:
                 group.end_interrupted()
-            if group.is_settled:
+            if group.is_finished:
                 self._wake([one for one in list(queue) if one.group is group], mine)
                 return
             if mine not in queue:
@@ -310,15 +320,15 @@ class GroupCommit:
                 [
                     one
                     for one in taken
-                    if (one.group is None or one.group.is_void) and one.error is None and not one.left
+                    if (one.group is None or one.group.is_void) and one.error is None and not one.has_left
                 ]
             )
         finally:
             while queue:
                 group = queue[0].group
-                is_settled = group is not None and (group.is_synced or group.error is not None)
+                is_finished = group is not None and (group.is_synced or group.error is not None)
                 # An append that still waits for its fsync stays, so that a main thread that gives way sees it.
-                if not is_settled and queue[0].is_unfinished:
+                if not is_finished and queue[0].is_unfinished:
                     break
                 queue.popleft()
             self._wake(taken, mine)
@@ -383,7 +393,7 @@ class GroupCommit:
 
         Each wakes the other core once, where one thread waking all would block it.
         """
-        others = [one for one in taken if one is not mine and not one.left]
+        others = [one for one in taken if one is not mine and not one.has_left]
         if len(others) > 1 and any(one.is_main for one in others):
             others.sort(key=lambda one: one.is_main)  # last: no other thread's wake-up depends on it
         for one, following in pairwise(others):
