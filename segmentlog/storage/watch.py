@@ -85,8 +85,8 @@ class Watch:
                 watched, self._is_parents = self._is_parents, None
                 if watched is not None:
                     self._open()
-                    for path, one in watched.items():
-                        self._add(path, one.mask, one.file)
+                    for path, watched_path in watched.items():
+                        self._add(path, watched_path.mask, watched_path.file)
 
     @property
     def must_poll(self) -> bool:

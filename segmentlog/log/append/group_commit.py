@@ -257,7 +257,7 @@ class GroupCommit:
 
     def _wake_other_leader(self) -> bool:
         """Wake the first thread that waits to lead, except the main thread. Return False if no other thread waits."""
-        other = next((one for one in list(self._queue) if not one.is_main and one.is_unfinished), None)
+        other = next((queued for queued in list(self._queue) if not queued.is_main and queued.is_unfinished), None)
         if other is None:
             return False
         self._heir = other
@@ -292,8 +292,8 @@ class GroupCommit:
         group = mine.group
         queue = self._queue
         if mine.is_main:
-            for one in list(queue):
-                wake_sleeper(one.wake)
+            for queued in list(queue):
+                wake_sleeper(queued.wake)
         # not finished although no other thread leads: its leader was interrupted
         if group is not None and not group.is_void:
             if group.next_offset >= 0:
@@ -302,7 +302,7 @@ class GroupCommit:
             else:
                 group.end_interrupted()
             if group.is_finished:
-                self._wake([one for one in list(queue) if one.group is group], mine)
+                self._wake([queued for queued in list(queue) if queued.group is group], mine)
                 return
             if mine not in queue:
                 queue.append(mine)
@@ -318,9 +318,9 @@ class GroupCommit:
             # The conditions of `is_free`, without a call for each.
             self._append_group(
                 [
-                    one
-                    for one in taken
-                    if (one.group is None or one.group.is_void) and one.error is None and not one.has_left
+                    queued
+                    for queued in taken
+                    if (queued.group is None or queued.group.is_void) and queued.error is None and not queued.has_left
                 ]
             )
         finally:
@@ -376,13 +376,13 @@ class GroupCommit:
         """Return batches for each append that can be encoded, and those appends; set the error of the others."""
         batches: list[EncodedBatch] = []
         good: list[_QueuedAppend] = []
-        for one in small:
-            assert one.columns is not None
+        for queued in small:
+            assert queued.columns is not None
             try:
-                batches += encode_columns_as_batches(one.columns, config, now_ms, bytearray())
-                good.append(one)
+                batches += encode_columns_as_batches(queued.columns, config, now_ms, bytearray())
+                good.append(queued)
             except SegmentlogError as error:
-                one.error = error
+                queued.error = error
         return batches, good
 
     # ------------------------------------------------------------ waking
@@ -393,11 +393,11 @@ class GroupCommit:
 
         Each wakes the other core once, where one thread waking all would block it.
         """
-        others = [one for one in taken if one is not mine and not one.has_left]
-        if len(others) > 1 and any(one.is_main for one in others):
-            others.sort(key=lambda one: one.is_main)  # last: no other thread's wake-up depends on it
-        for one, following in pairwise(others):
-            one.following = following
+        others = [queued for queued in taken if queued is not mine and not queued.has_left]
+        if len(others) > 1 and any(queued.is_main for queued in others):
+            others.sort(key=lambda queued: queued.is_main)  # last: no other thread's wake-up depends on it
+        for queued, following in pairwise(others):
+            queued.following = following
         if others:
             wake_sleeper(others[0].wake)
 
@@ -406,7 +406,7 @@ class GroupCommit:
         if self._queue and (self._main_is_here or not self._leading.locked()):
             if self._wake_other_leader():
                 return
-            main = next((one for one in list(self._queue) if one.is_unfinished), None)
+            main = next((queued for queued in list(self._queue) if queued.is_unfinished), None)
             if main is not None:
                 self._heir = main
                 wake_sleeper(main.wake)
@@ -444,7 +444,7 @@ def _is_small(columns: CheckedColumns, config: TopicConfig) -> bool:
 
 def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> CheckedColumns:
     """Return the concatenated columns of several appends. Records without a timestamp get ``now_ms``."""
-    parts = [one.columns for one in small if one.columns is not None]
+    parts = [queued.columns for queued in small if queued.columns is not None]
     if len(parts) == 1:
         return parts[0]
     values = [value for part in parts for value in part.values]

@@ -127,4 +127,6 @@ class Cleaner:
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
         end = cleanable_end(config, dirty_segments(), dirty_offset, limit, now_ms)
-        return CompactionPlan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)
+        return CompactionPlan(
+            [segment for segment in catalog.sealed() if segment.base_offset < end], dirty_offset, end, config
+        )

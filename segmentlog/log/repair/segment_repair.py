@@ -75,7 +75,7 @@ def _rewrite_txn_index(handle: Handle, base: int, cut_out: list[AbortedTransacti
     mapped = MappedSegment(handle.fs, handle.folder, base)
     size = len(mapped.view)
     left = read_aborted(mapped, 0, size, lambda: handle.around(base, None))
-    aborted = sorted([*cut_out, *left], key=lambda one: one.last_offset)
+    aborted = sorted([*cut_out, *left], key=lambda abort: abort.last_offset)
     replace_file(handle.fs, path, encode_aborted(size, aborted))
 
 
