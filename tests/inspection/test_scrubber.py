@@ -193,7 +193,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
 
 
 def test_segments_that_go_away_meanwhile(tmp_path: Path) -> None:
-    """Deleted, replaced or cut while they are being read, they are no damage; neither are topics that are deleted."""
+    """Segments and topics that are deleted, replaced or truncated during a read are not reported as damage."""
     store = make(tmp_path / "store", 12, scrub_bytes_per_s=200)
     clock = store._topics.clock
     assert isinstance(clock, FakeClock)
@@ -269,7 +269,7 @@ def _merge_meanwhile(path: Path, calls: int) -> bool:
 
 
 def test_segments_that_are_merged_once_they_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At whatever call of the compaction that takes them together they are read, they are no damage."""
+    """Segments read at any call of the compaction that merges them are not reported as damage."""
     calls = 1
     while _merge_meanwhile(tmp_path / str(calls), calls):
         assert "damage found" not in caplog.text, f"before call {calls}"
@@ -278,7 +278,7 @@ def test_segments_that_are_merged_once_they_are_listed(tmp_path: Path, caplog: p
 
 
 def test_findings_go_with_their_segment(tmp_path: Path) -> None:
-    """Damage that retention deleted is no damage any more."""
+    """After retention deletes the segment, its damage is no longer reported."""
     store = make(tmp_path / "store")
     flip(sealed(store)[0], 100)
     scrub_round(store)

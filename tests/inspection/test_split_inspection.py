@@ -62,7 +62,7 @@ def broken_error(one: SegmentFindings) -> list[tuple[object, ...]]:
 def test_what_is_packed_comes_back(
     batches: list[tuple[int, int, int, int]], tracked: list[tuple[int, int, int, int, int, int, int, bool, bool, bool]]
 ) -> None:
-    """Whatever numbers are in it: every column, every batch of a producer, every marker, all the rest."""
+    """Every column, every batch of a producer, every marker and the rest survive packing, with any numbers."""
     found = SegmentFindings(
         5, "x/00000000000000000005.log", 1000, 900, 77, 800,
         gaps=[Gap(1, 2, 3)], flaws=[Flaw(1, 2, 3, 4, "odd")], unreadable=[(4096, 4096)], epochs={1: 5, 3: 50},
@@ -85,7 +85,7 @@ def test_what_is_packed_comes_back(
 
 @given(st.lists(st.integers(0, 200 * MIB), max_size=60), st.integers(1, 16))
 def test_shares(sizes: list[int], workers: int) -> None:
-    """Every segment is in one share, none is empty, each worker has one, and none has far more than another."""
+    """Every segment is in one share, each worker has a share, and the shares are of similar size."""
     jobs = [SegmentJob(f"{number}.log", 0, None, size) for number, size in enumerate(sizes)]
     shares = split(jobs, workers)
     assert sorted(job.path for share in shares for job in share) == sorted(job.path for job in jobs)
@@ -118,7 +118,7 @@ def append(folder: Path) -> None:
 
 
 def replace(folder: Path) -> None:
-    """The same bytes and times in another file."""
+    """Replace the file by a copy with the same bytes and times."""
     path = log_files(folder)[1]
     shutil.copy2(path, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)

@@ -89,7 +89,7 @@ def test_an_empty_list_appends_nothing(tmp_path: Path) -> None:
 
 
 def test_compression_is_the_topics_choice(tmp_path: Path) -> None:
-    """With ``none`` the bytes lie in the file as they are, with ``lz4`` they take less; both read the same."""
+    """With ``none`` the file has the bytes unchanged, with ``lz4`` fewer bytes; both read the same."""
     sent: list[bytes | None] = [b"compressible " * 100]
     for kind in ("none", "lz4"):
         partition = open_log(tmp_path / kind, compression_type=kind)
@@ -253,7 +253,7 @@ def test_max_bytes_ends_reading_but_never_starves_it(tmp_path: Path) -> None:
 
 
 def test_durable_only_ends_at_the_durable_offset(tmp_path: Path) -> None:
-    """Such a reader sees nothing that a power cut could take, not even the rest of a batch's neighbours."""
+    """Such a reader gets only records that survive a power cut, and no part of a batch that does not."""
     partition = open_log(tmp_path)
     partition.append([b"a", b"b"])
     assert values(partition, durable_only=True) == []

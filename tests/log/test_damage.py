@@ -229,7 +229,7 @@ def test_a_wrong_byte_below_the_recovery_point_is_never_cut_off(tmp_path: Path) 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("name", ["index", "timeindex", CHECKPOINT_FILE, STATE_FILE])
 def test_a_wrong_byte_in_any_other_file_makes_up_nothing(tmp_path: Path, name: str, clean: bool) -> None:
-    """Whatever byte of index, checkpoint or state is wrong: the same records, right lookups, no offset given twice."""
+    """With any byte of index, checkpoint or state wrong, records and lookups stay right, and no offset is reused."""
     made = tmp_path / "made"
     partition = open_log(made, segment_records=6, **SETTINGS)
     records = _fill(partition, 5)
@@ -263,7 +263,7 @@ def test_a_wrong_byte_in_any_other_file_makes_up_nothing(tmp_path: Path, name: s
                 if path.name not in saved and path.is_file():
                     path.unlink()
             for restored, data in saved.items():
-                fd = os.open(made / restored, os.O_RDWR | os.O_CREAT)  # not anew: the same inode
+                fd = os.open(made / restored, os.O_RDWR | os.O_CREAT)  # not rebuilt: the same inode
                 os.ftruncate(fd, os.pwrite(fd, data, 0))
                 os.close(fd)
             shutil.rmtree(made / "quarantine", ignore_errors=True)

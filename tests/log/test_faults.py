@@ -190,7 +190,10 @@ def test_short_writes_are_completed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut_fails", [False, True])
 def test_a_failing_disk_fails_the_partition(tmp_path: Path, cut_fails: bool) -> None:
-    """EIO on a write is no full disk: appends are refused until it is reopened, and nothing half-written shows."""
+    """EIO on a write differs from a full disk: appends are refused until the log is reopened.
+
+    Partial writes never show.
+    """
     fs = FaultyFileSystem()
     partition = open_log(tmp_path, fs=fs)
     partition.append([b"a"], ack="durable")
@@ -253,7 +256,7 @@ def test_fsync_always(tmp_path: Path) -> None:
 
 
 def test_fsync_by_records(tmp_path: Path) -> None:
-    """An append that leaves so many records un-fsynced fsyncs them."""
+    """The append that reaches the policy's number of unsynced records syncs them."""
     partition = open_log(tmp_path, fsync="10records")
     durable = []
     for _ in range(7):
@@ -264,7 +267,7 @@ def test_fsync_by_records(tmp_path: Path) -> None:
 
 
 def test_fsync_by_bytes(tmp_path: Path) -> None:
-    """An append that leaves so many stored bytes un-fsynced fsyncs them."""
+    """The append that reaches the policy's number of unsynced bytes syncs them."""
     partition = open_log(tmp_path, fsync="1000bytes", compression_type="none")
     durable, unsynced, syncs = 0, 0, 0
     for number in range(1, 20):

@@ -153,7 +153,7 @@ class LogMachine(RuleBasedStateMachine):
             assert lost.base_offset >= offset
             assert lost.end_offset == self.end + 1, "a consumer that had read to the end must notice"
             self.end = lost.end_offset
-            # One that began behind it is part of it from now on.
+            # A range that began after it is part of it from now on.
             self.lost = [*(one for one in self.lost if one.base_offset < lost.base_offset), lost]
         self.records = [record for record in self.records if record.offset < offset]
 

@@ -87,7 +87,7 @@ def test_other_processes_and_later_ones_are_bound_by_it(store: LogStore) -> None
 
 
 def test_a_fence_stops_all_who_have_the_log_open(store: LogStore, tmp_path: Path) -> None:
-    """Appends, markers, truncation and trims; reads go on, and so it is after a restart, until it is released."""
+    """It stops appends, markers, truncation and trims, also after a restart, until it is released; reads continue."""
     log = log_of(store)
     with LogStore(store.path, background=False) as other:
         theirs = log_of(other)

@@ -154,7 +154,7 @@ def test_a_newer_epoch_fences_the_older(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     put(log, 0, 2)
     assert put(log, 2, epoch=1) == 2  # counts on
-    assert put(log, 0, epoch=2) == 3  # begins anew, as Kafka's do
+    assert put(log, 0, epoch=2) == 3  # starts again at 0, as Kafka's do
     with pytest.raises(ProducerFenced) as caught:
         put(log, 3, epoch=1)
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
@@ -254,7 +254,7 @@ def test_retention_does_not_forget_producers(tmp_path: Path) -> None:
 
 
 def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) -> None:
-    """Those with a name are not, nor those with a transaction open."""
+    """Producers with a name, and with an open transaction, are retained."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
     put(log, 0, who=UNNAMED)
@@ -344,7 +344,7 @@ def test_verify_accepts_that_an_id_without_a_name_is_forgotten(tmp_path: Path) -
 
 
 def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
-    """It pays for nothing that it does not use."""
+    """A log pays only for what it uses."""
     log = open_log(tmp_path, segment_bytes=300)
     for _ in range(30):
         log.append([b"x" * 50])
@@ -389,7 +389,7 @@ def test_the_marker_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
     put(log, 0, epoch=3, txn=True)
     with pytest.raises(ProducerFenced):
         log.end_transaction(NAMED, 2, committed=True)
-    assert log.end_transaction(NAMED, 4, committed=False) == 1  # whoever aborts it fences it
+    assert log.end_transaction(NAMED, 4, committed=False) == 1  # the process that aborts it fences it
     with pytest.raises(ProducerFenced):
         put(log, 1, epoch=3, txn=True)
 
@@ -673,7 +673,7 @@ def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")
         _append_numbered(store, "a", 400)
-        with store.producer(linger_ms=0) as producer:  # left open when the store is closed: aborted by nobody
+        with store.producer(linger_ms=0) as producer:  # left open when the store is closed, and not aborted
             producer.begin_transaction()
             producer.send_many("t", [b"open"])
             expected = store.topic("t").partition(0).producers()
@@ -691,7 +691,7 @@ def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["garbage", "older", "copied", "truncated", "rolled", "missing"])
 def test_what_a_close_left_is_believed_only_of_that_log(tmp_path: Path, harm: str) -> None:
-    """A file of another log, of an older end or that does not check costs time, and nothing else."""
+    """A snapshot of another log, of an older end or with a wrong checksum costs only time."""
     path = tmp_path / "s/t/0/producers"
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")

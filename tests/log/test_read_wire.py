@@ -56,7 +56,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
 
 
 def read(log: Partition, offset: int = 0) -> bytes:
-    """The same as the library reads it, which looks nothing up."""
+    """Read the same with the library, which caches no positions."""
     return b"".join(wire for batch in log.read(offset) for wire in as_wire(batch))
 
 
@@ -89,7 +89,7 @@ def test_small_runs_at_the_end_are_not_kept(tmp_path: Path) -> None:
     assert kept(log) == 40
     append(log, 1, 40)
     assert fetched(log, 40) == read(log, 40)
-    assert kept(log) == 41  # it goes on one that is kept
+    assert kept(log) == 41  # it extends a cached run
     for number in range(41, 1000):
         append(log, 1, number)
         assert fetched(log, number) == read(log, number)
@@ -98,7 +98,7 @@ def test_small_runs_at_the_end_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_following_joins_no_large_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch of one batch does not copy the table of all that lie before it."""
+    """A fetch of one batch does not copy the positions of all earlier batches."""
     joined: list[int] = []
 
     def join(run: WireRun, other: WireRun, join: Callable[[WireRun, WireRun], WireRun] = WireRun.joined) -> WireRun:

@@ -67,7 +67,7 @@ def act(log: Partition, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["roll", "trim", "retain", "compact", "flush", "append", "close", "fill"])
 def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
-    """Whatever the old process does next, it gets an error and changes nothing in the new log."""
+    """The old process gets an error from each operation, and changes nothing in the new log."""
     path = tmp_path / "store"
     store = filled(path)
     log = store.topic("t").partition(0)
@@ -83,7 +83,7 @@ def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
     if what not in ("append", "close"):
         with pytest.raises(UnknownTopic, match="while it was in use"):
             log.append([b"no more"], [b"key"])
-        # Asked for anew, it is the new one's.
+        # A new request returns the new partition.
         assert [batch.values for batch in store.topic("t").partition(0).read(0)] == [[b"new"]]
     store.close()
     check_new(path)
@@ -162,7 +162,7 @@ class Change:
             os._exit(code)
 
     def begin(self) -> None:
-        """Returns once it is done, or has to wait for somebody."""
+        """Return once the change is done, or has to wait for a lock."""
         os.write(self._orders, b"go")
         assert os.read(self._news, 4) in (b"wait", b"done"), "it failed"
 
@@ -267,10 +267,10 @@ def _at_every_call(
     prepare: Callable[[Path], None],
     begin: Callable[[LogStore], Callable[[], object]],
 ) -> tuple[int, int]:
-    """Do what ``begin`` returns, with the change before its first call by a name, then before another one, and so on.
+    """Run what ``begin`` returns, with the change before its first call by name, then before the second, and so on.
 
-    Each time it comes to its end or raises `UnknownTopic`; and whatever there is afterwards is whole, and only that
-    which was put there. How many calls there were, and how often it was told.
+    Each run completes or raises `UnknownTopic`, and leaves the new log intact, with its own content only. Return the
+    number of calls, and how many runs raised.
     """
     told = 0
     for countdown in itertools.chain(range(1, 4), itertools.count(random.randint(4, 3 + STEP), STEP)):
@@ -358,7 +358,7 @@ def _use(what: str) -> Callable[[LogStore], Callable[[], object]]:
 
 
 def _flush(store: LogStore) -> Callable[[], object]:
-    """Of a segment that others have begun."""
+    """Flush a log in which other processes have begun a segment."""
     log = _behind(store)
     log.append([b"old more"], [b"g"])
     return log.flush

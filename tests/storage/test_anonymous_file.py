@@ -47,7 +47,7 @@ def test_no_room(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    """Where there is no folder there is no file, and no descriptor is left."""
+    """A missing folder raises an error and leaves no descriptor open."""
     with pytest.raises(OSError, match="none"):
         AnonymousFile(FileSystem(), str(tmp_path / "none"), 100)
 

@@ -29,7 +29,7 @@ def numbered(number: int) -> Checkpoint:
 
 
 def with_history(length: int) -> Checkpoint:
-    """A checkpoint with so long a history of epochs and losses."""
+    """Return a checkpoint with ``length`` epochs."""
     return Checkpoint(
         epochs=tuple(EpochStart(epoch, 1000 * epoch) for epoch in range(length)),
         lost_ranges=tuple(LostRange(1000 * at - 10, 1000 * at, at, "the machine died", at) for at in range(1, length)),
@@ -42,7 +42,7 @@ def file_in(folder: Path, fs: FileSystem | None = None) -> CheckpointFile:
 
 
 def sequences(file: CheckpointFile) -> list[int | None]:
-    """The sequence numbers of both slots; None for one that is not valid."""
+    """Return the sequence numbers of both slots; None for an invalid slot."""
     data = Path(file.path).read_bytes()
     found: list[int | None] = []
     for slot in (data[: len(data) // 2], data[len(data) // 2 :]):
@@ -54,7 +54,7 @@ def sequences(file: CheckpointFile) -> list[int | None]:
 
 
 def test_a_partition_begins_without_a_checkpoint(tmp_path):
-    """Where there is no file there is no checkpoint, and no damage."""
+    """A missing file is neither a checkpoint nor damage."""
     assert file_in(tmp_path).read() == (None, False)
 
 
@@ -114,7 +114,7 @@ def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
     behind = before[start + kept : start + SLOT_SIZE] if rest is None else rest * (SLOT_SIZE - kept)
     torn = after[:start] + after[start : start + kept] + behind + after[start + SLOT_SIZE :]
     Path(file.path).write_bytes(torn)
-    intact = torn == before  # no byte that differs arrived: that cannot be seen, and does not matter
+    intact = torn == before  # only equal bytes arrived: that is invisible and harmless
     if torn == after:  # all that differs arrived
         assert file.read() == (numbered(4), False)
         return
@@ -127,7 +127,7 @@ def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 2 * SLOT_SIZE, b"\xff" * 2 * SLOT_SIZE, b"SLC\x01"])
 def test_a_file_that_is_no_checkpoint_is_damage_and_can_be_written_anew(tmp_path, data):
-    """A file without a valid slot is not taken for a new partition's, and the next write makes a good one."""
+    """A file without a valid slot is distinguished from a new partition's, and the next write repairs it."""
     file = file_in(tmp_path)
     Path(file.path).write_bytes(data)
     assert file.read() == (None, True)
@@ -136,7 +136,7 @@ def test_a_file_that_is_no_checkpoint_is_damage_and_can_be_written_anew(tmp_path
 
 
 def test_a_history_may_grow_beyond_a_slot(tmp_path):
-    """Slots double when a checkpoint outgrows them, and go on in turns at their new size."""
+    """Slots double when a checkpoint outgrows them, and alternate at their new size."""
     file = file_in(tmp_path)
     for length in (1, 30, 60, 61, 200, 201, 202, 3):
         file.write(with_history(length))
@@ -220,7 +220,7 @@ def test_a_process_that_dies_while_writing_leaves_the_old_checkpoint_or_the_new_
 
 
 def test_sequence_numbers_never_go_back(tmp_path):
-    """Whatever was repaired and grown in between, each write has a higher number than every one before it."""
+    """Each write has a higher number than all before it, whatever was repaired or grown in between."""
     file = file_in(tmp_path)
     highest = 0
     for number in range(1, 12):

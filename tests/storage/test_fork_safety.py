@@ -90,7 +90,7 @@ def in_another_thread(begin: Callable[[], object], end: Callable[[], object]) ->
 
 
 def test_locks_are_free_in_a_child_and_taken_in_the_parent() -> None:
-    """Whatever another thread holds, the child gets new locks and its methods are called; the parent's locks stay."""
+    """The child gets new locks and its methods are called, whatever another thread holds; the parent's locks stay."""
     owner = Owner()
     owner.event.set()
 
@@ -581,7 +581,7 @@ def test_nothing_runs_when_what_was_let_go_of_is_dropped(tmp_path: Path) -> None
     def hold_and_drop() -> None:
         fd = fork_safety.open_lockable(fs, str(tmp_path / "lock"), os.O_RDWR | os.O_CREAT)
         fork_safety.close_lockable(fs, fd)
-        fork_safety.close_lockable(fs, fd)  # who was interrupted says it again
+        fork_safety.close_lockable(fs, fd)  # the interrupted caller repeats the call
         with fork_safety.opened_lockable(fs, str(tmp_path / "lock"), os.O_RDWR):
             pass
 

@@ -36,7 +36,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def test_a_kernel_without_hints_vouches_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no error: a page is merely not trusted."""
+    """The page is not trusted, and no error is raised."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "no hints")
@@ -65,7 +65,7 @@ def test_files_of_one_mount_have_its_number(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_has_no_mount() -> None:
-    """A descriptor that is closed is no crash."""
+    """A closed descriptor gives 0 instead of a crash."""
     fd = os.open("/", os.O_RDONLY)
     os.close(fd)
     assert inode_mark.mount_id(fd) == 0

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, number, short):
 
 
 def test_a_disk_that_fills_up_is_used_to_its_last_byte(tmp_path):
-    """Without room to allocate ahead appends go on while they fit; the first that does not is cut off whole."""
+    """Without room to preallocate, appends continue while they fit; the first that does not fit leaves no bytes."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     fs.room_bytes = 1000
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_is_used_to_its_last_byte(tmp_path):
 
 
 def test_a_disk_that_fails_is_told_as_it_is(tmp_path):
-    """An I/O error is no full disk; the file is cut back all the same."""
+    """An I/O error is not reported as a full disk; the file is truncated all the same."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     segment.write([b"a" * 100], 100, 0)

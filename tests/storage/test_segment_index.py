@@ -66,7 +66,7 @@ EXAMPLE = make_segment(SHAPE, 5000)
 def new_index(
     folder: Path | None, segment: Segment, interval: int = INTERVAL, fs: FileSystem | None = None
 ) -> SegmentIndex:
-    """An index that has looked at nothing yet, and writes nothing when it has no folder."""
+    """Return an empty index, which writes files only if it has a folder."""
     if folder is not None:
         (folder / f"segment{LOG_SUFFIX}").touch()
     stem = f"{folder}/segment"
@@ -306,7 +306,7 @@ def test_a_repaired_index_is_written_back(tmp_path, written):
 
 @given(first=st.binary(max_size=200), second=st.binary(max_size=400))
 def test_files_of_arbitrary_bytes_are_no_index(tmp_path_factory, first, second):
-    """Whatever the files hold, loading raises nothing, and catching up gives the right index."""
+    """Loading never raises for any content of the files, and catching up gives the right index."""
     folder = tmp_path_factory.getbasetemp() / "arbitrary"
     folder.mkdir(exist_ok=True)
     for path, data in zip(files(folder), (first, second), strict=True):
@@ -339,7 +339,7 @@ def test_a_damaged_batch_is_stepped_over(tmp_path):
 
 
 def test_a_log_of_noise_is_scanned_to_its_end(tmp_path):
-    """Bytes in which there is no batch give no entry and do not keep the scan from ending."""
+    """Bytes without a batch add no entry, and the scan still reaches its end."""
     index = new_index(tmp_path, EXAMPLE)
     noise = memoryview(np.random.default_rng(1).bytes(100_000))
     index.catch_up(noise, len(noise))

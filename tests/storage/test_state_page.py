@@ -128,7 +128,7 @@ def test_initialising_clears_what_a_dead_writer_left(tmp_path, page):
 
 @pytest.mark.parametrize("fill", [b"\xff", b"\0", b"\x01", b"SLSTATE\x01"])
 def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
-    """Whatever a page holds, counters at their end included: it is no page until it is initialised, then it is one."""
+    """A page with any content, counters at their maximum included, is valid exactly once it is initialised."""
     page = StatePage(bytearray((fill * PAGE_SIZE)[:PAGE_SIZE]))
     assert not page.is_valid_for(BOOT, tmp_path.stat())
     with pytest.raises(StateDamaged):
@@ -144,7 +144,7 @@ def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
 
 
 def test_a_page_describes_its_folder_in_its_boot(tmp_path, page):
-    """A page says nothing after a restart of the machine, and nothing about a folder that was copied."""
+    """A page is invalid after a restart of the machine, and for a copy of its folder."""
     (tmp_path / "copy").mkdir()
     assert page.is_valid_for(BOOT, tmp_path.stat())
     assert not page.is_valid_for(BOOT.replace("5", "6"), tmp_path.stat())
@@ -276,7 +276,7 @@ def test_a_reader_overtaken_by_writers_reads_again():
 
 
 def hammer(folder: Path) -> None:
-    """Write as fast as possible, for ever."""
+    """Write as fast as possible, forever."""
     page = open_page(folder)
     first = number_of(page.log.read())
     for number in itertools.count(first + 1):
@@ -300,7 +300,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def test_readers_never_see_a_torn_state_while_a_process_writes(tmp_path, page):
-    """While another process does nothing but write, every read is the fields of one write, and they go forward."""
+    """While another process writes without a pause, every read returns the fields of one write, in their order."""
     process = start(tmp_path)
     try:
         seen, last = set(), 0
@@ -360,7 +360,7 @@ def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page, seed):
         fresh = StatePage(copy_of(page))
         log, sync = number_of(fresh.log.read()), number_of(fresh.sync.read())
         assert log > last
-        assert 0 <= log - sync <= killed + 1  # a kill between the two blocks leaves one behind for good
+        assert 0 <= log - sync <= killed + 1  # a kill between the two blocks leaves one outdated forever
         last = log
 
 

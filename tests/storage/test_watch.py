@@ -180,7 +180,7 @@ def test_polling_needs_no_files(tmp_path, polling):
 
 
 def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
-    """For a log whose appenders cannot be asked to wake anybody, a wait is a short sleep as well."""
+    """For a log whose appenders cannot be asked to wake followers, a wait is a short sleep, too."""
     assert not watch.must_poll
     assert watch.wait(LONG_S, poll=True) is False, "it looked again, long before its time was up"
 
@@ -197,10 +197,7 @@ def test_a_watch_gives_back_its_descriptors():
 
 
 def test_a_file_that_takes_the_place_of_one_that_goes_on_is_watched(watch: Watch, tmp_path: Path) -> None:
-    """No event reports that the former file is gone, as it may have another name.
-
-    The caller of `add` tells the two apart.
-    """
+    """No event reports that the former file is gone, as it may have another name. The name given to `add` shows it."""
     path = tmp_path / "lock"
     for number in range(3):
         path.write_bytes(b"x")
@@ -209,7 +206,7 @@ def test_a_file_that_takes_the_place_of_one_that_goes_on_is_watched(watch: Watch
         path.write_bytes(b"y")
         assert watch.wait_for_changes(LONG_S) == {str(path)}
         path.rename(tmp_path / f"former-{number}")
-    for number in range(3):  # the former are forgotten when they go, and nothing of the last one with them
+    for number in range(3):  # entries of deleted files are removed, and the last file is unaffected
         (tmp_path / f"former-{number}").unlink()
     watch.wait_for_changes(0)
     path.write_bytes(b"x")

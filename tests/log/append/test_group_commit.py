@@ -22,7 +22,7 @@ _FIRST_ID = 1 << 61
 
 
 def stamp(number: int, sequence: int = 0, check: Callable[[], None] | None = None) -> ProducerStamp:
-    """Of the producer with that number."""
+    """Return a stamp of the producer with that number."""
     return ProducerStamp(_FIRST_ID + number, 0, sequence, False, check)
 
 
@@ -33,9 +33,9 @@ class Together:
         self._log = log
         self._group = log._pipeline.group
         self.outcomes: dict[int, Any] = {}
-        """What each append returned or raised, by its number."""
+        """The result or the exception of each append, by its number."""
         self.writes: list[tuple[int, int]] = []
-        """Of each write: how many appends without numbers were in it (as batches), and how many with."""
+        """For each write: the number of batches without producer numbers, and of appends with them."""
 
     def run(self, appends: list[tuple[list[bytes], ProducerStamp | None]]) -> None:
         """Append all of them at the same time, queued in this order."""
@@ -54,7 +54,7 @@ class Together:
         self._group._appender.place = count  # type: ignore[method-assign]
         threads = []
         try:
-            with self._group._leading:  # nobody leads meanwhile
+            with self._group._leading:  # no thread leads meanwhile
                 for number, (given, one) in enumerate(appends):
                     threads.append(threading.Thread(target=work, args=(number, given, one), daemon=True))
                     threads[-1].start()
@@ -87,7 +87,7 @@ def test_producers_share_a_write(tmp_path: Path) -> None:
 
 
 def test_who_may_not_append_is_told_alone(tmp_path: Path) -> None:
-    """One is out of order, one is fenced, one cannot read its fence: the others go on, under their offsets."""
+    """Three refused appends (out of order, fenced, unreadable fence) get their own errors; the others continue."""
     log = open_log(tmp_path)
     log.append([b"first"] * 3, producer=stamp(1))
 

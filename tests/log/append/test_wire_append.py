@@ -390,7 +390,7 @@ def test_what_cannot_be_recompressed_is_refused(tmp_path: Path, codec: str) -> N
 def test_a_decompressed_record_has_a_limit(tmp_path: Path, wanted: str) -> None:
     """As in Kafka: of a record without its length, in compressed batches alone; each larger one is named."""
     records = [Sent(None, b"x" * size) for size in (10, 200, 10, 201)]
-    body = len(foreign(records[1:2])) - 61 - 2  # behind the header and the length of two bytes
+    body = len(foreign(records[1:2])) - 61 - 2  # after the header and the length of two bytes
     log = open_log(tmp_path, **{"max.decompressed.message.bytes": body, "compression.type": wanted})
     with pytest.raises(InvalidRecord, match=rf"max\.decompressed\.message\.bytes = {body}") as caught:
         log.append_wire(foreign(records, CODECS["zstd"]))

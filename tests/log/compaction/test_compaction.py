@@ -333,7 +333,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
 
 
 def test_a_reader_in_another_process_goes_on(logs: Logs) -> None:
-    """A reader with old segments mapped and indexed finds no damage, and writes no wrong index."""
+    """A reader with old segments mapped and indexed reports no damage, and its index stays right."""
     log = logs.open(segment_bytes=400, index_interval_bytes=1)
     other = logs.open()
     for number in range(20):
@@ -425,7 +425,7 @@ def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path:
     def alter(lag_ms: int) -> None:
         settings["min_compaction_lag_ms"] = lag_ms
         log.handle.ledger.count_config_change()
-        logs.put(log, "z=", roll=False)  # who appends takes it over
+        logs.put(log, "z=", roll=False)  # the next append loads it
 
     steps = [partial(alter, 1000)]
     report = log.compact(pace=lambda _: steps.pop()() if steps else None, buffer_bytes=34)

@@ -187,7 +187,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(max(self.start, self.end - 10), self.end), "offset")
-        self.followers.clear()  # one that read beyond is told, by `check_position`; see test_model
+        self.followers.clear()  # a reader that read beyond it gets an error from `check_position`; see test_model
         lost = self.log.truncate(offset)
         if lost is not None:
             self.end = lost.end_offset
@@ -201,7 +201,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(buffer_bytes=BUFFERS)
     def compact(self, buffer_bytes: int) -> None:
-        """Exactly the last records of each key stay, but for tombstones, which go at their time and not before."""
+        """The last records of each key stay. Tombstones go exactly when their delay has passed."""
         foreseen: CompactionReport = self.log.compact(buffer_bytes=buffer_bytes, dry_run=True)
         active = self.log.segments()[-1].base_offset
         before = [record for record in self.records if record.offset < active]
@@ -224,7 +224,7 @@ class CompactionMachine(RuleBasedStateMachine):
             assert (foreseen.passes, foreseen.records_after) == (1, report.records_after)
             assert report.records_after == len([one for one in found if one.offset < active])
             expired = len([one for one in found_last(before, self.keep_last) if self.is_expired(one)])
-            # Of several kept records that have expired, the last makes the others go, and those are not counted.
+            # If several kept records have expired, the last removes the others, which are not counted.
             assert report.expired <= expired
             assert self.keep_last > 1 or report.expired == expired
         assert self.log.cleaned_offset == max(active, self.start) or not before

@@ -284,7 +284,7 @@ def test_a_truncation_goes_through_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_truncation_goes_through_a_batch_that_cannot_be_read(tmp_path: Path) -> None:
-    """The log opens all the same: nothing is left of it but offsets without records."""
+    """The log opens all the same: the batch keeps its offsets, and loses its records."""
     log = open_log(tmp_path)
     log.append([b"before"])
     append_unchecked(log, forged(foreign(RECORDS, 4), attributes=1))
