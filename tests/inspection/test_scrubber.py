@@ -31,7 +31,7 @@ ROUND_MS = 600_000
 
 
 def make(path: Path, batches: int = 8, **options: Any) -> LogStore:
-    """A store with a topic "t" of two batches a segment, open, with plenty of budget unless told otherwise."""
+    """Return a store with a topic "t" of two batches a segment, open, with plenty of budget unless told otherwise."""
     with segmentlog.open(path, background=False) as store:
         config = {"compression_type": "none", "segment_records": 4, "fsync": "never"}
         partition = store.create_topic("t", **config).partition(0)

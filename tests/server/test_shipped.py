@@ -57,7 +57,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def restored(bucket: Folder, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """The values that a restore shows."""
+    """Return the values that a restore shows."""
     restore(bucket, str(folder))
     with LogStore(folder, background=False) as store:
         store.finish_transactions()
@@ -75,7 +75,7 @@ def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int 
 
 @contextlib.contextmanager
 def gone(bucket: Folder, tmp_path: Path) -> Iterator[None]:
-    """The object store cannot be reached meanwhile."""
+    """Yield the object store cannot be reached meanwhile."""
     place = tmp_path / "bucket"
     place.rename(tmp_path / "away")
     place.write_text("a file stands there")
