@@ -107,8 +107,8 @@ def other_names(tree: ast.AST) -> set[str]:
 
 @cache
 def is_lock(node: ast.With) -> bool:
-    """Whether it holds a lock of some kind."""
-    words = " ".join(ast.unparse(item.context_expr) for item in node.items).lower()
+    """Return whether it holds a lock that keeps other threads out; `folder_locked` is a shared lock."""
+    words = " ".join(ast.unparse(item.context_expr) for item in node.items).lower().replace("folder_locked", "")
     return any(word in words for word in LOCK_WORDS)
 
 

@@ -35,7 +35,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(log_recovery, "decide", resume_at_the_end)
     # A durable append would notice by itself that its offset is a lost one's.
-    monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.lost_among", lambda *_: None)
+    monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.find_lost_range", lambda *_: None)
     with pytest.raises(AssertionError, match=r"one offset, two records|goes on unaware|gone outside"):
         Trial(1, "never", 1).run(1, 25, 8)
 

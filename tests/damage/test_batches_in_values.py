@@ -244,7 +244,7 @@ def check_reads(log: Log, hits: list[Placed]) -> None:
 def check_dump(log: Log) -> None:
     """`dump` shows no record that was not appended."""
     for path in log_files(log.folder):
-        for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, tell=lambda _: None):
+        for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, report=lambda _: None):
             if document["type"] == "record" and document["offset"] in log.truth:
                 value = document["value"]
                 assert not (isinstance(value, str) and value.startswith(FORGED.decode())), document

@@ -244,7 +244,7 @@ def forged_file(magic: bytes, body: bytes) -> bytes:
 def state(data: bytes) -> None:
     """A state page is about this folder and sound, or it is not."""
     page = StatePage(bytearray(data[:PAGE_SIZE].ljust(PAGE_SIZE, b"\0")))
-    assert page.describes("another boot", os.stat("/")) is False
+    assert page.is_valid_for("another boot", os.stat("/")) is False
     _ = page.header_is_sound
     for block in (page.log, page.sync):
         with contextlib.suppress(StateDamaged):

@@ -97,8 +97,8 @@ def read(found: RecordBatch, as_arrow: Callable[[RecordBatch], object]) -> int:
     found.check()
     found.to_arrow()
     as_arrow(found)
-    for values_as in ("text", "json", "base64"):
-        assert lines(found, values_as).count(b"\n") == count  # type: ignore[arg-type]
+    for value_encoding in ("text", "json", "base64"):
+        assert lines(found, value_encoding).count(b"\n") == count  # type: ignore[arg-type]
     for wire in as_wire(found):
         header = parse_wire_batch(wire)
         assert (header.crc, header.record_count) == (crc32c_of(memoryview(wire)[21:]), count)

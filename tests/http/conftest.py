@@ -9,7 +9,7 @@ import httpx
 import pytest
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.security_settings import Security
@@ -26,14 +26,14 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 @pytest.fixture
 def client(store: LogStore) -> Iterator[Client]:
     """Asks a door that allows writes."""
-    with Client(Site(store, HttpSettings(allow_writes=True))) as made:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True))) as made:
         yield made
 
 
 @pytest.fixture
 def read_only_client(store: LogStore) -> Iterator[Client]:
     """Asks a door as it is by default."""
-    with Client(Site(store)) as made:
+    with Client(HttpContext(store)) as made:
         yield made
 
 

@@ -219,7 +219,7 @@ def test_a_range_that_was_truncated(store: segmentlog.LogStore, load: Load) -> N
     log.append([b"new"])
     assert len(values_of(load(subscribe="cut", minPartitions=4))) == 7
     offsets = {"startingOffsets": '{"cut": {"0": 8}}'}
-    with pytest.raises(PySparkException, match=r"cut/0: offset 8 lies in the lost range \[6, 11\)"):
+    with pytest.raises(PySparkException, match=r"cut/0: offset 8 is inside the lost range \[6, 11\)"):
         load(subscribe="cut", **offsets).count()
     assert values_of(load(subscribe="cut", **offsets, failOnDataLoss="false")) == [b"new"]
 

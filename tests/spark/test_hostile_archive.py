@@ -302,7 +302,7 @@ def test_a_file_without_end(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(UntrustedPath, match="no such file has more than"):
+    with pytest.raises(UntrustedPath, match="at most; it was not read"):
         read_plain(FileSystem(), str(path), 1 << 20)
     assert read_plain(FileSystem(), __file__, 1 << 20) == Path(__file__).read_bytes()
 

@@ -204,7 +204,7 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None
     follower.run(subscribe="cut", startingOffsets="earliest")
     log.truncate(3)
     fill(log, 6)
-    with pytest.raises(StreamingQueryException, match=r"cut/0: offset 6 lies in the lost range \[3, 7\)"):
+    with pytest.raises(StreamingQueryException, match=r"cut/0: offset 6 is inside the lost range \[3, 7\)"):
         follower.run(subscribe="cut")
     assert follower.run(subscribe="cut", failOnDataLoss="false") == [texts(6)]
     fill(log, 7, 8)
@@ -692,7 +692,7 @@ def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: Read
     fill(log, 10)
     start = {"r-cut": {"0": 8}}
     reader = reader_of(subscribe="r-cut")
-    with pytest.raises(DataLoss, match=r"r-cut/0: offset 8 lies in the lost range \[6, 11\)"):
+    with pytest.raises(DataLoss, match=r"r-cut/0: offset 8 is inside the lost range \[6, 11\)"):
         reader.partitions(start, ends(reader, start))
     lenient = reader_of(subscribe="r-cut", failOnDataLoss="false")
     (task,) = lenient.partitions(start, ends(lenient, start))
