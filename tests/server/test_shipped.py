@@ -170,7 +170,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
     tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose partition has handed out all that was promised is told at once to try again."""
-    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
+    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
     with segmentlog.serve(

@@ -597,7 +597,7 @@ def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
     tmp_path: Path, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many offsets are promised goes by what is appended in a second, however often somebody looks."""
-    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
+    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
     clock = FakeClock()
