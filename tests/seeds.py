@@ -67,14 +67,14 @@ def fresh_seed() -> int:
 
 
 def every_seed(name: str, fixed: Iterable[int] = (FIXED,)) -> list[int]:
-    """The seeds of a test: the fixed ones, those in `FOUND`, the fresh one."""
+    """Return the seeds of a test: the fixed ones, those in `FOUND`, the fresh one."""
     if (given := given_seed()) is not None:
         return [given]
     return list(dict.fromkeys((*fixed, *FOUND.get(name, ()), fresh_seed())))
 
 
 def seeds(name: str, fixed: Iterable[int] = (FIXED,)) -> list[Any]:
-    """The same for `pytest.mark.parametrize`; a test's name does not change with the fresh seed."""
+    """Return the same for `pytest.mark.parametrize`; a test's name does not change with the fresh seed."""
     fresh = fresh_seed()
     return [pytest.param(seed, id="fresh" if seed == fresh else str(seed)) for seed in every_seed(name, fixed)]
 

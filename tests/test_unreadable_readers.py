@@ -463,7 +463,7 @@ def client(store: LogStore) -> Iterator[WireClient]:
 
 
 def fetched(client: WireClient, offset: int) -> Any:
-    """The answer to a fetch from there on."""
+    """Return the answer to a fetch from there on."""
     wanted = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
     request = FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[wanted])
     return client.ask(1, 11, request).responses[0].partitions[0]

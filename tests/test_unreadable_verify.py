@@ -26,7 +26,7 @@ DROP = ("repair", "--drop-unreadable", "--yes")
 
 
 def make(path: Path, *kinds: str, roll: bool = False, **settings: object) -> Path:
-    """A closed store with topic t: "before 0", an unreadable batch, "after 0", "before 1" and so on."""
+    """Return a closed store with topic t: "before 0", an unreadable batch, "after 0", "before 1" and so on."""
     with segmentlog.open(path, background=False) as store:
         log = store.create_topic("t", **{"fsync": "never", **settings}).partition(0)
         for number, kind in enumerate(kinds):
@@ -47,7 +47,7 @@ def readable(path: Path) -> dict[int, bytes | None]:
 
 
 def segment(path: Path) -> Path:
-    """The first segment file."""
+    """Return the first segment file."""
     return log_files(path / "t" / "0")[0]
 
 

@@ -131,7 +131,7 @@ def _pair(store: LogStore) -> tuple[list[bytes | None], list[bytes | None]]:
 
 
 def _commit(store: LogStore) -> Callable[[], object]:
-    """A transaction of a producer of the library, about to be committed."""
+    """Return a transaction of a producer of the library, about to be committed."""
     producer = store.producer(name="n", linger_ms=0)
     producer.begin_transaction()
     producer.send_many("x", [b"1"])
@@ -140,7 +140,7 @@ def _commit(store: LogStore) -> Callable[[], object]:
 
 
 def _commit_remotely(store: LogStore) -> Callable[[], object]:
-    """The same of a server's client."""
+    """Return the same of a server's client."""
     remote = store.transactions.remote
     numbers = remote.begin("n", 60_000)
     logs = [store.topic(name).partition(0) for name in ("x", "y")]

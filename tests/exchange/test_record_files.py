@@ -581,7 +581,7 @@ def test_a_link_and_permissions_stay(many: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def redis_port(tmp_path: Path) -> Iterator[int]:
-    """A redis-server on a free port, with nothing in it."""
+    """Provide a redis-server on a free port, with nothing in it."""
     server = shutil.which("redis-server")
     if server is None:
         if os.environ.get("CI") == "true":

@@ -214,7 +214,7 @@ def test_a_closed_partition_says_so(tmp_path: Path) -> None:
 
 
 def _mixed(folder: Path, **settings: Any) -> tuple[Partition, list[Kept]]:
-    """A log of batches of many sizes, and its records."""
+    """Return a log of batches of many sizes, and its records."""
     rng = random.Random(7)
     partition = open_log(folder, **settings)
     for number in range(40):

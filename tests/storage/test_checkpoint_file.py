@@ -37,7 +37,7 @@ def with_history(length: int) -> Checkpoint:
 
 
 def file_in(folder: Path, fs: FileSystem | None = None) -> CheckpointFile:
-    """The checkpoint file of a folder."""
+    """Return the checkpoint file of a folder."""
     return CheckpointFile(fs or FileSystem(), str(folder / "checkpoint"))
 
 

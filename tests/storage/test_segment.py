@@ -20,7 +20,7 @@ LIMIT = 64 << 20
 
 
 def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool = True) -> ActiveSegment:
-    """The segment of a folder that takes appends."""
+    """Return the segment of a folder that takes appends."""
     return opened(ActiveSegment(fs, str(folder), 0, limit, create=create))
 
 

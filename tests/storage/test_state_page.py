@@ -32,7 +32,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def log_state(number: int) -> LogState:
-    """A state whose fields all say the same, so that one torn from two writes shows."""
+    """Return a state whose fields all say the same, so that one torn from two writes shows."""
     return LogState(*[number] * len(LogState.__struct_fields__))
 
 
@@ -42,14 +42,14 @@ def sync_state(number: int) -> SyncState:
 
 
 def number_of(state: LogState | SyncState) -> int:
-    """The number that all fields agree on."""
+    """Return the number that all fields agree on."""
     numbers = {getattr(state, name) for name in state.__struct_fields__}
     assert len(numbers) == 1, f"torn: {state}"
     return int(numbers.pop())
 
 
 def open_page(folder: Path, fs: FileSystem | None = None, *, writable: bool = True) -> StatePage:
-    """The page of a folder, mapped."""
+    """Return the page of a folder, mapped."""
     fd = os.open(folder / "state", os.O_RDWR | os.O_CREAT)
     try:
         page = StatePage.map(fs or FileSystem(), fd, writable=writable)

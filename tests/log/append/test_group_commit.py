@@ -198,7 +198,7 @@ class _Storm:
 
 
 def _queued(group: GroupCommit, append: Callable[[], object]) -> threading.Thread:
-    """A thread whose append waits in the queue: another thread led when it came."""
+    """Return a thread whose append waits in the queue: another thread led when it came."""
     thread = threading.Thread(target=append, daemon=True)
     with group._leading:
         thread.start()
