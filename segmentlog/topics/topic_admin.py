@@ -237,7 +237,7 @@ class Administration:
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
-        """While nobody goes by the names of files in the topic's folder, in whatever partition: see `Handle.staying`.
+        """While nobody goes by the names of files in the topic's folder, in whatever partition: see `Handle.folder_locked`.
 
         What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
         is not waited for for ever: every other change of topics would wait, too.

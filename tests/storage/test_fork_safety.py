@@ -376,8 +376,8 @@ _ALLOWED = {
     ("storage/fork_safety.py", "threading.Condition"): "the list",
     ("storage/fork_safety.py", "threading.Event"): "the list",
     ("storage/fork_safety.py", "os.register_at_fork"): "the list",
-    ("storage/watch.py", "os.pipe2"): "within `forks.opening`, and closed by its owner's `on_fork`",
-    ("storage/watch.py", "inotify_init1"): "within `forks.opening`, and closed by its owner's `on_fork`",
+    ("storage/watch.py", "os.pipe2"): "within `fork_safety.forks_blocked`, and closed by its owner's `on_fork`",
+    ("storage/watch.py", "inotify_init1"): "within `fork_safety.forks_blocked`, and closed by its owner's `on_fork`",
     ("storage/fs.py", "fcntl.flock"): "the seam itself",
     (
         "log/append/group_commit.py",
