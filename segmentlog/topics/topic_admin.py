@@ -84,7 +84,7 @@ class Administration:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep everybody from changing topics within. Before the store's own mutex, never within it."""
-        with self._lock.held():
+        with self._lock.hold():
             yield
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class Administration:
         thousands of topics for it; how long it is says what (a length takes no room on a full disk). ``leaves``: there
         is something to be removed afterwards.
         """
-        with self._lock.held() as fd:
+        with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
@@ -237,7 +237,7 @@ class Administration:
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
-        """While nobody goes by the names of files in the topic's folder, in whatever partition: see `Handle.folder_locked`.
+        """While nobody goes by names of files in the topic's folder, in whatever partition: see `Handle.folder_locked`.
 
         What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
         is not waited for for ever: every other change of topics would wait, too.

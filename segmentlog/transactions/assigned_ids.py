@@ -124,7 +124,7 @@ class AssignedIds:
 
     def _keep_secret(self) -> bytes:
         self._topics.check_writable("assign producer ids")
-        with self._lock.held():  # a process that makes the secret now holds the lock until the secret is on disk
+        with self._lock.hold():  # a process that makes the secret now holds the lock until the secret is on disk
             found = self._find_secret()
             if found is None:
                 found = secrets.token_bytes(_SECRET_BYTES)

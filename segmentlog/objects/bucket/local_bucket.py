@@ -76,7 +76,7 @@ class Folder:
         path = self._file(key)
         with self._telling(key, "written"):
             self._make_folder(os.path.dirname(path))
-            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).held():
+            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).hold():
                 try:
                     there: str | None = _tag(read_file(self._fs, path))
                 except FileNotFoundError:
