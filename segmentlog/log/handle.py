@@ -40,7 +40,7 @@ class Handle:
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync lock (flock on ``state``),
     `_open_mutex` (to reopen files that were closed while idle). The mutexes keep out threads of this process, the
     flocks keep out other processes. The kernel releases the flocks of a process that dies. `folder_locked` has no place
-    in that order: it is a shared lock, and a process that waits for it exclusively holds no other lock.
+    in that order: it is a shared lock, and a process that holds it exclusively waits for no other lock.
     """
 
     def __init__(
