@@ -88,14 +88,14 @@ class Broker:
             with self._mutex:
                 self._groups = self._groups or GroupCoordinator(
                     self.store, self.clock, self.settings.groups,
-                    worker=self.cluster.own_id, coordinates=self.cluster.is_coordinator,
+                    worker=self.cluster.own_id, is_coordinator_of=self.cluster.is_coordinator,
                 )  # fmt: skip
         return self._groups
 
     def take_up_groups(self) -> None:
         """Go on with the groups that were coordinated before: their members' sessions run from now on."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
-            self.groups.take_up()
+            self.groups.start_sessions()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
         """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open.

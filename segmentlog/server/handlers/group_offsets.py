@@ -37,8 +37,8 @@ from segmentlog.server.codec.generated.offset_fetch import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.coordinator import Appended
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.coordinator import AppendedOffsets
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
 from segmentlog.server.request_budget import topics_once
@@ -110,9 +110,9 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
 
 def _commit(
     call: Call, request: OffsetCommitRequest, positions: list[NewPosition]
-) -> tuple[ErrorCode, Appended | None]:
+) -> tuple[ErrorCode, AppendedOffsets | None]:
     try:
-        error, appended = call.broker.groups.commit(
+        error, appended = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id,
@@ -120,7 +120,7 @@ def _commit(
         if error is ErrorCode.STALE_MEMBER_EPOCH and call.version < _COMMIT_STALE:
             error = ErrorCode.UNSUPPORTED_VERSION
         return error, appended
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
         return code_of(problem), None
@@ -272,7 +272,7 @@ def _refusal_of_member(call: Call, wanted: OffsetFetchRequestGroup) -> ErrorCode
         return ErrorCode.NONE
     try:
         return call.broker.groups.may_fetch(wanted.group_id, wanted.member_id, wanted.member_epoch)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code
 
 
@@ -343,8 +343,8 @@ def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteRespo
                 accepted.append((TopicPartition(asked.name, one.partition_index), answer))
         response.topics.append(told)
     try:
-        codes = call.broker.groups.forget(request.group_id, [tp for tp, _ in accepted])
-    except Unavailable as unavailable:
+        codes = call.broker.groups.delete_offsets(request.group_id, [tp for tp, _ in accepted])
+    except GroupUnavailable as unavailable:
         return OffsetDeleteResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return OffsetDeleteResponse(error_code=code_of(problem))

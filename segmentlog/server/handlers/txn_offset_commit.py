@@ -18,7 +18,7 @@ from segmentlog.server.codec.generated.txn_offset_commit import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.group_offsets import find_topic
 from segmentlog.server.request_budget import topics_once
@@ -77,13 +77,13 @@ def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosi
         guard = remote.guard(name, numbers, log)
         guard()
         stamp = ProducerStamp(*numbers, sequence=-1, transactional=True, check=guard)
-        code = call.broker.groups.commit(
+        code = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id, stamp=stamp,
         )[0]  # fmt: skip
         return _in_version(call, request.group_id, code)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code
     except WrongState as problem:
         return ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_FROM else code_of(problem)

@@ -111,7 +111,7 @@ def test_members_of_the_library_that_are_killed(
         client = Client(coordinator, "c")
         for _ in range(3):
             assert client.join().error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        told = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "refuses a client" in record.getMessage()]
         assert len(told) == 1
         assert f"process {process.pid} on" in told[0]
         process.kill()
@@ -122,7 +122,7 @@ def test_members_of_the_library_that_are_killed(
         assert committed
         # It goes on where the other kind stopped, and the other way round.
         where = [NewPosition("t", store.topic("t").id, number, 10) for number in range(2)]
-        error, appended = coordinator.commit("g", where, member_id=client.id, generation=client.generation)
+        error, appended = coordinator.commit_offsets("g", where, member_id=client.id, generation=client.generation)
         assert error is ErrorCode.NONE
         assert appended is not None
         assert client.leave() is ErrorCode.NONE
