@@ -1,4 +1,4 @@
-"""What people ask of consumer groups: which there are, how far they are; reset, delete, expire."""
+"""Administration of consumer groups: list, describe, reset, delete, expire."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _EXPIRE_EVERY_MS = 60_000
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
-    """A live member of a group: of this library, or a client of a server."""
+    """A live member of a group: a member of this library, or a client of a server."""
 
     id: str
     client_id: str
     pid: int | None
-    """None of a server's client."""
+    """None for a client of a server."""
     host: str
     topics: tuple[str, ...]
-    """Of a server's client as far as the server can tell, ``partitions`` likewise."""
+    """For clients of a server, topics and partitions are empty if the server cannot decode the client's metadata."""
     joined_ms: int | None
     idle_s: float | None
-    """Since its last poll; None of a server's client."""
+    """Seconds since its last poll; None for a client of a server."""
     partitions: tuple[TopicPartition, ...]
-    """What the current assignment gives it."""
+    """Partitions in the current assignment."""
     instance_id: str | None = None
-    """What a server's client calls itself, if it is to be the same member when it comes again."""
+    """Instance id of a static member, if a client of a server has one."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
-    """How far a group is in a partition. ``committed`` and ``lag`` are None without a committed position."""
+    """Progress of a group in a partition. ``committed`` and ``lag`` are None without a committed offset."""
 
     topic: str
     partition: int
     committed: CommittedOffset | None
     log_end_offset: int | None
-    """None when the partition is gone."""
+    """None if the partition was deleted."""
     lag: int | None
-    """Offsets from the committed position to the end, without those in lost ranges. Compaction and transactions leave
-    offsets without a record, so fewer records may be waiting."""
+    """Offsets from the committed offset to the end, without lost ranges. Compaction and transactions leave offsets
+    without records, so fewer records may be waiting."""
     member: str
-    """Who reads it; empty: nobody."""
+    """Id of the member that reads the partition; empty: no member."""
     pending: bool
-    """Whether a transaction that is not decided yet commits a position of it."""
+    """Whether an open transaction commits an offset of the partition."""
 
 
 class GroupDescription(msgspec.Struct, frozen=True):
-    """A group: ``state`` is "Stable", "Rebalancing" (partitions still change hands) or "Empty" (no members)."""
+    """A group: ``state`` is "Stable", "Rebalancing" (partitions move between members) or "Empty" (no members)."""
 
     group: str
     state: str
@@ -74,11 +74,11 @@ class GroupDescription(msgspec.Struct, frozen=True):
     members: tuple[MemberDescription, ...]
     partitions: tuple[PartitionDescription, ...]
     holder: str = ""
-    """Who holds the group, when its members are clients of a server."""
+    """Description of the holder, if the members are clients of a server."""
 
 
 class _Extent(NamedTuple):
-    """How `Groups.describe` finds out how far logs reach."""
+    """Functions by which `Groups.describe` finds log ends and lost ranges."""
 
     end_of: Callable[[TopicPartition], int | None]
     lost_of: Callable[[TopicPartition], Ranges]
@@ -98,7 +98,7 @@ class Groups:
     def member(
         self, group: str, topics: list[str], *, strategy: str, client_id: str, max_poll_interval_ms: int
     ) -> Member:
-        """A member that has not joined yet."""
+        """Return a member that has not joined yet."""
         return Member(
             self._folder(group), topics, strategy=strategy, client_id=client_id,
             max_poll_interval_ms=max_poll_interval_ms,
@@ -107,21 +107,21 @@ class Groups:
 
     @property
     def configs(self) -> GroupConfigs:
-        """What the groups that servers coordinate are configured with."""
+        """Configurations of the groups that servers coordinate."""
         return self._configs
 
     def remote(self, worker: int) -> RemoteGroups:
-        """The groups that the ``worker``-th process of a server coordinates for its clients."""
+        """Return the groups that worker number ``worker`` of a server coordinates for its clients."""
         self._topics.check_writable("coordinate consumer groups")
         return RemoteGroups(self._topics, self.positions, worker)
 
     def _folder(self, group: str) -> GroupFolder:
         return GroupFolder(self._topics, self.positions, group)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     def names(self) -> list[str]:
-        """Names of the groups that have committed positions or members, sorted."""
+        """Return the sorted names of the groups that have committed offsets or members."""
         found = set(self.positions.groups())
         for path in self._folders():
             with failures_ignored(UnicodeDecodeError):
@@ -131,11 +131,11 @@ class Groups:
         return sorted(found)
 
     def exists(self, group: str) -> bool:
-        """Whether the group has committed positions, or has or had members. Cheaper than `names`."""
+        """Return whether the group has committed offsets, or has or had members. Cheaper than `names`."""
         return self._fs.is_folder(self._folder(group).path) or bool(self.positions.positions(group))
 
     def has_members(self, group: str) -> bool:
-        """Whether somebody is at work in the group, of whatever kind. Cheaper than `describe`."""
+        """Return whether the group has live members of either kind. Cheaper than `describe`."""
         return self._has_members(self._folder(group))
 
     def _has_members(self, folder: GroupFolder) -> bool:
@@ -152,11 +152,11 @@ class Groups:
         self, group: str, end_of: Callable[[TopicPartition], int | None] | None = None,
         lost_of: Callable[[TopicPartition], Ranges] | None = None,
     ) -> GroupDescription:  # fmt: skip
-        """Members, assignment, positions and lag. Of a group that nobody knows: "Empty", without anything.
+        """Return members, assignment, committed offsets and lag. An unknown group is "Empty", with no partitions.
 
-        Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` and
-        ``lost_of`` are for callers that already know where logs end and which of their offsets are lost. Without them
-        the partitions are opened; without ``lost_of`` only those where the group is not at the end.
+        Takes no lock that members wait for, and works in a read-only store. ``end_of`` and ``lost_of`` are for callers
+        that already know log end offsets and lost ranges. Without them, partitions are opened; without ``lost_of``,
+        only those in which the group is not at the end.
         """
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):
@@ -216,7 +216,7 @@ class Groups:
         )
 
     def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
-        """Which live member has which partition, by what the topics are called now."""
+        """Return the live member that has each partition, by the current names of the topics."""
         owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
         names = self._topics.topic_names({where.topic_id for where in owners})
         return {
@@ -237,18 +237,18 @@ class Groups:
         except UnknownTopic:
             return ()
 
-    # ------------------------------------------------------------ changing
+    # ------------------------------------------------------------ changes
 
     def reset(
         self, group: str, positions: Mapping[TopicPartition, int], *, metadata: str = "", sync: bool = True
     ) -> None:
-        """Commit positions of a group that has no live members. Durable when it returns, unless ``sync`` is false.
+        """Commit offsets of a group without live members. Durable when it returns, unless ``sync`` is false.
 
-        Raises `GroupNotEmpty`, `UnknownTopic` for a partition that there is not, `InvalidConfig` for what
-        is no offset.
+        Raises `GroupNotEmpty`, `UnknownTopic` for a partition that does not exist, `InvalidConfig` for an invalid
+        offset.
         """
         self._topics.check_writable("change consumer groups")
-        folder_name_of(group, "group")  # raises for what is no name
+        folder_name_of(group, "group")  # raises for an invalid name
         group = str(group)
         named = as_positions("positions", positions)
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
@@ -260,10 +260,10 @@ class Groups:
             self.positions.sync(end_offset)
 
     def forget(self, group: str, partitions: Collection[TopicPartition]) -> int:
-        """Delete the positions of some partitions; how many there were. Durable when it returns.
+        """Delete a group's committed offsets in some partitions; return how many were deleted. Durable when it returns.
 
-        Raises `GroupNotEmpty` when a member of the library subscribes to one of the topics. For clients of a server it
-        is the server that knows what they read.
+        Raises `GroupNotEmpty` if a member of the library subscribes to one of the topics. Does not check for clients of
+        a server: only the server knows their subscriptions.
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
@@ -285,24 +285,24 @@ class Groups:
         return len(gone)
 
     def delete(self, group: str) -> None:
-        """Forget a group without live members: its positions and its folder. Raises `GroupNotEmpty`.
+        """Delete a group without live members: its committed offsets and its folder.
 
-        A group that there is not is refused with `InvalidConfig`.
+        Raises `GroupNotEmpty`, and `InvalidConfig` if the group does not exist.
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
         if not self.exists(group):
-            raise InvalidConfig("group", group, "the name of a group that has positions or members")
+            raise InvalidConfig("group", group, "there is no group of this name with committed offsets or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)
         if end_offset:
             self.positions.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
-        """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
+        """Delete groups without members that have neither committed nor had a member for ``retention_ms``.
 
-        By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
-        the others; the first is raised at the end.
+        Return their names. Uses the wall clock, corrected for jumps (`Clock.steady_ms`). After an error the other
+        groups are still expired; the first error is raised at the end.
         """
         self._topics.check_writable("change consumer groups")
         now_ms = self._clock.steady_ms() if now_ms is None else now_ms
@@ -324,13 +324,13 @@ class Groups:
         folder = self._folder(group)
         if self._used_ms(folder) < before_ms and not self._has_members(folder):
             with contextlib.suppress(GroupNotEmpty), self._empty(group):
-                if self._used_ms(folder) < before_ms:  # still so, under the lock
+                if self._used_ms(folder) < before_ms:  # check again under the lock
                     self._delete_locked(folder)
                     return True
         return False
 
     def expire_tick(self, now_ms: int, retention_ms: int) -> bool:
-        """`expire`, at most once a minute; for background work. Whether it was time."""
+        """Call `expire` at most once a minute, for background work. Return whether it was due."""
         if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
             return False
         self._expired_ms = now_ms
@@ -339,7 +339,7 @@ class Groups:
         return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
-        """When the group committed, or a member came or went, the last time."""
+        """Return when the group last committed, or a member last joined or left."""
         used_ms = max((known.committed_ms for known in self.positions.positions(folder.group).values()), default=0)
         for version in (folder.assignment_version(), folder.remote_version()):
             if version is not None:
@@ -351,16 +351,16 @@ class Groups:
         end_offset = 0
         if positions:
             end_offset = self.positions.append(*self.positions.encode_deletion(folder.group, positions))
-        # Renamed first: whoever waits for its lock finds that the group has another folder now.
+        # Renamed first: a process that waits for the lock then finds that the folder is another one.
         gone = f"{self._topics.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
-        with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away at the same time
+        with contextlib.suppress(FileNotFoundError):  # the sweeper of deleted folders may be removing it, too
             self._fs.remove_tree(gone)
         return end_offset
 
     @interrupt_safe_context
     def _empty(self, group: str) -> Iterator[None]:
-        """Keep members from joining within. Raises `GroupNotEmpty`."""
+        """Prevent members from joining within the block. Raises `GroupNotEmpty`."""
         folder = self._folder(group)
         with folder.locked():
             if live := folder.live_members():

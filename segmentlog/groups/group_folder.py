@@ -1,4 +1,4 @@
-"""A group's files, whose locks are what coordinates its members; `groups` tells how."""
+"""Files of a group. Their locks coordinate its members, as `group_member` describes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PATTERN_CHARACTERS: Final = frozenset("*?[")
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """What a member says about itself."""
+    """Properties of a member, as stored in its file."""
 
     client_id: str
     pid: int
@@ -55,34 +55,34 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """A live member as others see it."""
+    """A live member as other members see it."""
 
     info: MemberInfo
     polled_ms: int
     """Monotonic."""
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether it did not poll for longer than it said it would."""
+        """Return whether its last poll is longer ago than its `max_poll_interval_ms`."""
         return now_ms - self.polled_ms > self.info.max_poll_interval_ms
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Who is to read what, from one generation on."""
+    """The partitions of each member in one generation."""
 
     generation: int = 0
     strategy: str = ""
     topics: dict[str, int] = {}
-    """Partition counts of the topics that somebody reads, as it was made for."""
+    """Partition counts of the topics, at the time of the assignment."""
     members: dict[str, dict[str, list[int]]] = {}
 
     def of(self, member: str) -> set[TopicPartition]:
-        """A member's partitions."""
+        """Return a member's partitions."""
         found = self.members.get(member, {})
         return {TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers}
 
 
 class PartitionOwner(msgspec.Struct, frozen=True):
-    """Who acquired a partition, under which generation, and what the topic was called then."""
+    """The member that acquired a partition, its generation, and the topic's name at that time."""
 
     member: str
     generation: int
@@ -97,7 +97,7 @@ Version = tuple[int, int, int]
 
 
 class GroupFolder:
-    """A group's files. Thread-safe: every lock is on a descriptor of its own."""
+    """The files of a group. Thread-safe: every lock uses a descriptor of its own."""
 
     def __init__(self, topics: Topics, positions: CommittedPositions, group: str) -> None:
         self.topics = topics
@@ -115,11 +115,11 @@ class GroupFolder:
 
     @interrupt_safe_context
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
-        """Hold the group's lock; makes the folder if it is not there."""
+        """Hold the group's lock. Creates the folder if it does not exist."""
         while True:
             with opened_lockable(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
                 self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
-                if self._is_made(fd):  # else it is of a group that was deleted meanwhile
+                if self._is_made(fd):  # else the group was deleted meanwhile, and the lock file with it
                     yield
                     return
 
@@ -133,7 +133,7 @@ class GroupFolder:
                         self.fs.mkdir(folder)
 
     def _is_made(self, fd: int) -> bool:
-        """Whether the group whose lock is held is there; what it lacks is made."""
+        """Create missing folders of the group. Return False if its lock file was deleted."""
         try:
             if not self.is_current(fd, self.lock_path):
                 return False
@@ -144,30 +144,30 @@ class GroupFolder:
             if not self.fs.fstat(fd).st_size:
                 write_all(self.fs, fd, [self.group.encode()], 0)
             return True
-        except FileNotFoundError:  # the folder was taken away by somebody who holds no lock
+        except FileNotFoundError:  # a process without the lock has deleted the folder
             return False
 
     def is_current(self, fd: int, path: str) -> bool:
-        """Whether ``path`` is still the name of the open file."""
+        """Return whether ``path`` is still the name of the open file."""
         return is_current(self.fs, fd, path)
 
     # ------------------------------------------------------------ members
 
     def member_ids(self) -> list[str]:
-        """Of all member files, sorted."""
+        """Return the ids of all members that have a file, sorted."""
         try:
             return sorted(self.fs.listdir(self.members_path))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def look_at(self, member: str) -> MemberState | None:
-        """A member's state; None when it is dead. Reads only, so it works in a read-only store."""
+        """Return a member's state; None if it is dead. Reads only, so it works in a read-only store."""
         path = f"{self.members_path}/{member}"
         try:
-            # Read-only: closing it must not look like the end of the member to whoever watches the folder.
+            # Read-only: closing a writable descriptor would look like the end of the member to watchers.
             with opened_lockable(self.fs, path, os.O_RDONLY) as fd:
                 try:
-                    # Shared: two who look at the same time must not take each other for the member.
+                    # Shared, so that two processes that check at the same time do not take each other for the member.
                     self.fs.flock(fd, SHARED | NON_BLOCKING)
                     return None
                 except BlockingIOError:
@@ -177,34 +177,34 @@ class GroupFolder:
         try:
             return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
         except (ValueError, msgspec.DecodeError):
-            return None  # being made: its maker holds the group's lock
+            return None  # incomplete: the member is joining and holds the group's lock
 
     def live_members(self) -> dict[str, MemberState]:
-        """Those that hold the lock of their file."""
+        """Return the members that hold the lock of their file."""
         found = {member: self.look_at(member) for member in self.member_ids()}
         return {member: state for member, state in found.items() if state is not None}
 
     def evict(self, member: str) -> None:
-        """Take everything from a member that does not poll. The caller holds the lock."""
-        # The member's own file last: whoever dies in the middle leaves it for the next one to find.
+        """Take all partitions from a member that does not poll. The caller holds the lock."""
+        # The member's own file last: if this process dies in between, the next one finds the member again.
         for where, owner in self.owners().items():
             if owner.member == member:
                 self.unlink(self.partition_path(where))
         self.unlink(f"{self.members_path}/{member}")
 
     def unlink(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.unlink(path)
 
     # ------------------------------------------------------------ partitions
 
     def partition_path(self, where: PartitionId) -> str:
-        """Of the file whose lock is the right to read a partition, whatever the topic is called."""
+        """Return the path of the file whose lock is the right to read a partition. A rename of the topic keeps it."""
         return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
 
     def owners(self) -> dict[PartitionId, PartitionOwner]:
-        """Who acquired which partition last; they may have let go of it since."""
+        """Return the member that acquired each partition last. It may have released the partition since."""
         found = {}
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -216,31 +216,30 @@ class GroupFolder:
                 found[PartitionId(topic_id, int(number))] = owner
         return found
 
-    # ------------------------------------------------------------ clients of a server
+    # ------------------------------------------------------------ groups of a server
 
     def read_remote(self) -> RemoteGroup | None:
-        """What a server says of its clients in this group; None when there were none, or nobody can tell."""
+        """Return what a server has saved of this group; None if there is no such file, or it is damaged."""
         try:
             return read_remote(self.fs, self.path)
         except DamagedRemote as error:
-            logger.warning("group %s: %s/remote is damaged, and does not count: %s", self.group, self.path, error)
+            logger.warning("group %s: %s/remote is damaged and ignored: %s", self.group, self.path, error)
             return None
 
     def remote_version(self) -> Version | None:
-        """As `assignment_version`, of what a server wrote."""
+        """Return the version of the server's file, as `assignment_version`."""
         return self._version(f"{self.path}/{REMOTE_FILE}")
 
     def remote_holder(self, now_ms: int) -> tuple[RemoteGroup, str] | None:
-        """The clients of a server that hold the group, and who they are, for people; None when they do not.
+        """Return the group and a description of its holder if clients of a server hold it, else None.
 
-        While nobody can tell, because the file is damaged, a server that runs is taken to hold it. ``now_ms`` is
-        monotonic.
+        While the file is damaged, a running server counts as the holder. ``now_ms`` is monotonic.
         """
         try:
             remote = read_remote(self.fs, self.path)
         except DamagedRemote:
             found = next((state for state in self._workers() if state.is_alive), None)
-            return None if found is None else (RemoteGroup(held=True), _described("somebody", found))
+            return None if found is None else (RemoteGroup(held=True), _described("unknown clients", found))
         if remote is None or not remote.held:
             return None
         worker = look_at_worker(self.fs, worker_path(self.groups_path, remote.worker))
@@ -256,22 +255,22 @@ class GroupFolder:
                     yield state
 
     def take_over(self, now_ms: int) -> None:
-        """Before a member joins: see to it that no clients of a server hold the group. The caller has the lock.
+        """Take the group for members of the library, before the first one joins. The caller holds the lock.
 
-        Raises `GroupHeld`. ``now_ms`` is monotonic.
+        Raises `GroupHeld` if clients of a server hold the group. ``now_ms`` is monotonic.
         """
         held_by = self.remote_holder(now_ms)
         if held_by is not None:
             raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
         remote = self.read_remote()
         if remote is not None and remote.held:
-            logger.warning("group %s: taken over from %s of a server that is gone", self.group, remote.described)
+            logger.warning("group %s: taken over from %s of a server that no longer runs", self.group, remote.described)
             write_remote(self.fs, self.path, RemoteGroup(generation=remote.generation, worker=remote.worker))
 
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
-        """Changes when the assignment is replaced; None when it is not there."""
+        """Return a value that changes whenever the assignment is replaced; None if there is no assignment."""
         return self._version(self.assignment_path)
 
     def _version(self, path: str) -> Version | None:
@@ -282,14 +281,14 @@ class GroupFolder:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read_assignment(self) -> Assignment | None:
-        """The current one; None when there is none that can be read."""
+        """Return the current assignment; None if there is none, or it cannot be read."""
         try:
             return _assignment_decoder.decode(read_file(self.fs, self.assignment_path))
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def rebalance(self, now_ms: int) -> Assignment:
-        """Remove the dead, evict the overdue, and publish an assignment if it differs from the current one.
+        """Remove dead members, evict overdue ones, and write a new assignment if it differs from the current one.
 
         The caller holds the lock. ``now_ms`` is monotonic.
         """
@@ -300,7 +299,7 @@ class GroupFolder:
                 self.unlink(f"{self.members_path}/{member}")
             elif state.is_overdue(now_ms):
                 late_s = (now_ms - state.polled_ms) / 1000
-                logger.warning("group %s: member %s is evicted: no poll for %.1f s", self.group, member, late_s)
+                logger.warning("group %s: evicted member %s: it has not polled for %.1f s", self.group, member, late_s)
                 self.evict(member)
             else:
                 live[member] = state
@@ -326,14 +325,14 @@ class GroupFolder:
         return max(current.generation, remote.generation) if remote is not None else current.generation
 
     def last_generation(self) -> int:
-        """The highest that any trace is left of, for a group whose assignment is lost."""
+        """Return the highest generation of which a trace exists, for a group whose assignment is lost."""
         committed = [position.generation for position in self._positions.positions(self.group).values()]
         remote, assignment = self.read_remote(), self.read_assignment()
         files = [found.generation for found in (remote, assignment) if found is not None]
         return max([0, *committed, *files, *(owner.generation for owner in self.owners().values())])
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
-        """The topics that names and patterns mean now, with their partition counts."""
+        """Return the topics that match the names and patterns now, with their partition counts."""
         found: dict[str, int] = {}
         for name in wanted:
             names = fnmatch.filter(self.topics.names(), name) if is_pattern(name) else [name]
@@ -345,18 +344,18 @@ class GroupFolder:
 
 def _described(who: str, worker: WorkerState | None) -> str:
     if worker is None:
-        return f"{who} of a server that is gone, but not for long enough"
+        return f"{who} of a server that does not run, whose members may still return"
     process = f"pid {worker.worker.pid} on {worker.worker.host}"
     if not worker.is_alive:
-        return f"{who} of a server that is gone ({process}), but not for long enough"
+        return f"{who} of a server that does not run ({process}), whose members may still return"
     return f"{who} of the server with {process}"
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a subscription means every topic that matches it."""
+    """Return whether a subscription is a pattern, which subscribes to every topic that matches."""
     return not _PATTERN_CHARACTERS.isdisjoint(name)
 
 
 def encode_beat(now_ms: int) -> bytes:
-    """When a member polled last, as its file begins with it."""
+    """Return the time of a member's last poll, in the form in which its file begins."""
     return b"%0*d" % (_BEAT_DIGITS, now_ms)

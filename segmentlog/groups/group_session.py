@@ -1,4 +1,4 @@
-"""A consumer's life in its group: what it polls, hands over, takes, and commits."""
+"""A consumer's membership in its group: polls, takes over and releases partitions, commits offsets."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 Rebalanced = Callable[[list[TopicPartition]], None]
-"""Told which partitions came, or go."""
+"""Called with the partitions that were assigned, revoked or lost."""
 
 _PENDING_S: Final = 0.02
-"""How often to look whether a transaction that commits a position was decided."""
+"""How often to check whether a transaction that commits an offset has been decided."""
 
 
 class PartitionReader(Protocol):
-    """What a session needs of the consumer: its cursors."""
+    """The interface of a consumer's cursors that a session needs."""
 
     def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
-        """Read a partition from its committed position, or from where the consumer says.
+        """Read a partition from its committed offset, or from the consumer's start position.
 
-        Raises `UnknownTopic` also when another topic has the name by now.
+        Raises `UnknownTopic`, also if another topic has the name now.
         """
 
     def reads(self, tp: TopicPartition) -> bool:
-        """Whether it was begun, and not forgotten since."""
+        """Return whether the partition is being read."""
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out no more of these."""
+        """Return no more records of these partitions."""
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget these."""
+        """Remove these partitions."""
 
     def take_gone(self) -> list[TopicPartition]:
-        """Those whose topics are found to be gone, as no more than a pattern named them."""
+        """Return the partitions whose topics were deleted, if only a pattern subscribed to them."""
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Offsets and epochs; ``settled``: without the record that the application is working on."""
+        """Return offsets and epochs; ``settled``: without the record that the application is processing."""
 
     def epoch_at(self, tp: TopicPartition, offset: int) -> int:
-        """Epoch of the record before a position; -1 when it is not known any more."""
+        """Return the epoch of the record before an offset; -1 if it is unknown."""
 
 
 _SOON_S = 0.01
-"""Of commits that need not wait for anything, one in so long is written: positions overwrite each other."""
+"""Interval in which `commit_soon` writes: a later commit overwrites an earlier one."""
 
 
 def _is_offset(offset: object) -> bool:
@@ -63,7 +63,7 @@ def _is_offset(offset: object) -> bool:
 
 
 class GroupSession:
-    """One consumer's membership. `poll` is for the consuming thread; `close` and `commit` for any."""
+    """The membership of one consumer. The consuming thread calls `poll`; any thread may call `close` and `commit`."""
 
     def __init__(
         self,
@@ -91,18 +91,18 @@ class GroupSession:
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._held: set[TopicPartition] = set()
-        """Locked, but not read yet: a transaction that commits their position is not decided."""
+        """Locked, but not read yet: a transaction that commits their offset is open."""
         self._is_taking = False
-        """Partitions are being locked, and may not be among ``_held`` yet: whoever does that may be interrupted."""
+        """Whether partitions are being locked. If that was interrupted, ``_held`` may lack some of them."""
         self._known_positions: dict[TopicPartition, int] = {}
         self._look_at_pending_s = 0.0
         self._soon: dict[TopicPartition, tuple[int, int]] = {}
-        """Positions to commit before long: what `commit_soon` was told last."""
+        """Offsets that the last `commit_soon` is to commit."""
         self._soon_metadata = ""
         self._soon_due_s = 0.0
         member.join()
         self._known = self._topics_now()
-        """Partition counts, as it joined, by the topics' ids: what is not among these has appeared since."""
+        """Partition counts at the join, by topic id. Partitions beyond these are new."""
         self._commit_due_s = time.monotonic() + self._interval_s
 
     def _topics_now(self) -> dict[str, int]:
@@ -115,9 +115,9 @@ class GroupSession:
     # ------------------------------------------------------------ polling
 
     def poll(self, *, ended: bool = False, settled: bool = False) -> None:
-        """Take part: be seen alive, hear of a new assignment, let go and take over, commit when it is time.
+        """Send a heartbeat, react to a new assignment, and commit if auto-commit is due.
 
-        The caller has processed everything that it was handed; ``settled``: but for what it may be working on still.
+        Every record that was returned before counts as processed, with ``settled`` except for the last one.
         """
         self.member.check_process()
         with self._mutex:
@@ -136,12 +136,12 @@ class GroupSession:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that is assigned is being read."""
+        """Return whether every assigned partition is being read."""
         return self.member.is_settled and not self._held
 
     @property
     def wait_s(self) -> float:
-        """How long it may sleep before the next poll."""
+        """Return how long the consumer may sleep before the next poll, in seconds."""
         return min(self.member.wait_s, _PENDING_S) if self._held else self.member.wait_s
 
     def _rebalance(self, *, settled: bool) -> None:
@@ -151,12 +151,12 @@ class GroupSession:
             self._lose()
             lost, revoked = member.refresh()
             if lost:
-                return  # evicted again at once: the next poll sees to it
+                return  # evicted again: the next poll handles it
         if revoked:
             self._revoke(revoked, settled=settled)
         self._is_taking = True
         taken = member.acquire()
-        self._reader.drop(taken)  # there when letting go of one was interrupted
+        self._reader.drop(taken)  # left by an interrupted release
         self._note_taken()
         if taken:
             self._begin_held()
@@ -166,9 +166,9 @@ class GroupSession:
         self._is_taking = False
 
     def _lose(self) -> None:
-        """Others have taken this member for dead: it holds nothing any more, and joins anew."""
+        """Drop all partitions after other members have evicted this one, and join again."""
         told = sorted(self.member.owned.keys() - self._held)
-        logger.warning("group %s: member %s was evicted, and joins again", self.group, self.member.id)
+        logger.warning("group %s: member %s was evicted by other members; it joins again", self.group, self.member.id)
         self._reader.drop(told)
         self._held.clear()
         self._known_positions.clear()
@@ -183,7 +183,7 @@ class GroupSession:
 
     def _revoke(self, partitions: list[TopicPartition], *, settled: bool) -> None:
         told = [tp for tp in partitions if tp not in self._held]
-        positions = self._processed(settled=settled)  # before anything is stopped, which would hide what is in hand
+        positions = self._processed(settled=settled)  # before `stop`, which hides the record being processed
         self._reader.stop(told)
         try:
             if self._auto_commit:
@@ -195,7 +195,7 @@ class GroupSession:
             self._hand_over(partitions)
 
     def _let_go_of_gone(self, partitions: Iterable[TopicPartition], *, settled: bool) -> None:
-        """Their topics were deleted or renamed. The assignment may say the same names still, and mean others."""
+        """Release partitions of deleted or renamed topics. The assignment may have their names for other topics."""
         if revoked := [tp for tp in partitions if tp in self.member.owned]:
             self._revoke(revoked, settled=settled)
 
@@ -208,9 +208,9 @@ class GroupSession:
         self._reader.drop(partitions)
 
     def _begin_held(self) -> None:
-        """Begin to read what is locked, unless a transaction has yet to say from where."""
+        """Start to read locked partitions, except those whose offset a transaction has yet to commit."""
         self._look_at_pending_s = time.monotonic() + _PENDING_S
-        # But for those whose handing over was interrupted.
+        # Without those whose release was interrupted.
         self._held.intersection_update([tp for tp, fd in self.member.owned.items() if fd >= 0])
         held = {tp: PartitionId(self.member.topic_ids[tp], tp.partition) for tp in self._held.copy()}
         pending = self._offsets.undecided(self.group)
@@ -228,7 +228,7 @@ class GroupSession:
                 try:
                     is_new = tp.partition >= self._known.get(where.topic_id, 0)
                     self._reader.begin(tp, where.topic_id, known, is_new=is_new)
-                except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
+                except UnknownTopic:  # deleted: the next assignment omits it, or contains a new topic of the name
                     self._held.discard(tp)
                     self.member.hand_over([tp])
                     continue
@@ -236,7 +236,7 @@ class GroupSession:
                 if known is not None:
                     self._known_positions[tp] = known.offset
                 begun.append(tp)
-        finally:  # though another one cannot be begun: these are read from now on
+        finally:  # if one partition fails, those before it are being read
             if begun and self._on_assigned is not None:
                 self._on_assigned(begun)
 
@@ -245,20 +245,20 @@ class GroupSession:
     def commit(
         self, positions: Mapping[Any, int] | None, *, metadata: str, sync: bool
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Commit positions, by default those behind what was handed out; returns them with their epochs."""
+        """Commit offsets, by default those after the returned records. Return them with their epochs."""
         self.member.check_process()
-        self._offsets.make_log()  # not under the lock: making it takes an fsync
+        self._offsets.make_log()  # without the mutex: creating the topic syncs
         with self._mutex:
             self._flush_soon()
             named = self.named(positions)
             end_offset = self._append(named, metadata)
         if sync and end_offset:
-            # Outside of the group's lock, which nobody should hold for as long as a disk takes.
+            # Without the group's lock, which must not be held for as long as an fsync takes.
             self._offsets.sync(end_offset)
         return named
 
     def _append(self, named: Mapping[TopicPartition, tuple[int, int]], metadata: str) -> int:
-        """Write positions; the offset behind the last record of them."""
+        """Append offsets to the log; return the log's offset after them."""
         if not named:
             return 0
         keys, values = self._encode(named, metadata)
@@ -268,13 +268,14 @@ class GroupSession:
         return end_offset
 
     def commit_soon(self, positions: Mapping[Any, int] | None, *, metadata: str) -> None:
-        """Commit within `_SOON_S`, or at the next call if that is later; of several commits only the last counts."""
+        """Commit within `_SOON_S`, or at the next call if that is later. Of several commits only the last one
+        counts."""
         self.member.check_process()
         with self._mutex:
             named = self.named(positions)
             if metadata != self._soon_metadata or not all(_is_offset(offset) for offset, _ in named.values()):
                 self._flush_soon()
-                self._encode(named, metadata)  # raises for what is none
+                self._encode(named, metadata)  # raises for invalid offsets and metadata
                 self._soon_metadata = metadata
             self._soon.update(named)
             if time.monotonic() >= self._soon_due_s:
@@ -289,7 +290,7 @@ class GroupSession:
         self._soon_due_s = time.monotonic() + _SOON_S
 
     def _flush_quietly(self) -> None:
-        """The same where being fenced is no error: what is lost is read again by another member."""
+        """Flush; if this member was fenced, only log it: another member reads the records again."""
         try:
             self._flush_soon()
         except ConsumerFenced as error:
@@ -297,15 +298,15 @@ class GroupSession:
 
     @interrupt_safe_context
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
-        """Keys and values to append to ``__consumer_offsets`` within; nobody can take the partitions as long."""
+        """Yield keys and values to append to ``__consumer_offsets``; no other member can get the partitions within."""
         self.member.check_process()
-        self._offsets.make_log()  # as in `commit`
+        self._offsets.make_log()  # without the mutex, as in `commit`
         with self._mutex:
             self._flush_soon()
             named = self.named(positions)
             encoded = self._encode(named, metadata)
             with self.member.committing(named):
-                # Said before it is known to be so: what a transaction has committed, auto-commit must not take back.
+                # Recorded before the outcome is known: auto-commit must not overwrite what a transaction has committed.
                 self._known_positions.update({tp: offset for tp, (offset, _) in named.items()})
                 yield encoded
 
@@ -316,12 +317,12 @@ class GroupSession:
         )  # fmt: skip
 
     def _topic_id_of(self, tp: TopicPartition) -> str:
-        """Of the topic that this member reads under that name, which may be another one's by now."""
+        """Return the id of the topic that this member reads under a name. Another topic may have the name now."""
         topic_id = self.member.topic_ids.get(tp)
         return self._topics.topic(tp.topic).id if topic_id is None else topic_id
 
     def named(self, positions: Mapping[Any, int] | None) -> dict[TopicPartition, tuple[int, int]]:
-        """Positions with their epochs. Raises `UnknownTopic` for a partition that there is not."""
+        """Return offsets with their epochs. Raises `UnknownTopic` for a partition that does not exist."""
         if positions is None:
             return self._reader.positions_to_commit(settled=False)
         found: dict[TopicPartition, tuple[int, int]] = {}
@@ -332,7 +333,7 @@ class GroupSession:
         return found
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> None:
-        """Commit those that moved, for auto-commit: being fenced is no error there, what is lost is read again."""
+        """Auto-commit the offsets that have changed. If this member was fenced, only log it."""
         moved = {tp: offset for tp, (offset, _) in positions.items() if self._known_positions.get(tp) != offset}
         if moved:
             try:
@@ -341,9 +342,9 @@ class GroupSession:
                 logger.warning("%s", error)
 
     def _processed(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
-        """Positions that auto-commit may commit; ``settled``: without what the application may be working on.
+        """Return the offsets that auto-commit may commit; ``settled``: without the record that is being processed.
 
-        But not before what it has itself committed of that.
+        If the application has committed that record itself, its offset counts.
         """
         current = self._reader.positions_to_commit(settled=False)
         if not settled:
@@ -355,22 +356,22 @@ class GroupSession:
         }
 
     def _known_position(self, tp: TopicPartition) -> int:
-        """What this member committed last, or is about to; -1 for nothing."""
+        """Return the offset that this member committed last, or is about to commit; -1 if there is none."""
         soon = self._soon.get(tp)
         return self._known_positions.get(tp, -1) if soon is None else soon[0]
 
     def committed(self, tp: TopicPartition) -> CommittedOffset | None:
-        """The group's position in a partition, whoever owns it."""
+        """Return the group's committed offset in a partition, whichever member owns it."""
         with self._mutex:
             self._flush_quietly()
         with contextlib.suppress(UnknownTopic):
             return self._offsets.positions(self.group).get(PartitionId(self._topic_id_of(tp), tp.partition))
         return None
 
-    # ------------------------------------------------------------ ending
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Commit if that is automatic, hand everything over, and leave."""
+        """Commit if auto-commit is on, release all partitions, and leave the group."""
         if self.member.is_foreign:
             return
         with self._mutex:
@@ -379,7 +380,7 @@ class GroupSession:
             owned = list(self.member.owned)
             told = sorted(set(owned) - self._held)
             try:
-                # Before anything is stopped, which would hide what the application is working on.
+                # Before `stop`, which hides the record being processed.
                 processed = self._processed(settled=True)
                 self._reader.stop(told)
                 if self._auto_commit:

@@ -1,19 +1,20 @@
-"""A group whose members are clients of a server: what the server writes down of it, and when it is theirs.
+"""The file of a group whose members are clients of a server, and the rule for when it belongs to them.
 
-    @groups/@server-<n>          flock EX by the n-th worker of a server for as long as it may coordinate groups;
-                                 20 digits: when it was last seen alive (monotonic ms), a newline, JSON: `Worker`
-    @groups/<group>/remote       16 hex digits: XXH3-64 of what follows; a newline; JSON: `RemoteGroup`
+    @groups/@server-<n>          flock EX by worker n of a server, as long as it may coordinate groups;
+                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `Worker`
+    @groups/<group>/remote       16 hex digits: XXH3-64 of the rest; a newline; JSON: `RemoteGroup`
 
-The file is replaced durably before a client is told what is in it, so a worker that was killed goes on from it: the
-same generation, the same members, nobody has to join again.
+The file is replaced durably before the server answers a client. After a crash, a worker continues from it with the same
+generation and the same members, and no member has to join again.
 
-A group has members of one kind. It is *held* by clients of the server when its file says so, and
-- the lock of the worker that wrote it is taken, or
-- it is no longer since that worker was seen alive than the longest session timeout of its members.
-So nobody slips in while a server is started again, and one that is gone for good keeps nobody out for longer than its
-members could have waited for it. Who takes such a group over writes into the file that it is held no more.
+All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if its
+file says so, and
+- the lock of the worker that wrote the file is taken, or
+- the worker's last heartbeat is no older than the longest session time-out of a member. So no member of the library can
+  join while a server restarts. A server that does not return blocks the group only for as long as its members could
+  have waited for it. The process that takes the group over then writes to the file that it is no longer held.
 
-Both kinds look at each other, and say that they have come, under the group's `lock`.
+Both kinds check for members of the other kind, and register their own, under the group's `lock`.
 """
 
 from __future__ import annotations
@@ -36,30 +37,31 @@ _HASH_DIGITS: Final = 16
 
 
 class RemoteConsumer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member has beside that in a group of the consumer protocol, whose server assigns. Partitions are numbers
-    by topic id."""
+    """State of a member of a group of the consumer protocol, in addition to `RemoteMember`.
+
+    Partitions are numbers by topic id.
+    """
 
     epoch: int = 0
     previous_epoch: int = 0
     stage: str = "settled"
-    """"revoking" (it has not said yet that it let go of some partitions) or "awaiting" (it lacks some that others have
-    still)."""
+    """Also "revoking" (the member has to release partitions) or "awaiting" (it lacks partitions that others hold)."""
     rack_id: str | None = None
     topics: tuple[str, ...] = ()
-    """Names that it subscribes to."""
+    """Names of the topics that it subscribes to."""
     regex: str = ""
     matched: tuple[str, ...] = ()
-    """Topics that the expression matched."""
+    """Topics that match the expression."""
     assignor: str | None = None
     assigned: dict[str, list[int]] = {}
     revoking: dict[str, list[int]] = {}
     target: dict[str, list[int]] = {}
     is_classic: bool = False
-    """Whether it speaks the classic protocol."""
+    """Whether the member speaks the classic protocol."""
 
 
 class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A client of the server in the generation that the file tells of."""
+    """A member of a server's group, in the saved generation."""
 
     id: str
     instance_id: str | None = None
@@ -68,50 +70,50 @@ class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
     protocols: tuple[tuple[str, bytes], ...] = ()
-    """Ways to assign that it offers, the best first, each with what only clients understand."""
+    """Assignment protocols that it supports, the preferred one first, each with metadata that only clients can read."""
     assignment: bytes = b""
-    """What only clients understand, from their leader."""
+    """The assignment by the leader, in bytes that only clients can read."""
     topics: tuple[str, ...] = ()
-    """What it subscribes to, for people; empty when the server cannot tell."""
+    """Subscribed topics, for display; empty if the server cannot decode the metadata."""
     partitions: dict[str, list[int]] = {}
-    """What it reads, for people; empty when the server cannot tell."""
+    """Assigned partitions, for display; empty if the server cannot decode the assignment."""
     consumer: RemoteConsumer | None = None
 
 
 class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A group as its server knew it when it last told its members something of it."""
+    """A group at the last time when the server answered one of its members."""
 
     held: bool = False
-    """Whether it has members, or clients that are about to be."""
+    """Whether it has members, or clients that are joining."""
     state: str = "Empty"
-    """"PreparingRebalance" (members were to join anew), "CompletingRebalance" (not assigned yet), "Reconciling"
-    (partitions change hands) or "Stable"."""
+    """"PreparingRebalance" (members must join again), "CompletingRebalance" (not assigned yet), "Reconciling"
+    (partitions move between members) or "Stable"."""
     generation: int = 0
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
     members: tuple[RemoteMember, ...] = ()
     session_timeout_ms: int = 0
-    """The longest of a member."""
+    """The longest session time-out of a member."""
     is_consumer: bool = False
-    """Whether it is a group of the consumer protocol."""
+    """Whether the group uses the consumer protocol."""
     topics: dict[str, tuple[str, int]] = {}
-    """Id and partition count of the topics that it was assigned by, by name; of the consumer protocol alone."""
+    """Id and partition count of the topics that were assigned, by name; only with the consumer protocol."""
     worker: int = 0
-    """Whose lock and signs of life count."""
+    """Number of the worker whose lock and heartbeat count."""
     alive_ms: int = 0
-    """Monotonic, in the time of ``boot_id``: when this was written."""
+    """When this was written: monotonic, in the time of ``boot_id``."""
     boot_id: str = ""
 
     @property
     def described(self) -> str:
-        """Who holds it, for people."""
+        """Return the number of members, for display."""
         count = len(self.members)
         return f"{count} {'member' if count == 1 else 'members'}" if count else "clients that are joining"
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A process of a server that coordinates groups."""
+    """A worker process of a server that coordinates groups."""
 
     pid: int
     host: str
@@ -119,16 +121,16 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """A worker as others see it."""
+    """A worker as other processes see it."""
 
     is_alive: bool
     worker: Worker
     alive_ms: int
-    """Monotonic, in the time of its boot id."""
+    """Time of its last heartbeat: monotonic, in the time of its boot id."""
 
 
 class DamagedRemote(ValueError):
-    """The file holds something else than was written to it."""
+    """The file of a group does not contain what was written to it."""
 
 
 _decoder = msgspec.json.Decoder(RemoteGroup)
@@ -136,16 +138,16 @@ _worker_decoder = msgspec.json.Decoder(Worker)
 
 
 def encode_remote(group: RemoteGroup) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of the file."""
     text = msgspec.json.encode(group) + b"\n"
     return b"%016x\n" % xxhash.xxh3_64_intdigest(text) + text
 
 
 def decode_remote(data: bytes) -> RemoteGroup:
-    """What `encode_remote` was given. Raises `DamagedRemote`."""
+    """Return the group that `encode_remote` was called with. Raises `DamagedRemote`."""
     text = data[_HASH_DIGITS + 1 :]
     if data[: _HASH_DIGITS + 1] != b"%016x\n" % xxhash.xxh3_64_intdigest(text):
-        raise DamagedRemote("its checksum is another")
+        raise DamagedRemote("its checksum does not match")
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -153,7 +155,7 @@ def decode_remote(data: bytes) -> RemoteGroup:
 
 
 def read_remote(fs: FileSystem, group_path: str) -> RemoteGroup | None:
-    """What a group's folder says of its clients; None when it never had any. Raises `DamagedRemote`."""
+    """Read a group's file; None if the group never had clients of a server. Raises `DamagedRemote`."""
     try:
         return decode_remote(read_file(fs, f"{group_path}/{REMOTE_FILE}"))
     except (FileNotFoundError, NotADirectoryError):
@@ -161,17 +163,17 @@ def read_remote(fs: FileSystem, group_path: str) -> RemoteGroup | None:
 
 
 def write_remote(fs: FileSystem, group_path: str, group: RemoteGroup) -> None:
-    """Put it there durably. Raises DiskFull, OSError, `DiskFailed`."""
+    """Replace a group's file durably. Raises DiskFull, OSError, `DiskFailed`."""
     replace_file(fs, f"{group_path}/{REMOTE_FILE}", encode_remote(group))
 
 
 def worker_path(groups_path: str, number: int) -> str:
-    """Of the file that a worker locks; no group's folder is called like that, for "@" is quoted there."""
+    """Return the path of the file that a worker locks. No group's folder has such a name, as "@" is quoted there."""
     return f"{groups_path}/{WORKER_PREFIX}{number}"
 
 
 def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
-    """A worker's state; None when there never was one, or nobody can tell what it was. Reads only."""
+    """Return a worker's state; None if there never was one, or its file is incomplete. Reads only."""
     try:
         with opened_lockable(fs, path, os.O_RDONLY) as fd:
             try:
@@ -185,21 +187,21 @@ def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
     try:
         return WorkerState(is_alive, _worker_decoder.decode(text[BEAT_DIGITS:]), int(text[:BEAT_DIGITS]))
     except (ValueError, msgspec.DecodeError):
-        # Being made by one that has the lock, or torn by a power cut.
+        # The worker has the lock and is writing the file, or a power cut left it incomplete.
         return WorkerState(True, Worker(0, "", ""), 0) if is_alive else None
 
 
 def silence_ms(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> int:
-    """How long nobody has seen the group's worker alive, at the least. ``now_ms`` is monotonic, since boot."""
+    """Return for how long, at least, the group's worker has sent no heartbeat. ``now_ms``: monotonic, since boot."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
         seen.append(worker.alive_ms)
-    # Before this boot: at least as long as the machine is up. Its clocks say nothing about how long it was down.
+    # Last seen before this boot: at least the uptime. The clocks cannot measure how long the machine was off.
     return now_ms - max(seen, default=0)
 
 
 def is_held(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> bool:
-    """Whether the group is its clients', by the rule that this file begins with."""
+    """Return whether clients hold the group, by the rule at the top of this file."""
     if not group.held:
         return False
     if worker is not None and worker.is_alive:

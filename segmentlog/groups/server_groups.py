@@ -1,6 +1,7 @@
-"""What a server's worker does with the files of groups: holds them for its clients, and writes down what it knows.
+"""The groups that one worker of a server coordinates: locks them for its clients, and saves their state.
 
-The file `groups.server_group_file` describes them. What is decided is the worker's; that no two do it is seen to here.
+`groups.server_group_file` describes the files. The worker makes the decisions. This module makes sure that only one
+process coordinates a group.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 _LOOK_S: Final = 0.05
-"""Others who look whether a worker lives have its lock for a moment."""
+"""Other processes lock a worker's file for a moment to check whether the worker is alive."""
 
 
 class NewPosition(msgspec.Struct, frozen=True):
-    """A position to commit, with what Kafka's clients say of it."""
+    """An offset to commit, with what Kafka's clients send along."""
 
     topic: str
     topic_id: str
@@ -57,7 +58,7 @@ class NewPosition(msgspec.Struct, frozen=True):
 class RemoteGroups:
     """The groups of one worker of a server. Thread-safe; get it from `Groups.remote`.
 
-    A group's own calls come one at a time: the worker sees to that.
+    The caller must not make two calls for the same group at the same time.
     """
 
     def __init__(self, topics: Topics, positions: CommittedPositions, worker: int) -> None:
@@ -71,13 +72,13 @@ class RemoteGroups:
         self._mutex = fork_safety.lock(self, "_mutex", "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the groups are the parent's."""
+        """Drop the lock in a forked child: the groups belong to the parent."""
         self._fd = -1
 
     # ------------------------------------------------------------ the worker's lock
 
     def begin(self) -> bool:
-        """Hold the groups from now on; False while another process of the same number does."""
+        """Lock the groups of this worker; return False while another process with the same number holds the lock."""
         with self._mutex:
             if self._fd >= 0:
                 return True
@@ -100,13 +101,13 @@ class RemoteGroups:
             return True
 
     def beat(self) -> None:
-        """Say that this worker is alive."""
+        """Write the time into the worker's file, as a sign that the worker is alive."""
         with self._mutex:
             if self._fd >= 0:
                 self._fs.pwritev(self._fd, [encode_beat(self._clock.monotonic_ms())], 0)
 
     def close(self) -> None:
-        """Hold them no more; what the files say stays."""
+        """Release the lock. The files of the groups stay as they are."""
         self.beat()
         with self._mutex:
             self._let_go()
@@ -119,13 +120,13 @@ class RemoteGroups:
     def __del__(self) -> None:
         self._let_go()
 
-    # ------------------------------------------------------------ what is known of a group
+    # ------------------------------------------------------------ group files
 
     def _folder(self, group: str) -> GroupFolder:
         return GroupFolder(self._topics, self._positions, group)
 
     def held(self) -> list[str]:
-        """Names of the groups whose files say that clients hold them."""
+        """Return the names of the groups whose files say that clients hold them."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in self._fs.listdir(self._path):
@@ -136,25 +137,28 @@ class RemoteGroups:
         return found
 
     def load(self, group: str) -> RemoteGroup:
-        """What was saved last. A file that is damaged says nothing but that the generation has to be a new one.
+        """Return the group as it was saved last. If its file is damaged, return an empty group with a new generation.
 
-        One that another worker wrote, when there were more or fewer of them, is this worker's from now on.
+        A group that another worker has saved, when there were more workers or fewer, is saved again under this worker.
         """
         folder = self._folder(group)
         try:
             remote = read_remote(self._fs, folder.path)
         except DamagedRemote as error:
             logger.warning(
-                "group %s: %s/remote is damaged (%s): its members have to join again; positions are not concerned",
-                group, folder.path, error,
-            )  # fmt: skip
+                "group %s: %s/remote is damaged (%s): its members have to join again; committed offsets are not affected",
+                group,
+                folder.path,
+                error,
+            )
             with folder.locked():
-                # One more than any trace is left of: there may have been one that nobody committed in.
+                # One more than the highest known generation: there may have been one in which no member committed.
                 self.save(group, RemoteGroup(generation=folder.last_generation() + 1))
             remote = read_remote(self._fs, folder.path)
         if remote is not None and remote.held:
-            # A member of the library may have found that the former worker is gone for long enough, and be about to
-            # write that it is held no more: under this lock, where it finds this worker alive, or has been before it.
+            # Under the lock: a member of the library may have found that the former worker is gone, and be about to
+            # write that the group is no longer held. With the lock, it either sees this worker alive, or has written
+            # before.
             with folder.locked():
                 remote = read_remote(self._fs, folder.path)
                 if remote is not None and remote.held and remote.worker != self.worker:
@@ -162,9 +166,9 @@ class RemoteGroups:
         return RemoteGroup() if remote is None else remote
 
     def claim(self, group: str, remote: RemoteGroup) -> int:
-        """Hold a group that has no members, so that clients may join it: the generation that it had last.
+        """Hold a group without members, so that clients may join it. Return its last generation.
 
-        Raises `GroupHeld` when members of the library are at work.
+        Raises `GroupHeld` if members of the library are alive.
         """
         folder = self._folder(group)
         with folder.locked():
@@ -175,7 +179,7 @@ class RemoteGroups:
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
                 raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
             if folder.remote_version() is None:
-                # The first time: the names of the folders are to last as long as what is in them.
+                # First use: the folders must be as durable as the file.
                 self._fs.sync_folder(self._path)
                 self._fs.sync_folder(self._topics.path)
             generation = max(remote.generation, folder.last_generation())
@@ -183,16 +187,16 @@ class RemoteGroups:
             return generation
 
     def save(self, group: str, remote: RemoteGroup) -> None:
-        """Write down what members are about to be told: durable when it returns.
+        """Save a group durably, before its members are answered.
 
-        Raises DiskFull, OSError, `DiskFailed`: then `load` says what is there.
+        Raises DiskFull, OSError, `DiskFailed`: then call `load` to learn what the file contains.
         """
         stamped = msgspec.structs.replace(
             remote, worker=self.worker, alive_ms=self._clock.monotonic_ms(), boot_id=self._fs.boot_id()
         )
         write_remote(self._fs, self._folder(group).path, stamped)
 
-    # ------------------------------------------------------------ positions
+    # ------------------------------------------------------------ committed offsets
 
     def commit(
         self,
@@ -202,10 +206,11 @@ class RemoteGroups:
         member: str,
         stamp: ProducerStamp | None = None,
     ) -> tuple[Partition, int, int]:
-        """Append positions of a group that the caller holds: where they are, to be synced.
+        """Append offsets of a group that the caller holds. Return the log, the first offset, and the offset after the
+        last.
 
-        (Log, first offset, offset behind the last one.) With a ``stamp`` they are part of a transaction. Raises
-        `InvalidConfig` for what is no position.
+        The caller must sync them. With a ``stamp`` they are part of its transaction. Raises `InvalidConfig` for an
+        invalid offset.
         """
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
@@ -225,7 +230,10 @@ class RemoteGroups:
     def commit_alone(
         self, group: str, positions: Sequence[NewPosition], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """The same for who is no member, of a group that has none. Raises `GroupHeld`."""
+        """Append offsets as `commit` does, of a client that is not a member, in a group without members.
+
+        Raises `GroupHeld` if the group has members of the library.
+        """
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
