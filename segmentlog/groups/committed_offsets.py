@@ -3,7 +3,7 @@
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only source; `CommittedPositions` is a view of it, which reads the new records at each call. Offsets
+The topic is the only source; `CommittedOffsets` is a view of it, which reads the new records at each call. Offsets
 committed in a transaction take effect when the transaction is committed. Until then they are pending, and no member
 starts to read their partitions.
 
@@ -98,9 +98,9 @@ def is_metadata(text: str) -> bool:
     return len(text) <= METADATA_MAX and len(text.encode("utf-16-le", "surrogatepass")) <= 2 * METADATA_MAX
 
 
-def encode_key(group: str, where: PartitionId) -> bytes:
+def encode_key(group: str, partition: PartitionId) -> bytes:
     """Return the key of the records with the committed offset of a group in a partition."""
-    return msgspec.msgpack.encode((_VERSION, group, *where))
+    return msgspec.msgpack.encode((_VERSION, group, *partition))
 
 
 def decode_key(key: bytes | None, store_id: str) -> tuple[str, PartitionId] | None:
@@ -120,16 +120,16 @@ _key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
 _value_decoder = msgspec.msgpack.Decoder(CommittedOffset)
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _StoredOffset(msgspec.Struct, frozen=True):
     """A committed offset (None: deleted), and the offset of the record that contains it."""
 
     group: str
-    where: PartitionId
+    partition: PartitionId
     committed: CommittedOffset | None
     record_offset: int
 
 
-class CommittedPositions:
+class CommittedOffsets:
     """The committed offsets of all groups, as one open store sees them. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
@@ -137,20 +137,20 @@ class CommittedPositions:
         self._log: Partition | None = None
         self._tidy = Tidy()
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._begin_anew()
-        fork_safety.on_fork(self, "_begin_anew")
+        self._reset_view()
+        fork_safety.on_fork(self, "_reset_view")
 
-    def _begin_anew(self) -> None:
+    def _reset_view(self) -> None:
         """Drop the view, to read the log from its start.
 
         Also called in a forked child: another thread of the parent may have been changing the view.
         """
         self._position = 0
         self._generation = -1
-        self._groups: dict[str, dict[PartitionId, _Entry]] = {}
+        self._groups: dict[str, dict[PartitionId, _StoredOffset]] = {}
         self._keys_by_name: dict[tuple[str, PartitionId], bytes] = {}
         """Keys of version 1 in the log. To delete such an offset, both keys must be deleted."""
-        self._pending: dict[int, list[_Entry]] = {}
+        self._pending: dict[int, list[_StoredOffset]] = {}
 
     # ------------------------------------------------------------ queries
 
@@ -161,38 +161,38 @@ class CommittedPositions:
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """Return a group's offsets by the current names of the topics, without those of deleted topics."""
-        return self._named(self.positions(group))
+        return self._named(self.by_topic_id(group))
 
-    def positions(self, group: str) -> dict[PartitionId, CommittedOffset]:
+    def by_topic_id(self, group: str) -> dict[PartitionId, CommittedOffset]:
         """Return a group's offsets by topic id, including those of deleted topics."""
         with self._mutex:
             self._catch_up()
             entries = self._groups.get(group, {})
-            return {where: entry.committed for where, entry in entries.items() if entry.committed is not None}
+            return {partition: entry.committed for partition, entry in entries.items() if entry.committed is not None}
 
     def pending(self, group: str) -> set[TopicPartition]:
         """Return the partitions whose offset is part of an open transaction."""
-        return set(self._named(dict.fromkeys(self.undecided(group))))
+        return set(self._named(dict.fromkeys(self.pending_by_topic_id(group))))
 
-    def undecided(self, group: str) -> set[PartitionId]:
+    def pending_by_topic_id(self, group: str) -> set[PartitionId]:
         """Return the partitions whose offset is part of an open transaction, by topic id."""
         with self._mutex:
             self._catch_up()
-            return {entry.where for entries in self._pending.values() for entry in entries if entry.group == group}
+            return {entry.partition for entries in self._pending.values() for entry in entries if entry.group == group}
 
     def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
-        names = self._topics.topic_names({where.topic_id for where in found})
+        names = self._topics.topic_names({partition.topic_id for partition in found})
         return {
-            TopicPartition(names[where.topic_id], where.partition): what
-            for where, what in found.items()
-            if where.topic_id in names
+            TopicPartition(names[partition.topic_id], partition.partition): what
+            for partition, what in found.items()
+            if partition.topic_id in names
         }
 
     def groups(self) -> list[str]:
         """Return the sorted names of the groups that have committed offsets in existing topics."""
-        return [group for group in self.all_groups() if self.committed(group)]
+        return [group for group in self.groups_with_any_offset() if self.committed(group)]
 
-    def all_groups(self) -> list[str]:
+    def groups_with_any_offset(self) -> list[str]:
         """Return the sorted names of all groups with committed offsets, including those in deleted topics only."""
         with self._mutex:
             self._catch_up()
@@ -206,23 +206,23 @@ class CommittedPositions:
 
     def topic_ids(self) -> set[str]:
         """Return the ids of all topics in which a group has a committed offset."""
-        return {where.topic_id for group in self.all_groups() for where in self.positions(group)}
+        return {partition.topic_id for group in self.groups_with_any_offset() for partition in self.by_topic_id(group)}
 
-    def forget_topics(self, topic_ids: Collection[str]) -> None:
+    def delete_offsets_of_topics(self, topic_ids: Collection[str]) -> None:
         """Delete the offsets of all groups in deleted topics."""
         if not topic_ids:
             return
-        for group in self.all_groups():
-            if gone := [where for where in self.positions(group) if where.topic_id in topic_ids]:
+        for group in self.groups_with_any_offset():
+            if gone := [partition for partition in self.by_topic_id(group) if partition.topic_id in topic_ids]:
                 self.append(*self.encode_deletion(group, gone))
 
     def encode_deletion(self, group: str, partitions: Iterable[PartitionId]) -> Encoded:
         """Return keys and (null) values of the records that delete a group's offsets."""
         keys: list[bytes | None] = []
-        for where in partitions:
-            keys.append(encode_key(group, where))
+        for partition in partitions:
+            keys.append(encode_key(group, partition))
             # Without it, the offset would return once a compaction has removed the records of the other key.
-            if by_name := self._keys_by_name.get((group, where)):
+            if by_name := self._keys_by_name.get((group, partition)):
                 keys.append(by_name)
         return keys, [None] * len(keys)
 
@@ -231,7 +231,7 @@ class CommittedPositions:
 
         With a ``stamp`` the records are part of its transaction.
         """
-        log = self.make_log()
+        log = self.open_or_create_log()
         end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
         with self._mutex:
             self._tidy.count()
@@ -240,9 +240,9 @@ class CommittedPositions:
 
     def sync(self, end_offset: int) -> None:
         """Sync the log up to an offset that `append` returned."""
-        self.make_log().sync_upto(end_offset, end_offset - 1)
+        self.open_or_create_log().sync_upto(end_offset, end_offset - 1)
 
-    def make_log(self) -> Partition:
+    def open_or_create_log(self) -> Partition:
         """Return the topic's only partition; create the topic first if it does not exist."""
         return self._open() or self._topics.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
 
@@ -261,13 +261,13 @@ class CommittedPositions:
         known = self._log
         log = self._open()
         if log is not known:
-            self._begin_anew()
+            self._reset_view()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
         while True:
             end_offset, generation = log.log_end_offset, log.generation
             if self._pending and generation != self._generation:
-                self._begin_anew()  # a compaction may have removed the marker of a pending transaction
+                self._reset_view()  # a compaction may have removed the marker of a pending transaction
             self._generation = generation
             try:
                 self._read(log)
@@ -275,54 +275,54 @@ class CommittedPositions:
                 OffsetOutOfRange,
                 LogTruncated,
             ):  # the log was truncated: records that were read may no longer exist
-                self._begin_anew()
+                self._reset_view()
                 self._position = log.log_start_offset
                 self._read(log)
             if log.generation == generation:
                 break
-            self._begin_anew()  # a compaction during the read may have removed a marker, as above
+            self._reset_view()  # a compaction during the read may have removed a marker, as above
         self._position = max(self._position, end_offset)
 
     def _read(self, log: Partition) -> None:
         for batch in log.read(max(self._position, log.log_start_offset), control=True):
             if batch.header.is_control:
-                self._decide(batch)
+                self._apply_marker(batch)
             else:
-                self._take(batch)
+                self._add_batch(batch)
             self._position = batch.next_offset
             self._tidy.count()
 
-    def _take(self, batch: RecordBatch) -> None:
+    def _add_batch(self, batch: RecordBatch) -> None:
         entries = []
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
             about = decode_key(key, self._topics.store_id)
             if about is not None:
                 if key != encode_key(*about):
-                    self._note_name(about, key, value)
+                    self._track_key_by_name(about, key, value)
                 committed = None if value is None else _value_decoder.decode(value)
-                entries.append(_Entry(*about, committed, offset))
+                entries.append(_StoredOffset(*about, committed, offset))
         if batch.header.attributes & TRANSACTIONAL:
             self._pending.setdefault(batch.header.producer_id, []).extend(entries)
         else:
             self._apply(entries)
 
-    def _note_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
+    def _track_key_by_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
         if value is None or key is None:
             self._keys_by_name.pop(about, None)
         else:
             self._keys_by_name[about] = key
 
-    def _decide(self, batch: RecordBatch) -> None:
+    def _apply_marker(self, batch: RecordBatch) -> None:
         marker = decode_marker(batch.header, batch.payload)
         if marker is not None:
             entries = self._pending.pop(marker.producer_id, [])
             if marker.committed:
                 self._apply(entries)
 
-    def _apply(self, entries: list[_Entry]) -> None:
+    def _apply(self, entries: list[_StoredOffset]) -> None:
         for entry in entries:
             of_group = self._groups.setdefault(entry.group, {})
-            known = of_group.get(entry.where)
+            known = of_group.get(entry.partition)
             # The order of the records counts, not the order in which their transactions were decided.
             if known is None or known.record_offset < entry.record_offset:
-                of_group[entry.where] = entry
+                of_group[entry.partition] = entry

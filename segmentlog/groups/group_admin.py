@@ -12,12 +12,12 @@ import msgspec
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.file_names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedPositions, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, encode
 from segmentlog.groups.group_config_file import GroupConfigs
 from segmentlog.groups.group_folder import GroupFolder
-from segmentlog.groups.group_member import Member
-from segmentlog.groups.server_group_file import RemoteGroup
-from segmentlog.groups.server_groups import RemoteGroups
+from segmentlog.groups.group_member import GroupMember
+from segmentlog.groups.server_group_file import SavedGroup
+from segmentlog.groups.server_groups import ServerGroups
 from segmentlog.policy.lost_ranges import Ranges, count_offsets
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import read_file
@@ -25,7 +25,7 @@ from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 
-_EXPIRE_EVERY_MS = 60_000
+_EXPIRE_INTERVAL_MS = 60_000
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class GroupDescription(msgspec.Struct, frozen=True):
     """Description of the holder, if the members are clients of a server."""
 
 
-class _Extent(NamedTuple):
+class _LogExtents(NamedTuple):
     """Functions by which `Groups.describe` finds log ends and lost ranges."""
 
     end_of: Callable[[TopicPartition], int | None]
@@ -87,19 +87,19 @@ class _Extent(NamedTuple):
 class Groups:
     """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
 
-    def __init__(self, topics: Topics, offsets: CommittedPositions) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets) -> None:
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
-        self.positions = offsets
+        self.committed_offsets = committed_offsets
         self._configs = GroupConfigs(topics)
-        self._expired_ms: int | None = None
+        self._last_expiry_ms: int | None = None
 
     def member(
         self, group: str, topics: list[str], *, strategy: str, client_id: str, max_poll_interval_ms: int
-    ) -> Member:
+    ) -> GroupMember:
         """Return a member that has not joined yet."""
-        return Member(
+        return GroupMember(
             self._folder(group), topics, strategy=strategy, client_id=client_id,
             max_poll_interval_ms=max_poll_interval_ms,
             monotonic_ms=self._clock.monotonic_ms, now_ms=self._clock.now_ms,
@@ -110,19 +110,19 @@ class Groups:
         """Configurations of the groups that servers coordinate."""
         return self._configs
 
-    def remote(self, worker: int) -> RemoteGroups:
+    def server_groups(self, worker: int) -> ServerGroups:
         """Return the groups that worker number ``worker`` of a server coordinates for its clients."""
         self._topics.check_writable("coordinate consumer groups")
-        return RemoteGroups(self._topics, self.positions, worker)
+        return ServerGroups(self._topics, self.committed_offsets, worker)
 
     def _folder(self, group: str) -> GroupFolder:
-        return GroupFolder(self._topics, self.positions, group)
+        return GroupFolder(self._topics, self.committed_offsets, group)
 
     # ------------------------------------------------------------ queries
 
     def names(self) -> list[str]:
         """Return the sorted names of the groups that have committed offsets or members."""
-        found = set(self.positions.groups())
+        found = set(self.committed_offsets.groups())
         for path in self._folders():
             with failures_ignored(UnicodeDecodeError):
                 group = read_file(self._fs, f"{path}/lock").decode()
@@ -132,14 +132,14 @@ class Groups:
 
     def exists(self, group: str) -> bool:
         """Return whether the group has committed offsets, or has or had members. Cheaper than `names`."""
-        return self._fs.is_folder(self._folder(group).path) or bool(self.positions.positions(group))
+        return self._fs.is_folder(self._folder(group).path) or bool(self.committed_offsets.by_topic_id(group))
 
     def has_members(self, group: str) -> bool:
         """Return whether the group has live members of either kind. Cheaper than `describe`."""
         return self._has_members(self._folder(group))
 
     def _has_members(self, folder: GroupFolder) -> bool:
-        return bool(folder.live_members()) or folder.remote_holder(self._clock.monotonic_ms()) is not None
+        return bool(folder.live_members()) or folder.client_holder(self._clock.monotonic_ms()) is not None
 
     def _folders(self) -> list[str]:
         path = f"{self._topics.path}/{GROUPS_FOLDER}"
@@ -161,14 +161,14 @@ class Groups:
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):
                 raise InvalidConfig(key, function, "a function of a partition, or None")
-        extent = _Extent(end_of or self._end_of, lost_of or self._lost_of)
+        extent = _LogExtents(end_of or self._end_of, lost_of or self._lost_of)
         folder = self._folder(group)
         live = folder.live_members()
         assignment = folder.read_assignment()
         now_ms = self._clock.monotonic_ms()
-        held_by = folder.remote_holder(now_ms)
+        held_by = folder.client_holder(now_ms)
         if held_by is not None and not live:
-            return self._describe_remote(group, *held_by, extent)
+            return self._describe_server_group(group, *held_by, extent)
         members = tuple(
             MemberDescription(
                 member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
@@ -190,26 +190,38 @@ class Groups:
             members, self._describe_partitions(group, assigned_to, owners, extent),
         )  # fmt: skip
 
-    def _describe_remote(self, group: str, remote: RemoteGroup, holder: str, extent: _Extent) -> GroupDescription:
+    def _describe_server_group(
+        self, group: str, saved: SavedGroup, holder: str, extent: _LogExtents
+    ) -> GroupDescription:
         members = tuple(
             MemberDescription(
-                member.id, member.client_id, None, member.client_host, member.topics, None, None,
+                member.id,
+                member.client_id,
+                None,
+                member.client_host,
+                member.topics,
+                None,
+                None,
                 tuple(sorted(TopicPartition(topic, n) for topic, of in member.partitions.items() for n in of)),
                 member.instance_id,
             )
-            for member in remote.members
-        )  # fmt: skip
+            for member in saved.members
+        )
         owners = {tp: member.id for member in members for tp in member.partitions}
-        state = "Stable" if remote.state == "Stable" else "Rebalancing"
+        state = "Stable" if saved.state == "Stable" else "Rebalancing"
         return GroupDescription(
-            group, state, remote.generation, remote.protocol, members,
+            group, state, saved.generation, saved.protocol, members,
             self._describe_partitions(group, owners, owners, extent), holder,
         )  # fmt: skip
 
     def _describe_partitions(
-        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str], extent: _Extent
+        self,
+        group: str,
+        assigned: Collection[TopicPartition],
+        owners: Mapping[TopicPartition, str],
+        extent: _LogExtents,
     ) -> tuple[PartitionDescription, ...]:
-        committed, pending = self.positions.committed(group), self.positions.pending(group)
+        committed, pending = self.committed_offsets.committed(group), self.committed_offsets.pending(group)
         return tuple(
             _describe_partition(tp, committed.get(tp), extent, owners.get(tp, ""), tp in pending)
             for tp in sorted({*committed, *assigned, *pending})
@@ -217,12 +229,12 @@ class Groups:
 
     def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
         """Return the live member that has each partition, by the current names of the topics."""
-        owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
-        names = self._topics.topic_names({where.topic_id for where in owners})
+        owners = {partition: owner.member for partition, owner in folder.owners().items() if owner.member in live}
+        names = self._topics.topic_names({partition.topic_id for partition in owners})
         return {
-            TopicPartition(names[where.topic_id], where.partition): member
-            for where, member in owners.items()
-            if where.topic_id in names
+            TopicPartition(names[partition.topic_id], partition.partition): member
+            for partition, member in owners.items()
+            if partition.topic_id in names
         }
 
     def _end_of(self, tp: TopicPartition) -> int | None:
@@ -255,11 +267,11 @@ class Groups:
         topic_ids = {tp: self._topics.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
         keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
-            end_offset = self.positions.append(keys, values) if keys else 0
+            end_offset = self.committed_offsets.append(keys, values) if keys else 0
         if end_offset and sync:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
 
-    def forget(self, group: str, partitions: Collection[TopicPartition]) -> int:
+    def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> int:
         """Delete a group's committed offsets in some partitions; return how many were deleted. Durable when it returns.
 
         Raises `GroupNotEmpty` if a member of the library subscribes to one of the topics. Does not check for clients of
@@ -270,18 +282,24 @@ class Groups:
         wanted = {tp.topic for tp in partitions}
         with folder.locked():
             live = folder.live_members()
-            readers = [state for state in live.values() if not wanted.isdisjoint(folder.resolve(state.info.topics))]
+            readers = [
+                state for state in live.values() if not wanted.isdisjoint(folder.resolve_topics(state.info.topics))
+            ]
             if readers:
                 raise GroupNotEmpty(group, len(readers))
-            ids = self._topics.topic_names({where.topic_id for where in self.positions.positions(group)})
+            ids = self._topics.topic_names(
+                {partition.topic_id for partition in self.committed_offsets.by_topic_id(group)}
+            )
             gone = [
-                where
-                for where in self.positions.positions(group)
-                if TopicPartition(ids.get(where.topic_id, ""), where.partition) in partitions
+                partition
+                for partition in self.committed_offsets.by_topic_id(group)
+                if TopicPartition(ids.get(partition.topic_id, ""), partition.partition) in partitions
             ]
-            end_offset = self.positions.append(*self.positions.encode_deletion(group, gone)) if gone else 0
+            end_offset = (
+                self.committed_offsets.append(*self.committed_offsets.encode_deletion(group, gone)) if gone else 0
+            )
         if end_offset:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
         return len(gone)
 
     def delete(self, group: str) -> None:
@@ -296,7 +314,7 @@ class Groups:
         with self._empty(group):
             end_offset = self._delete_locked(folder)
         if end_offset:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
         """Delete groups without members that have neither committed nor had a member for ``retention_ms``.
@@ -308,9 +326,9 @@ class Groups:
         now_ms = self._clock.steady_ms() if now_ms is None else now_ms
         gone = []
         first: Exception | None = None
-        for group in self.positions.all_groups():
+        for group in self.committed_offsets.groups_with_any_offset():
             try:
-                if self._expire_one(group, now_ms - retention_ms):
+                if self._expire_group(group, now_ms - retention_ms):
                     gone.append(group)
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
@@ -320,7 +338,7 @@ class Groups:
             raise first
         return gone
 
-    def _expire_one(self, group: str, before_ms: int) -> bool:
+    def _expire_group(self, group: str, before_ms: int) -> bool:
         folder = self._folder(group)
         if self._used_ms(folder) < before_ms and not self._has_members(folder):
             with contextlib.suppress(GroupNotEmpty), self._empty(group):
@@ -329,28 +347,30 @@ class Groups:
                     return True
         return False
 
-    def expire_tick(self, now_ms: int, retention_ms: int) -> bool:
+    def expire_if_due(self, now_ms: int, retention_ms: int) -> bool:
         """Call `expire` at most once a minute, for background work. Return whether it was due."""
-        if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
+        if self._last_expiry_ms is not None and 0 <= now_ms - self._last_expiry_ms < _EXPIRE_INTERVAL_MS:
             return False
-        self._expired_ms = now_ms
-        if self.positions.exists:
+        self._last_expiry_ms = now_ms
+        if self.committed_offsets.exists:
             self.expire(now_ms, retention_ms)
         return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
         """Return when the group last committed, or a member last joined or left."""
-        used_ms = max((known.committed_ms for known in self.positions.positions(folder.group).values()), default=0)
-        for version in (folder.assignment_version(), folder.remote_version()):
+        used_ms = max(
+            (known.committed_ms for known in self.committed_offsets.by_topic_id(folder.group).values()), default=0
+        )
+        for version in (folder.assignment_version(), folder.saved_group_version()):
             if version is not None:
                 used_ms = max(used_ms, version[1] // 1_000_000)
         return used_ms
 
     def _delete_locked(self, folder: GroupFolder) -> int:
-        positions = self.positions.positions(folder.group)
+        positions = self.committed_offsets.by_topic_id(folder.group)
         end_offset = 0
         if positions:
-            end_offset = self.positions.append(*self.positions.encode_deletion(folder.group, positions))
+            end_offset = self.committed_offsets.append(*self.committed_offsets.encode_deletion(folder.group, positions))
         # Renamed first: a process that waits for the lock then finds that the folder is another one.
         gone = f"{self._topics.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
@@ -365,13 +385,13 @@ class Groups:
         with folder.locked():
             if live := folder.live_members():
                 raise GroupNotEmpty(group, len(live))
-            if held_by := folder.remote_holder(self._clock.monotonic_ms()):
+            if held_by := folder.client_holder(self._clock.monotonic_ms()):
                 raise GroupNotEmpty(group, len(held_by[0].members), held_by[1])
             yield
 
 
 def _describe_partition(
-    tp: TopicPartition, committed: CommittedOffset | None, extent: _Extent, member: str, pending: bool
+    tp: TopicPartition, committed: CommittedOffset | None, extent: _LogExtents, member: str, pending: bool
 ) -> PartitionDescription:
     end, lag = extent.end_of(tp), None
     if committed is not None and end is not None:

@@ -31,7 +31,7 @@ CONFIGURED_MAX: Final = 10_000
 _HASH_BYTES: Final = 17
 
 GroupConfig = Mapping[str, int]
-_Known = tuple[int, int, int]
+_FileVersion = tuple[int, int, int]
 _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 
@@ -46,7 +46,7 @@ class GroupConfigs:
         self._path = f"{self._folder}/{CONFIGS_FILE}"
         self._mutex = fork_safety.lock(self, "_mutex")
         self._lock = ProcessLock(self._fs, self._path + FILE_LOCK_SUFFIX)
-        self._read: tuple[_Known, dict[str, dict[str, int]]] | None = None
+        self._read: tuple[_FileVersion, dict[str, dict[str, int]]] | None = None
 
     def find(self, group: str) -> GroupConfig:
         """Return the current configuration of a group: only the keys that are set."""
@@ -62,7 +62,7 @@ class GroupConfigs:
             self._fs.mkdir(self._folder)
             self._fs.sync_folder(self._store_path)
         with self._lock.held(), self._mutex:
-            known = dict(self._look())
+            known = dict(self._load())
             wanted = dict(change(known.get(group, {})))
             if wanted == known.get(group, {}):
                 return
@@ -83,9 +83,9 @@ class GroupConfigs:
         if read is not None and read[0] == (found.st_ino, found.st_mtime_ns, found.st_size):
             return read[1]
         with self._mutex:
-            return self._look()
+            return self._load()
 
-    def _look(self) -> Mapping[str, Mapping[str, int]]:
+    def _load(self) -> Mapping[str, Mapping[str, int]]:
         """Read the file if it has changed. The caller holds the mutex."""
         try:
             found = self._fs.stat(self._path)

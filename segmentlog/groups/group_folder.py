@@ -13,18 +13,18 @@ import msgspec
 
 from segmentlog.errors import GroupHeld, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedPositions
+from segmentlog.groups.committed_offsets import CommittedOffsets
 from segmentlog.groups.server_group_file import (
-    REMOTE_FILE,
+    SAVED_GROUP_FILE,
     WORKER_PREFIX,
-    DamagedRemote,
-    RemoteGroup,
-    WorkerState,
+    DamagedGroupFile,
+    SavedGroup,
+    ServerWorkerState,
     is_held,
-    look_at_worker,
-    read_remote,
+    read_saved_group,
+    read_worker_state,
     worker_path,
-    write_remote,
+    write_saved_group,
 )
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
@@ -36,7 +36,7 @@ from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
 
-_BEAT_DIGITS: Final = 20
+_HEARTBEAT_DIGITS: Final = 20
 _PATTERN_CHARACTERS: Final = frozenset("*?[")
 
 
@@ -99,10 +99,10 @@ Version = tuple[int, int, int]
 class GroupFolder:
     """The files of a group. Thread-safe: every lock uses a descriptor of its own."""
 
-    def __init__(self, topics: Topics, positions: CommittedPositions, group: str) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, group: str) -> None:
         self.topics = topics
         self.fs = topics.fs
-        self._positions = positions
+        self._committed_offsets = committed_offsets
         self.group = group
         self.groups_path = f"{topics.path}/{GROUPS_FOLDER}"
         self.path = f"{self.groups_path}/{folder_name_of(group, 'group')}"
@@ -119,7 +119,7 @@ class GroupFolder:
         while True:
             with opened_lockable(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
                 self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
-                if self._is_made(fd):  # else the group was deleted meanwhile, and the lock file with it
+                if self._create_missing(fd):  # else the group was deleted meanwhile, and the lock file with it
                     yield
                     return
 
@@ -132,7 +132,7 @@ class GroupFolder:
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
 
-    def _is_made(self, fd: int) -> bool:
+    def _create_missing(self, fd: int) -> bool:
         """Create missing folders of the group. Return False if its lock file was deleted."""
         try:
             if not self.is_current(fd, self.lock_path):
@@ -160,7 +160,7 @@ class GroupFolder:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def look_at(self, member: str) -> MemberState | None:
+    def read_member(self, member: str) -> MemberState | None:
         """Return a member's state; None if it is dead. Reads only, so it works in a read-only store."""
         path = f"{self.members_path}/{member}"
         try:
@@ -175,21 +175,21 @@ class GroupFolder:
         except FileNotFoundError:
             return None
         try:
-            return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
+            return MemberState(_info_decoder.decode(text[_HEARTBEAT_DIGITS:]), int(text[:_HEARTBEAT_DIGITS]))
         except (ValueError, msgspec.DecodeError):
             return None  # incomplete: the member is joining and holds the group's lock
 
     def live_members(self) -> dict[str, MemberState]:
         """Return the members that hold the lock of their file."""
-        found = {member: self.look_at(member) for member in self.member_ids()}
+        found = {member: self.read_member(member) for member in self.member_ids()}
         return {member: state for member, state in found.items() if state is not None}
 
     def evict(self, member: str) -> None:
         """Take all partitions from a member that does not poll. The caller holds the lock."""
         # The member's own file last: if this process dies in between, the next one finds the member again.
-        for where, owner in self.owners().items():
+        for partition, owner in self.owners().items():
             if owner.member == member:
-                self.unlink(self.partition_path(where))
+                self.unlink(self.partition_path(partition))
         self.unlink(f"{self.members_path}/{member}")
 
     def unlink(self, path: str) -> None:
@@ -199,9 +199,9 @@ class GroupFolder:
 
     # ------------------------------------------------------------ partitions
 
-    def partition_path(self, where: PartitionId) -> str:
+    def partition_path(self, partition: PartitionId) -> str:
         """Return the path of the file whose lock is the right to read a partition. A rename of the topic keeps it."""
-        return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
+        return f"{self.partitions_path}/{partition.topic_id}-{partition.partition}"
 
     def owners(self) -> dict[PartitionId, PartitionOwner]:
         """Return the member that acquired each partition last. It may have released the partition since."""
@@ -218,54 +218,54 @@ class GroupFolder:
 
     # ------------------------------------------------------------ groups of a server
 
-    def read_remote(self) -> RemoteGroup | None:
+    def read_saved_group(self) -> SavedGroup | None:
         """Return what a server has saved of this group; None if there is no such file, or it is damaged."""
         try:
-            return read_remote(self.fs, self.path)
-        except DamagedRemote as error:
+            return read_saved_group(self.fs, self.path)
+        except DamagedGroupFile as error:
             logger.warning("group %s: %s/remote is damaged and ignored: %s", self.group, self.path, error)
             return None
 
-    def remote_version(self) -> Version | None:
+    def saved_group_version(self) -> Version | None:
         """Return the version of the server's file, as `assignment_version`."""
-        return self._version(f"{self.path}/{REMOTE_FILE}")
+        return self._version(f"{self.path}/{SAVED_GROUP_FILE}")
 
-    def remote_holder(self, now_ms: int) -> tuple[RemoteGroup, str] | None:
+    def client_holder(self, now_ms: int) -> tuple[SavedGroup, str] | None:
         """Return the group and a description of its holder if clients of a server hold it, else None.
 
         While the file is damaged, a running server counts as the holder. ``now_ms`` is monotonic.
         """
         try:
-            remote = read_remote(self.fs, self.path)
-        except DamagedRemote:
+            saved = read_saved_group(self.fs, self.path)
+        except DamagedGroupFile:
             found = next((state for state in self._workers() if state.is_alive), None)
-            return None if found is None else (RemoteGroup(held=True), _described("unknown clients", found))
-        if remote is None or not remote.held:
+            return None if found is None else (SavedGroup(held=True), _holder_text("unknown clients", found))
+        if saved is None or not saved.held:
             return None
-        worker = look_at_worker(self.fs, worker_path(self.groups_path, remote.worker))
-        if not is_held(remote, worker, self.fs.boot_id(), now_ms):
+        worker = read_worker_state(self.fs, worker_path(self.groups_path, saved.worker))
+        if not is_held(saved, worker, self.fs.boot_id(), now_ms):
             return None
-        return remote, _described(remote.described, worker)
+        return saved, _holder_text(saved.described, worker)
 
-    def _workers(self) -> Iterator[WorkerState]:
+    def _workers(self) -> Iterator[ServerWorkerState]:
         for name in self.fs.listdir(self.groups_path):
             if name.startswith(WORKER_PREFIX):
-                state = look_at_worker(self.fs, f"{self.groups_path}/{name}")
+                state = read_worker_state(self.fs, f"{self.groups_path}/{name}")
                 if state is not None:
                     yield state
 
-    def take_over(self, now_ms: int) -> None:
+    def claim_for_library(self, now_ms: int) -> None:
         """Take the group for members of the library, before the first one joins. The caller holds the lock.
 
         Raises `GroupHeld` if clients of a server hold the group. ``now_ms`` is monotonic.
         """
-        held_by = self.remote_holder(now_ms)
+        held_by = self.client_holder(now_ms)
         if held_by is not None:
             raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
-        remote = self.read_remote()
-        if remote is not None and remote.held:
-            logger.warning("group %s: taken over from %s of a server that no longer runs", self.group, remote.described)
-            write_remote(self.fs, self.path, RemoteGroup(generation=remote.generation, worker=remote.worker))
+        saved = self.read_saved_group()
+        if saved is not None and saved.held:
+            logger.warning("group %s: taken over from %s of a server that no longer runs", self.group, saved.described)
+            write_saved_group(self.fs, self.path, SavedGroup(generation=saved.generation, worker=saved.worker))
 
     # ------------------------------------------------------------ the assignment
 
@@ -294,7 +294,7 @@ class GroupFolder:
         """
         live: dict[str, MemberState] = {}
         for member in self.member_ids():
-            state = self.look_at(member)
+            state = self.read_member(member)
             if state is None:
                 self.unlink(f"{self.members_path}/{member}")
             elif state.is_overdue(now_ms):
@@ -304,7 +304,7 @@ class GroupFolder:
             else:
                 live[member] = state
         current = self.read_assignment()
-        subscriptions = {member: self.resolve(state.info.topics) for member, state in live.items()}
+        subscriptions = {member: self.resolve_topics(state.info.topics) for member, state in live.items()}
         counts = {topic: count for topics in subscriptions.values() for topic, count in topics.items()}
         strategy = next((state.info.strategy for state in live.values()), current.strategy if current else "sticky")
         previous = {member: current.of(member) for member in live} if current else {}
@@ -321,17 +321,17 @@ class GroupFolder:
         return made
 
     def _generation_after(self, current: Assignment) -> int:
-        remote = self.read_remote()
-        return max(current.generation, remote.generation) if remote is not None else current.generation
+        saved = self.read_saved_group()
+        return max(current.generation, saved.generation) if saved is not None else current.generation
 
     def last_generation(self) -> int:
         """Return the highest generation of which a trace exists, for a group whose assignment is lost."""
-        committed = [position.generation for position in self._positions.positions(self.group).values()]
-        remote, assignment = self.read_remote(), self.read_assignment()
-        files = [found.generation for found in (remote, assignment) if found is not None]
+        committed = [position.generation for position in self._committed_offsets.by_topic_id(self.group).values()]
+        saved, assignment = self.read_saved_group(), self.read_assignment()
+        files = [found.generation for found in (saved, assignment) if found is not None]
         return max([0, *committed, *files, *(owner.generation for owner in self.owners().values())])
 
-    def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
+    def resolve_topics(self, wanted: Iterable[str]) -> dict[str, int]:
         """Return the topics that match the names and patterns now, with their partition counts."""
         found: dict[str, int] = {}
         for name in wanted:
@@ -342,7 +342,7 @@ class GroupFolder:
         return found
 
 
-def _described(who: str, worker: WorkerState | None) -> str:
+def _holder_text(who: str, worker: ServerWorkerState | None) -> str:
     if worker is None:
         return f"{who} of a server that does not run, whose members may still return"
     process = f"pid {worker.worker.pid} on {worker.worker.host}"
@@ -356,6 +356,6 @@ def is_pattern(name: str) -> bool:
     return not _PATTERN_CHARACTERS.isdisjoint(name)
 
 
-def encode_beat(now_ms: int) -> bytes:
+def encode_heartbeat(now_ms: int) -> bytes:
     """Return the time of a member's last poll, in the form in which its file begins."""
-    return b"%0*d" % (_BEAT_DIGITS, now_ms)
+    return b"%0*d" % (_HEARTBEAT_DIGITS, now_ms)

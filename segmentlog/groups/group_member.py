@@ -37,7 +37,7 @@ from segmentlog.groups.group_folder import (
     MemberInfo,
     PartitionOwner,
     Version,
-    encode_beat,
+    encode_heartbeat,
 )
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
@@ -60,11 +60,11 @@ _SUSPECT_MS: Final = 60
 """The kernel closes a dying process's files, which wakes the others, a moment before it frees the locks."""
 _TOPICS_MS: Final = 1000
 _RETRY_MS: Final = 10
-_BEAT_MS: Final = 100
-_CLIENT_ID_KEPT: Final = 64
+_HEARTBEAT_MS: Final = 100
+_CLIENT_ID_MAX: Final = 64
 
 
-class Member:
+class GroupMember:
     """A member of a group: joins, follows assignments, acquires and releases partitions.
 
     Not thread-safe: the session serializes calls. In a forked child it raises `StoreClosed`.
@@ -97,12 +97,12 @@ class Member:
         self.topics = tuple(topics)
         self._client_id = client_id
         self._max_poll_interval_ms = max_poll_interval_ms
-        self._beat_ms = min(_BEAT_MS, max_poll_interval_ms // 4)
+        self._heartbeat_interval_ms = min(_HEARTBEAT_MS, max_poll_interval_ms // 4)
         self._monotonic_ms = monotonic_ms
         self.now_ms = now_ms
         self._fs = folder.fs
         self._seen: Version | None = None
-        self._beaten_ms = self._check_at_ms = self._topics_at_ms = self._retry_at_ms = self._suspect_until_ms = 0
+        self._heartbeat_ms = self._check_at_ms = self._topics_at_ms = self._retry_at_ms = self._suspect_until_ms = 0
         self._resolved: dict[str, int] = {}
 
     # ------------------------------------------------------------ joining, leaving
@@ -113,16 +113,23 @@ class Member:
         Raises `InvalidConfig` if the others have another strategy, `GroupHeld` if they are clients of a server.
         """
         folder, fs = self.folder, self._fs
-        kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id)
-        self.id = f"{kept[:_CLIENT_ID_KEPT] or 'consumer'}-{uuid.uuid4().hex}"
+        safe_id = "".join(
+            char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id
+        )
+        self.id = f"{safe_id[:_CLIENT_ID_MAX] or 'consumer'}-{uuid.uuid4().hex}"
         self._pid = os.getpid()
         info = MemberInfo(
-            self._client_id, self._pid, socket.gethostname(), self.topics, self.strategy,
-            self._max_poll_interval_ms, self.now_ms(),
-        )  # fmt: skip
+            self._client_id,
+            self._pid,
+            socket.gethostname(),
+            self.topics,
+            self.strategy,
+            self._max_poll_interval_ms,
+            self.now_ms(),
+        )
         with folder.locked():
             now_ms = self._monotonic_ms()
-            folder.take_over(now_ms)
+            folder.claim_for_library(now_ms)
             others = {state.info.strategy for state in folder.live_members().values() if not state.is_overdue(now_ms)}
             if others - {self.strategy}:
                 found = ", ".join(map(repr, sorted(others - {self.strategy})))
@@ -132,22 +139,22 @@ class Member:
             try:
                 store_result(self, "_fd", open_lockable, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, EXCLUSIVE)
-                write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
+                write_all(fs, self._fd, [encode_heartbeat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
                 # Before the assignment: topics that are created in between must count as a change.
-                self._resolved = folder.resolve(self.topics)
+                self._resolved = folder.resolve_topics(self.topics)
                 folder.rebalance(now_ms)
             except BaseException:
                 folder.unlink(path)
                 self._close_files()
                 raise
-        self._beaten_ms = now_ms
+        self._heartbeat_ms = now_ms
         self._seen = None
 
     def leave(self) -> None:
         """Release all locks, so that the other members get the partitions. Does not call any listener."""
         if self.is_foreign:
             return
-        self.hand_over(list(self.owned.copy()))
+        self.release(list(self.owned.copy()))
         if self._fd < 0:
             return
         try:
@@ -166,7 +173,7 @@ class Member:
 
     def end_membership(self) -> None:
         """Close the files of a membership that other members have ended."""
-        self.hand_over(list(self.owned.copy()))
+        self.release(list(self.owned.copy()))
         self._close_files()
         self.assigned = set()
 
@@ -208,13 +215,13 @@ class Member:
         if self._fd < 0:
             return True  # evicted, and could not join again
         now_ms = self._monotonic_ms()
-        if now_ms - self._beaten_ms >= self._beat_ms:
-            self._beaten_ms = now_ms
-            self._fs.pwritev(self._fd, [encode_beat(now_ms)], 0)
+        if now_ms - self._heartbeat_ms >= self._heartbeat_interval_ms:
+            self._heartbeat_ms = now_ms
+            self._fs.pwritev(self._fd, [encode_heartbeat(now_ms)], 0)
         if ended:
             self._suspect_until_ms = now_ms + _SUSPECT_MS
         if now_ms >= self._check_at_ms or now_ms < self._suspect_until_ms:
-            self._check(now_ms)
+            self._check_group(now_ms)
         if self.folder.assignment_version() != self._seen or self._seen is None:
             return True
         if now_ms >= self._retry_at_ms and not self.is_settled:
@@ -232,19 +239,19 @@ class Member:
         """Return how long the consumer may sleep before the next poll, in seconds."""
         if not self.is_settled or self._monotonic_ms() < self._suspect_until_ms:
             return _RETRY_MS / 1000
-        return min(_CHECK_MS, 2 * max(self._beat_ms, 1)) / 1000
+        return min(_CHECK_MS, 2 * max(self._heartbeat_interval_ms, 1)) / 1000
 
-    def _check(self, now_ms: int) -> None:
+    def _check_group(self, now_ms: int) -> None:
         """Write a new assignment if other members died or stopped polling, or topics have changed."""
         others = [member for member in self.folder.member_ids() if member != self.id]
         self._check_at_ms = now_ms + _CHECK_MS * max(1, len(others) // _CHECK_MEMBERS)
         changed = not self._is_member()
         if not changed:
-            states = map(self.folder.look_at, others)
+            states = map(self.folder.read_member, others)
             changed = any(state is None or state.is_overdue(now_ms) for state in states)
         if not changed and now_ms >= self._topics_at_ms:
             self._topics_at_ms = now_ms + _TOPICS_MS
-            resolved = self.folder.resolve(self.topics)
+            resolved = self.folder.resolve_topics(self.topics)
             changed = resolved != self._resolved
             if changed:
                 self._resolved = resolved
@@ -311,7 +318,7 @@ class Member:
                 taken.append(tp)
         return taken
 
-    def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
+    def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Release partitions, so that other members may read them."""
         for tp in partitions:
             fd = self.owned.get(tp, -1)
@@ -339,8 +346,8 @@ class Member:
             self._fs.flock(self._lock_fd, SHARED)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
-                where = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
-                if fd < 0 or not folder.is_current(fd, folder.partition_path(where)):
+                partition = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
+                if fd < 0 or not folder.is_current(fd, folder.partition_path(partition)):
                     why = f"no longer owns {tp}" if fd >= 0 else f"does not own {tp}"
                     raise ConsumerFenced(folder.group, self.id, why)
             yield

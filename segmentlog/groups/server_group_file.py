@@ -1,8 +1,8 @@
 """The file of a group whose members are clients of a server, and the rule for when it belongs to them.
 
     @groups/@server-<n>          flock EX by worker n of a server, as long as it may coordinate groups;
-                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `Worker`
-    @groups/<group>/remote       16 hex digits: XXH3-64 of the rest; a newline; JSON: `RemoteGroup`
+                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `ServerWorker`
+    @groups/<group>/remote       16 hex digits: XXH3-64 of the rest; a newline; JSON: `SavedGroup`
 
 The file is replaced durably before the server answers a client. After a crash, a worker continues from it with the same
 generation and the same members, and no member has to join again.
@@ -31,13 +31,13 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_safe import NON_BLOCKING, SHARED
 
 WORKER_PREFIX: Final = "@server-"
-REMOTE_FILE: Final = "remote"
-BEAT_DIGITS: Final = 20
+SAVED_GROUP_FILE: Final = "remote"
+HEARTBEAT_DIGITS: Final = 20
 _HASH_DIGITS: Final = 16
 
 
-class RemoteConsumer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of a member of a group of the consumer protocol, in addition to `RemoteMember`.
+class SavedConsumerState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """State of a member of a group of the consumer protocol, in addition to `SavedMember`.
 
     Partitions are numbers by topic id.
     """
@@ -60,7 +60,7 @@ class RemoteConsumer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the member speaks the classic protocol."""
 
 
-class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
+class SavedMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """A member of a server's group, in the saved generation."""
 
     id: str
@@ -77,10 +77,10 @@ class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """Subscribed topics, for display; empty if the server cannot decode the metadata."""
     partitions: dict[str, list[int]] = {}
     """Assigned partitions, for display; empty if the server cannot decode the assignment."""
-    consumer: RemoteConsumer | None = None
+    consumer: SavedConsumerState | None = None
 
 
-class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group at the last time when the server answered one of its members."""
 
     held: bool = False
@@ -92,7 +92,7 @@ class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
-    members: tuple[RemoteMember, ...] = ()
+    members: tuple[SavedMember, ...] = ()
     session_timeout_ms: int = 0
     """The longest session time-out of a member."""
     is_consumer: bool = False
@@ -112,7 +112,7 @@ class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{count} {'member' if count == 1 else 'members'}" if count else "clients that are joining"
 
 
-class Worker(msgspec.Struct, frozen=True):
+class ServerWorker(msgspec.Struct, frozen=True):
     """A worker process of a server that coordinates groups."""
 
     pid: int
@@ -120,51 +120,51 @@ class Worker(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class WorkerState(msgspec.Struct, frozen=True):
+class ServerWorkerState(msgspec.Struct, frozen=True):
     """A worker as other processes see it."""
 
     is_alive: bool
-    worker: Worker
+    worker: ServerWorker
     alive_ms: int
     """Time of its last heartbeat: monotonic, in the time of its boot id."""
 
 
-class DamagedRemote(ValueError):
+class DamagedGroupFile(ValueError):
     """The file of a group does not contain what was written to it."""
 
 
-_decoder = msgspec.json.Decoder(RemoteGroup)
-_worker_decoder = msgspec.json.Decoder(Worker)
+_decoder = msgspec.json.Decoder(SavedGroup)
+_worker_decoder = msgspec.json.Decoder(ServerWorker)
 
 
-def encode_remote(group: RemoteGroup) -> bytes:
+def encode_saved_group(group: SavedGroup) -> bytes:
     """Return the bytes of the file."""
     text = msgspec.json.encode(group) + b"\n"
     return b"%016x\n" % xxhash.xxh3_64_intdigest(text) + text
 
 
-def decode_remote(data: bytes) -> RemoteGroup:
-    """Return the group that `encode_remote` was called with. Raises `DamagedRemote`."""
+def decode_saved_group(data: bytes) -> SavedGroup:
+    """Return the group that `encode_saved_group` was called with. Raises `DamagedGroupFile`."""
     text = data[_HASH_DIGITS + 1 :]
     if data[: _HASH_DIGITS + 1] != b"%016x\n" % xxhash.xxh3_64_intdigest(text):
-        raise DamagedRemote("its checksum does not match")
+        raise DamagedGroupFile("its checksum does not match")
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedRemote(str(error)) from error
+        raise DamagedGroupFile(str(error)) from error
 
 
-def read_remote(fs: FileSystem, group_path: str) -> RemoteGroup | None:
-    """Read a group's file; None if the group never had clients of a server. Raises `DamagedRemote`."""
+def read_saved_group(fs: FileSystem, group_path: str) -> SavedGroup | None:
+    """Read a group's file; None if the group never had clients of a server. Raises `DamagedGroupFile`."""
     try:
-        return decode_remote(read_file(fs, f"{group_path}/{REMOTE_FILE}"))
+        return decode_saved_group(read_file(fs, f"{group_path}/{SAVED_GROUP_FILE}"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def write_remote(fs: FileSystem, group_path: str, group: RemoteGroup) -> None:
+def write_saved_group(fs: FileSystem, group_path: str, group: SavedGroup) -> None:
     """Replace a group's file durably. Raises DiskFull, OSError, `DiskFailed`."""
-    replace_file(fs, f"{group_path}/{REMOTE_FILE}", encode_remote(group))
+    replace_file(fs, f"{group_path}/{SAVED_GROUP_FILE}", encode_saved_group(group))
 
 
 def worker_path(groups_path: str, number: int) -> str:
@@ -172,7 +172,7 @@ def worker_path(groups_path: str, number: int) -> str:
     return f"{groups_path}/{WORKER_PREFIX}{number}"
 
 
-def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
+def read_worker_state(fs: FileSystem, path: str) -> ServerWorkerState | None:
     """Return a worker's state; None if there never was one, or its file is incomplete. Reads only."""
     try:
         with opened_lockable(fs, path, os.O_RDONLY) as fd:
@@ -185,13 +185,15 @@ def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return WorkerState(is_alive, _worker_decoder.decode(text[BEAT_DIGITS:]), int(text[:BEAT_DIGITS]))
+        return ServerWorkerState(
+            is_alive, _worker_decoder.decode(text[HEARTBEAT_DIGITS:]), int(text[:HEARTBEAT_DIGITS])
+        )
     except (ValueError, msgspec.DecodeError):
         # The worker has the lock and is writing the file, or a power cut left it incomplete.
-        return WorkerState(True, Worker(0, "", ""), 0) if is_alive else None
+        return ServerWorkerState(True, ServerWorker(0, "", ""), 0) if is_alive else None
 
 
-def silence_ms(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> int:
+def silence_ms(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> int:
     """Return for how long, at least, the group's worker has sent no heartbeat. ``now_ms``: monotonic, since boot."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
@@ -200,7 +202,7 @@ def silence_ms(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now
     return now_ms - max(seen, default=0)
 
 
-def is_held(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> bool:
+def is_held(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> bool:
     """Return whether clients hold the group, by the rule at the top of this file."""
     if not group.held:
         return False

@@ -1,4 +1,4 @@
-"""Ending what others left: transactions of processes that are gone, that take too long, or that a crash cut short."""
+"""Ends abandoned transactions: of dead processes, of clients past their time-out, and those that a crash cut short."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 ANONYMOUS: Final = "~"
-"""Begins the names of producers that were given none, and are forgotten when they are closed."""
+"""Prefix of the names of producers without a name. Such a name is deleted when its producer is closed."""
 REMOTE_EXPIRATION_MS: Final = 7 * 86_400_000
-"""After which the name of a server's client is forgotten, as Kafka does by `transactional.id.expiration.ms`."""
+"""Unused names of clients of a server are deleted after this time: Kafka's `transactional.id.expiration.ms`."""
 _BUSY_PAUSE_S: Final = 0.25
 _IDLE_PAUSE_S: Final = 1.0
 
 
 class Finisher:
-    """Looks for what nobody else will end, whoever left it. For one thread at a time; another one finds it at work."""
+    """Ends transactions that no other process will end. One thread at a time works; a second one returns at once."""
 
     def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
         self._topics = topics
@@ -39,24 +39,23 @@ class Finisher:
         self._decisions = decisions
         self._finishing = False
         self.troubles: dict[str, str] = {}
-        """What kept `finish` from ending transactions, by the name of the producer."""
+        """Errors that prevented `finish` from ending transactions, by the name of the producer."""
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: another thread of the parent may have been at it."""
+        """Reset the flag in a forked child: another thread of the parent may have been working."""
         self._finishing = False
 
     def finish(self, now_ms: int | None = None) -> float:
-        """Finish what others left: decided transactions, those of dead instances and those that took too long.
+        """Finish decided transactions, and those of dead instances or past their time-out. Return the pause in seconds.
 
-        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives; None: it is asked about
-        each transaction anew. Returns the seconds until this should be asked again. What keeps one from being
-        finished does not keep it from the others: `troubles` tells. Names and partitions that this process may not
-        write are left to processes that may.
+        ``now_ms`` is monotonic, so a jump of the wall clock ends no transaction; None: read the clock for each
+        transaction. After an error the others are still finished; `troubles` has the errors. Names and partitions that
+        this process may not write are left to processes that may.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
-        self._finishing = True  # opening a partition asks for this, too
+        self._finishing = True  # to open a partition calls this method, too
         try:
             troubles: dict[str, str] = {}
             undecided = self._undecided()
@@ -90,13 +89,13 @@ class Finisher:
             if is_interrupt(error):
                 raise
             if isinstance(error, PermissionError) and self._names.has_file(error.filename):
-                return  # another user's name, about which only that user's processes decide
+                return  # the name belongs to another user, whose processes decide about it
             troubles[name] = str(error)
             if self.troubles.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
-        """Open transactions in the partitions that this process has open, and may write."""
+        """Return open transactions in the partitions that this process has open and may write."""
         found = []
         for log in self._topics.opened_partitions():
             if log.handle.read_only:
@@ -111,20 +110,20 @@ class Finisher:
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                # Not asked before the state is read: one that was begun in between is younger than its reader then,
-                # and a client's would be taken for one of before this boot.
+                # The clock is read after the state: a transaction that began in between would else be younger than the
+                # clock, and a client's would be taken for one from before this boot.
                 overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
-                # A client may be on its way to the next worker, and no lease tells.
+                # The client may be connecting to another worker, and has no lease.
                 if not overdue and (state.remote or self._names.is_alive(name, state)):
                     return
-                why = "it was open for too long" if overdue else "its process is gone"
-                logger.info("producer %s: its transaction is aborted: %s", name, why)
+                why = "it exceeded its time-out" if overdue else "its process has died"
+                logger.info("producer %s: its open transaction is aborted: %s", name, why)
             self._decisions.decide(name, state, fd, fence=True)
 
     def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
-        """End an open transaction that no state speaks of as open: a power cut took the marker, or the state.
+        """End an open transaction that is open in no state: a power cut has lost the marker, or the state.
 
-        ``states`` was read after the transaction was seen: its owner writes the state first.
+        ``states`` was read after the transaction was found, as its owner writes the state before the records.
         """
         name = next((name for name, state in states.items() if state.producer_id == seen.producer_id), None)
         with contextlib.ExitStack() as stack:
@@ -140,17 +139,17 @@ class Finisher:
             self._decisions.end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
 
     def finish_orphan(self, log: Partition, producer_id: int) -> None:
-        """End what a producer has open in a partition, if no state speaks of it."""
+        """End the open transaction of a producer in a partition, if it is open in no state."""
         entry = log.producer(producer_id)
         if entry is not None and entry.transaction_offset >= 0:
             self._finish_orphan(log, entry, self._log.states())
 
     def _is_expired(self, state: TransactionState) -> bool:
-        """Whether a client has not come back for so long that it gets other numbers when it does (as Kafka's)."""
+        """Return whether a client was away for so long that it gets a new producer id when it returns, as in Kafka."""
         return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > REMOTE_EXPIRATION_MS
 
     def delete_name(self, name: str, may: Callable[[TransactionState], bool] = lambda state: not state.is_open) -> None:
-        """Leave nothing of a name behind, unless its transaction is open or somebody is at it."""
+        """Delete a name, unless its transaction is open or another process holds its lock."""
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0):
             state = self._log.find(name)
             if state is None or may(state):

@@ -1,4 +1,4 @@
-"""The folders of producers' names: who may decide about a name, and which instance of it lives."""
+"""Lock files of producer names: the lock for decisions about a name, and the leases of its instances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.transactions.transaction_log import TransactionState
 
 
 class Names:
-    """The names of producers in one store, as files and their locks. Thread-safe."""
+    """The names of producers in a store, as folders with lock files. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._fs = topics.fs
@@ -27,15 +27,15 @@ class Names:
 
     @interrupt_safe_context
     def locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
-        """Hold the lock under which everything about a name is decided; the descriptor of its fence.
+        """Hold the lock for decisions about a name. Yield the descriptor of its fence file.
 
-        Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
+        Raises `ProducerBusy` if another process holds it for longer than ``wait_s`` (default: 30 s).
         """
         path = f"{self._folder_of(name)}/fence"
         while True:
             with opened_lockable(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
                 lock_fence(self._fs, name, fd, wait_s)
-                if is_current(self._fs, fd, path):  # else the name was forgotten: others lock another file by now
+                if is_current(self._fs, fd, path):  # else the name was deleted, and others lock a new file
                     yield fd
                     return
 
@@ -46,13 +46,14 @@ class Names:
                     self._fs.mkdir(folder)
             try:
                 return open_lockable(fs, path, flags)
-            except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
+            except FileNotFoundError:  # an anonymous name, which another process has just deleted
                 pass
 
     def become_instance(
         self, name: str, state: TransactionState, fence_fd: int, write_down: Callable[[], None]
     ) -> Registration:
-        """Be the instance of a name that the state is of; ``write_down`` makes that durable. Under the name's lock."""
+        """Create the lease and the fence of an instance; ``write_down`` must save ``state`` durably. Under the name's
+        lock."""
         files: list[int] = []
         path = self._lease_path(name, state)
         try:
@@ -78,22 +79,22 @@ class Names:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
 
     def is_alive(self, name: str, state: TransactionState) -> bool:
-        """Whether the instance that the state is of still has its lease; a dead one's is removed."""
+        """Return whether the instance of the state has its lease. Removes the lease file of a dead instance."""
         path = self._lease_path(name, state)
         try:
-            with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
-                # Shared: two who look at the same time must not take each other for the instance.
+            with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # works in another user's read-only store, too
+                # Shared, so that two processes that check at the same time do not take each other for the instance.
                 self._fs.flock(fd, SHARED | NON_BLOCKING)
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):
-            return True  # locked; or nobody can tell, and what lives is not to be aborted
+            return True  # locked; or not readable: a live instance must not be aborted
         if not self._read_only:
             with failures_ignored():
                 self._fs.unlink(path)
         return False
 
     def remove(self, name: str) -> None:
-        """Remove the folder of a name that nobody has; under its lock."""
+        """Remove the folder of an unused name. Under the name's lock."""
         with failures_ignored():
             self._fs.remove_tree(self._folder_of(name))

@@ -1,6 +1,6 @@
-"""What becomes of a transaction: the decision, the markers that tell it in the partitions, and what a crash took.
+"""Completes transactions: writes decisions and markers, and restores markers that a crash has lost.
 
-Everything here is done under the lock of the producer's name, and can be done again by whoever finds it half done.
+All of it happens under the lock of the producer's name. Any process can repeat steps that it finds incomplete.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ logger = logging.getLogger("segmentlog")
 
 
 class Decisions:
-    """Decides about transactions, and tells partitions of it. Thread-safe under the names' locks."""
+    """Writes decisions about transactions and their markers. Thread-safe under the locks of the names."""
 
     def __init__(self, topics: Topics, log: TransactionLog) -> None:
         self._topics = topics
         self._log = log
 
     def decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
-        """Finish what a state has begun; abort what is undecided. Under the name's lock.
+        """Finish a decided transaction; abort an undecided one. The caller holds the name's lock.
 
-        ``fence``: the instance that has the transaction open gets `ProducerFenced` from now on, also where its worker
-        was killed while it committed: the instance must not take the abort for the answer to its commit.
+        ``fence``: fence the instance that has the transaction open. A commit of which the worker was killed is then
+        rejected with `ProducerFenced`, so the instance cannot take the abort for the answer to its commit.
         """
         if state.status == "Ongoing":
             if fence:
@@ -46,11 +46,11 @@ class Decisions:
             state = replace(state, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
             self._log.write(name, state)
         elif state.status == "PrepareCommit":
-            self._log.sync()  # who wrote it may have died before that was on disk, and nobody is told before it is
+            self._log.sync()  # its writer may have died before the sync, and no reader may see it earlier
         return self.complete(name, state)
 
     def complete(self, name: str, state: TransactionState) -> TransactionState:
-        """Write the markers, then that it is done; the state as it is then, still open if a partition has no room."""
+        """Write the markers, then the completed state. Return the state, which stays open if a marker failed."""
         committed = state.status == "PrepareCommit"
         unsettled = {PartitionId(marker.topic_id, marker.partition): marker for marker in state.unsettled}
         failure: Exception | None = None
@@ -60,15 +60,19 @@ class Decisions:
                 if marker is not None:
                     unsettled[where] = marker
             except UnknownTopic:
-                continue  # deleted, with all that it held
+                continue  # the topic was deleted
             except StoreClosed:
-                return state  # the next one finishes it
+                return state  # the next process finishes it
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
                 failure = error
         if failure is not None:
-            logger.warning("producer %s: its transaction is decided, but not told everywhere: %s", name, failure)
+            logger.warning(
+                "producer %s: its transaction is decided, but a marker could not be written: %s; trying again",
+                name,
+                failure,
+            )
             return state
         done: Status = "CompleteCommit" if committed else "CompleteAbort"
         state = replace(
@@ -81,37 +85,43 @@ class Decisions:
         return state
 
     def complete_if_possible(self, name: str, state: TransactionState) -> TransactionState:
-        """`complete` for who has just decided: that stands, and an error would say that it does not.
+        """Complete a transaction right after its decision, and log errors instead of raising them.
 
-        What was kept from being done is done by whoever looks next.
+        The decision is valid, while an error would tell the caller that it is not. Remaining steps are retried later.
         """
         try:
             return self.complete(name, state)
         except (SegmentlogError, OSError) as error:
             if is_interrupt(error):
                 raise
-            logger.warning("producer %s: its transaction is decided, but that is not noted: %s", name, error)
+            logger.warning(
+                "producer %s: its transaction is complete, but its state could not be saved: %s; trying again",
+                name,
+                error,
+            )
             return state
 
     def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
-        """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
-        said, epoch = self._said(log, state), log.epoch  # the epoch first: a marker is in this one, or lost with it
+        """Write the marker if the transaction is open in the partition. Return a commit's marker, which may not be on
+        disk."""
+        said, epoch = self._said(log, state), log.epoch  # the epoch first: if it changes, the marker may be lost
         offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
         if offset is None and state.wrote(PartitionId(log.topic_id, log.number)):
-            # Written by who died before it noted that this is done, or failed elsewhere: at what offset, nobody says.
+            # The marker exists: its writer died before it saved the state, or failed in another partition. Its offset
+            # is not known, but is below the end of the log.
             said, offset = True, log.log_end_offset - 1
         return Unsettled(log.topic_id, log.number, offset, epoch) if said and offset is not None else None
 
     @staticmethod
     def _said(log: Partition, state: TransactionState) -> bool | None:
-        """`TransactionState.said` of what is open in a partition; None when nothing is."""
+        """Return the outcome of the open transaction in a partition; None if there is none, or it is undecided."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None
         return state.said(PartitionId(log.topic_id, log.number), entry)
 
     def still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
-        """Those whose markers are not known to be on disk, or were lost in a crash."""
+        """Return the markers that are not known to be on disk, or were lost in a crash."""
         left = []
         for marker in unsettled:
             where = PartitionId(marker.topic_id, marker.partition)
@@ -121,14 +131,14 @@ class Decisions:
                 )
             except UnknownTopic:
                 continue
-            except StoreVersionError:  # of a topic that cannot be read now, that one perhaps
+            except StoreVersionError:  # a topic cannot be read now, maybe this one
                 is_settled = False
             if not is_settled:
                 left.append(marker)
         return tuple(left)
 
     def settle(self, state: TransactionState) -> None:
-        """Put the markers of commits on disk, before what stands for them goes."""
+        """Sync the markers of commits, before the state that replaces them is overwritten."""
         for marker in self.still_unsettled(state.producer_id, state.unsettled):
 
             def settle(log: Partition) -> None:
@@ -139,24 +149,26 @@ class Decisions:
                 self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), settle)
 
     def end_lost(self, log: Partition, state: TransactionState) -> None:
-        """Write the marker that was lost, if there is one to write: as the state remembers it, or else an abort."""
+        """Write a marker that a crash has lost: a commit if the state says so, else an abort."""
         entry = log.producer(state.producer_id)
         said = self._said(log, state)
         if entry is None or said is None:
             return
         told = "committed" if said else "aborted"
         name = f"{log.topic}/{log.number}"
-        logger.info("%s: the transaction of producer %d is %s, as its end was lost", name, state.producer_id, told)
+        logger.info(
+            "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, told
+        )
         offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
-        if said and offset is not None:  # no record speaks of this marker
+        if said and offset is not None:  # no state replaces this marker
             log.sync_upto(offset + 1, offset)
 
 
 def _is_settled(log: Partition, producer_id: int, marker: Unsettled) -> bool:
-    """Whether a commit's marker is on disk."""
+    """Return whether a commit's marker is on disk."""
     if log.durable_offset <= marker.offset:
         return False
     if log.epoch == marker.epoch:
         return True
-    entry = log.producer(producer_id)  # a crash since: is it there?
+    entry = log.producer(producer_id)  # there was a crash: check whether the marker survived it
     return entry is None or not 0 <= entry.transaction_offset < marker.offset

@@ -482,7 +482,7 @@ def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
     path.write_bytes(whole)
     assert store.group_offsets.committed("g")[_T0].offset == 1
     store._tidy_up(1_000_000)
-    assert len(store.group_offsets.positions("g")) == 1
+    assert len(store.group_offsets.by_topic_id("g")) == 1
 
 
 def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) -> None:
@@ -532,10 +532,10 @@ def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> N
     assert store.group_offsets.committed("g") == {}
     with store.consumer("t", group="g") as consumer:
         assert [record.value for record in consumer] == [b"new"]
-    assert len(store.group_offsets.positions("g")) == 1
+    assert len(store.group_offsets.by_topic_id("g")) == 1
     store._tidy_up(1)
-    assert store.group_offsets.positions("g") == {}
-    assert store.group_offsets.all_groups() == []
+    assert store.group_offsets.by_topic_id("g") == {}
+    assert store.group_offsets.groups_with_any_offset() == []
 
 
 def test_a_topic_made_anew_while_the_one_before_is_deleted_stays_open(

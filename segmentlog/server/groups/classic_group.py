@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from segmentlog.groups.server_group_file import RemoteGroup
+from segmentlog.groups.server_group_file import SavedGroup
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
@@ -399,7 +399,7 @@ class ClassicGroup(ClassicMembers):
 
     # ------------------------------------------------------------ restart
 
-    def restore(self, saved: RemoteGroup, now_ms: int) -> None:
+    def restore(self, saved: SavedGroup, now_ms: int) -> None:
         """Continue from a snapshot, in a new group. All sessions start again; no member has to rejoin."""
         self.generation = saved.generation
         self.protocol_type, self.protocol = saved.protocol_type, saved.protocol

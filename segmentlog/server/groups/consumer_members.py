@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import SavedConsumerState, SavedGroup, SavedMember
 from segmentlog.policy.assignment import assign
 from segmentlog.policy.reconciliation import Holding, Stage
 from segmentlog.policy.topic_pattern import TopicPattern
@@ -231,10 +231,10 @@ class ConsumerMembers:
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot(self) -> RemoteGroup:
+    def snapshot(self) -> SavedGroup:
         """Return the state to save: all that clients know, or are about to receive."""
         sessions = [self._session_ms(member) for member in self.all()]
-        return RemoteGroup(
+        return SavedGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
             protocol_type=self.protocol_type, protocol=self.assignor, session_timeout_ms=max(sessions, default=0),
             is_consumer=True, topics={name: (of.id, of.partition_count) for name, of in sorted(self._shapes.items())},
@@ -245,26 +245,26 @@ class ConsumerMembers:
         classic = member.classic
         return classic.session_timeout_ms if classic else self._settings.consumer_session_timeout_ms
 
-    def _saved(self, member: ConsumerMember) -> RemoteMember:
+    def _saved(self, member: ConsumerMember) -> SavedMember:
         holding = member.holding
-        return RemoteMember(
+        return SavedMember(
             member.id, member.instance_id, member.client_id, member.client_host, self._session_ms(member),
             member.rebalance_timeout_ms, member.classic.protocols if member.classic else (),
             topics=tuple(sorted(member.subscribed)), partitions=self.names_of(holding.assigned),
-            consumer=RemoteConsumer(
+            consumer=SavedConsumerState(
                 holding.epoch, holding.previous_epoch, holding.stage, member.rack_id, member.topics, member.regex,
                 member.matched, member.assignor, by_topic(holding.assigned), by_topic(holding.revoking),
                 by_topic(member.target), member.classic is not None,
             ),
         )  # fmt: skip
 
-    def restore(self, saved: RemoteGroup, now_ms: int) -> None:
+    def restore(self, saved: SavedGroup, now_ms: int) -> None:
         """Continue from a snapshot, in a new group. All sessions start again; no member has to rejoin."""
         self.generation = saved.generation
         self.assignor = saved.protocol if saved.protocol in ASSIGNORS else self.assignor
         self._shapes = {name: TopicShape(*shape) for name, shape in saved.topics.items()}
         for saved_member in saved.members:
-            known = saved_member.consumer or RemoteConsumer()
+            known = saved_member.consumer or SavedConsumerState()
             member = ConsumerMember(
                 saved_member.id,
                 saved_member.instance_id,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -188,7 +188,7 @@ class GroupCoordinator(GroupManager):
     def commit_offsets(
         self,
         group: str,
-        positions: Sequence[NewPosition],
+        positions: Sequence[OffsetCommit],
         *,
         member_id: str = "",
         generation: int = -1,
@@ -208,9 +208,9 @@ class GroupCoordinator(GroupManager):
             if error is not ErrorCode.NONE or not positions:
                 return error, None
             if machine.members:
-                return error, self._server_groups.commit(group, positions, generation, member_id, stamp)
+                return error, self._server_groups.commit_offsets(group, positions, generation, member_id, stamp)
             try:
-                return error, self._server_groups.commit_alone(group, positions, stamp)
+                return error, self._server_groups.commit_without_members(group, positions, stamp)
             except GroupHeld as held:
                 self._warn_refused(group, held)
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
@@ -244,7 +244,7 @@ class GroupCoordinator(GroupManager):
                 code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
                 if topic not in subscribed_topics:
                     with contextlib.suppress(GroupNotEmpty):
-                        groups.forget(group, of_topic)
+                        groups.delete_offsets(group, of_topic)
                         code = ErrorCode.NONE
                 codes.update(dict.fromkeys(of_topic, code))
             return codes

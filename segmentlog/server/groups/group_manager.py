@@ -17,7 +17,7 @@ import msgspec
 
 from segmentlog.clock import Clock
 from segmentlog.errors import GroupHeld, InvalidConfig, SegmentlogError
-from segmentlog.groups.server_groups import RemoteGroups
+from segmentlog.groups.server_groups import ServerGroups
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.cached_group import AnswerWaiter, CachedGroup, GroupUnavailable
 from segmentlog.server.groups.classic_group import ClassicGroup
@@ -58,7 +58,7 @@ class GroupManager:
         self._store = store
         self._clock = clock or Clock()
         self._is_coordinator_of = is_coordinator_of
-        self._server_groups: RemoteGroups = store.groups.remote(worker)
+        self._server_groups: ServerGroups = store.groups.server_groups(worker)
         self._entries: dict[str, CachedGroup] = {}
         self._configs = store.groups.configs
         self._catalog = StoreCatalog(store, self._clock)
@@ -265,7 +265,7 @@ class GroupManager:
                 raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if self._is_started:
                 return
-            if not self._server_groups.begin():
+            if not self._server_groups.lock_worker():
                 # The former process with this number still runs.
                 raise GroupUnavailable(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
             self._timers.start()
@@ -291,12 +291,12 @@ class GroupManager:
         now_ms = self._now_ms()
         if not 0 <= now_ms - self._heartbeat_ms < HEARTBEAT_FILE_MS:
             self._heartbeat_ms = now_ms
-            self._server_groups.beat()
+            self._server_groups.write_heartbeat()
         return max(min(next_ms, self._heartbeat_ms + HEARTBEAT_FILE_MS) - now_ms, 1) / 1000
 
     def _load_claimed_groups(self) -> None:
         """Load the groups that clients held when this worker stopped, so that members that do not return expire."""
-        for group in self._server_groups.held():
+        for group in self._server_groups.held_groups():
             if self._is_coordinator_of(group):
                 with contextlib.suppress(GroupUnavailable), self._locked(group):
                     pass

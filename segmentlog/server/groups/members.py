@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from segmentlog.groups.server_group_file import RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import SavedGroup, SavedMember
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import (
     ClassicMember,
@@ -162,16 +162,16 @@ class ClassicMembers:
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot(self) -> RemoteGroup:
+    def snapshot(self) -> SavedGroup:
         """Return the state to save: all that clients know, or are about to receive."""
         known = [member for member in self.members.values() if not member.is_new]
-        return RemoteGroup(
+        return SavedGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
             protocol_type=self.protocol_type, protocol=self.protocol,
             leader=self.leader if any(member.id == self.leader for member in known) else "",
             session_timeout_ms=max((member.session_timeout_ms for member in self.members.values()), default=0),
             members=tuple(
-                RemoteMember(
+                SavedMember(
                     member.id, member.instance_id, member.client_id, member.client_host, member.session_timeout_ms,
                     member.rebalance_timeout_ms, member.protocols, member.assignment,
                 )

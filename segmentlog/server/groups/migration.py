@@ -5,7 +5,7 @@ Members keep their partitions. Members of the classic protocol have to join agai
 
 from __future__ import annotations
 
-from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import SavedConsumerState, SavedGroup, SavedMember
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.records import PartitionId
 from segmentlog.server.codec.generated.consumer_protocol import ConsumerProtocolSubscription
@@ -70,7 +70,7 @@ def upgrade_group(group: ClassicGroup, settings: GroupSettings, catalog: TopicCa
         saved.append(_convert_to_consumer(member, group, assigned, revoking))
     found = ConsumerGroup(settings, catalog)
     found.restore(
-        RemoteGroup(
+        SavedGroup(
             generation=group.generation, is_consumer=True, members=tuple(saved),
             topics={name: (shape.id, shape.partition_count) for name, shape in shapes.items()},
         ),
@@ -94,9 +94,9 @@ def _owned_partitions(member: ClassicMember, group: ClassicGroup) -> dict[str, l
 
 def _convert_to_consumer(
     member: ClassicMember, group: ClassicGroup, assigned: Partitions, revoking: Partitions
-) -> RemoteMember:
+) -> SavedMember:
     subscription = _subscription(member, group)
-    return RemoteMember(
+    return SavedMember(
         member.id,
         member.instance_id,
         member.client_id,
@@ -104,7 +104,7 @@ def _convert_to_consumer(
         member.session_timeout_ms,
         member.rebalance_timeout_ms,
         member.protocols,
-        consumer=RemoteConsumer(
+        consumer=SavedConsumerState(
             epoch=group.generation,
             previous_epoch=group.generation,
             stage=Stage.REVOKING if revoking else Stage.SETTLED,
@@ -122,10 +122,10 @@ def downgrade_group(group: ConsumerGroup, settings: GroupSettings, now_ms: int) 
     """Return the group as a group of the classic protocol, with the members that speak it. They must join again."""
     found = ClassicGroup(settings, topics_of)
     found.restore(
-        RemoteGroup(
+        SavedGroup(
             state=GroupState.PREPARING, generation=group.generation, protocol_type=CONSUMER,
             members=tuple(
-                RemoteMember(
+                SavedMember(
                     member.id, member.instance_id, member.client_id, member.client_host,
                     member.classic.session_timeout_ms, member.rebalance_timeout_ms, member.classic.protocols,
                     encode_partitions(group.names_of(member.holding.assigned)),

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.groups.server_group_file import RemoteGroup
+from segmentlog.groups.server_group_file import SavedGroup
 from segmentlog.server.codec.generated import consumer_protocol
 from segmentlog.server.codec.generated.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -93,7 +93,7 @@ def visible_assignment(
     return consumer_protocol.encode_assignment(seen, min(version, _NEWEST))
 
 
-def with_descriptions(group: RemoteGroup) -> RemoteGroup:
+def with_descriptions(group: SavedGroup) -> SavedGroup:
     """Return the group with the topics and partitions of each member, for people who read the saved file."""
     if group.is_consumer:
         return group  # has them already

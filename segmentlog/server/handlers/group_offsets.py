@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import CommittedOffset, is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
@@ -64,7 +64,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
     """Answered once the positions are on disk, or shipped; what else comes on the connection is seen to meanwhile."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[OffsetCommitResponsePartition] = []
     for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
@@ -83,7 +83,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
             if code is ErrorCode.NONE and topic is not None:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, partition.partition_index, offset,
                         partition.committed_leader_epoch, partition.committed_metadata or "",
                     )
@@ -109,7 +109,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
 
 
 def _commit(
-    call: Call, request: OffsetCommitRequest, positions: list[NewPosition]
+    call: Call, request: OffsetCommitRequest, positions: list[OffsetCommit]
 ) -> tuple[ErrorCode, AppendedOffsets | None]:
     try:
         error, appended = call.broker.groups.commit_offsets(
@@ -232,8 +232,8 @@ def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> O
     positions = call.broker.store.group_offsets
     try:
         # Before the positions: one that is decided in between is found among them.
-        pending = positions.undecided(group) if is_stable else set()
-        known = positions.positions(group)
+        pending = positions.pending_by_topic_id(group) if is_stable else set()
+        known = positions.by_topic_id(group)
     except (SegmentlogError, OSError) as problem:
         response.error_code = code_of(problem)
         return response

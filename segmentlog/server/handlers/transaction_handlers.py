@@ -142,7 +142,7 @@ def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffset
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if code is ErrorCode.NONE:
         try:
-            positions = call.broker.store.group_offsets.make_log()
+            positions = call.broker.store.group_offsets.open_or_create_log()
             code = _join(call, name, Numbers(request.producer_id, request.producer_epoch), [positions])
         except (SegmentlogError, OSError) as error:
             code = code_of(error)

@@ -6,7 +6,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.generated.txn_offset_commit import (
@@ -38,7 +38,7 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     error = error or refusal(call, request.group_id, Operation.READ)
     response = TxnOffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[TxnOffsetCommitResponsePartition] = []
     for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
@@ -54,7 +54,7 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
             if topic is not None and code is ErrorCode.NONE:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, one.partition_index, one.committed_offset, one.committed_leader_epoch,
                         one.committed_metadata or "",
                     )
@@ -67,11 +67,11 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
     return response
 
 
-def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosition]) -> ErrorCode:
+def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[OffsetCommit]) -> ErrorCode:
     name, numbers = request.transactional_id, Numbers(request.producer_id, request.producer_epoch)
     remote = call.broker.store.transactions.remote
     try:
-        log = call.broker.store.group_offsets.make_log()
+        log = call.broker.store.group_offsets.open_or_create_log()
         if call.version >= _JOINS_FROM:
             remote.add(name, numbers, [log])
         guard = remote.guard(name, numbers, log)

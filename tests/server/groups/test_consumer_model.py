@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
+from segmentlog.groups.server_group_file import SavedGroup, decode_saved_group, encode_saved_group
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.generated import consumer_protocol
@@ -268,7 +268,7 @@ class _World:
         self.counter = 0
         self.catalog = _Catalog()
         self.machine: GroupStateMachine = ClassicGroup(_SETTINGS, topics_of)
-        self.saved = RemoteGroup()
+        self.saved = SavedGroup()
         self.highest = 0
         self.epochs: dict[str, int] = {}
         self.tokens: dict[int, _Classic] = {}
@@ -316,7 +316,7 @@ class _World:
                 self.machine.raise_generation(former.generation)
                 self.machine.answers, self.machine.is_changed = former.answers, True
         if self.machine.is_changed:
-            self.saved = decode_remote(encode_remote(with_descriptions(self.machine.snapshot())))
+            self.saved = decode_saved_group(encode_saved_group(with_descriptions(self.machine.snapshot())))
             self.machine.is_changed = False
         answers, self.machine.answers = self.machine.answers, []
         for token, answer in answers:

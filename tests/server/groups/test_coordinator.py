@@ -14,7 +14,7 @@ from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, 
 
 from segmentlog.errors import DiskFull, GroupHeld
 from segmentlog.groups import group_folder
-from segmentlog.groups.server_group_file import read_remote, write_remote
+from segmentlog.groups.server_group_file import read_saved_group, write_saved_group
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -140,12 +140,12 @@ def test_nobody_is_told_what_is_not_on_disk(start: Callable[..., GroupCoordinato
     a = Client(coordinator, "a")
     for _ in range(3):
         a.join()
-        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        saved = read_saved_group(store.groups._fs, f"{store.path}/@groups/g")
         assert saved is not None
         assert (saved.generation, saved.state) == (a.generation, "CompletingRebalance")
         assert [member.id for member in saved.members] == [a.id]
         a.sync()
-        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        saved = read_saved_group(store.groups._fs, f"{store.path}/@groups/g")
         assert saved is not None
         assert (saved.state, saved.members[0].assignment) == ("Stable", a.assignment)
         assert saved.members[0].partitions == {"t": [0]}
@@ -387,13 +387,13 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
         heartbeats.append(Waiting(a.heartbeat))
         until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
         heartbeats[0]._thread.join(0.2)
-        write_remote(*args)
+        write_saved_group(*args)
 
-    monkeypatch.setattr(group_folder, "write_remote", write_when_the_worker_is_at_it)
+    monkeypatch.setattr(group_folder, "write_saved_group", write_when_the_worker_is_at_it)
     with store.consumer("t", group="g"):
         assert heartbeats[0].result() is ErrorCode.UNKNOWN_MEMBER_ID
         assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
-        remote = read_remote(store.fs, f"{store.path}/@groups/g")
+        remote = read_saved_group(store.fs, f"{store.path}/@groups/g")
         assert remote is not None
         assert not remote.held
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
+from segmentlog.groups.server_group_file import SavedGroup, decode_saved_group, encode_saved_group
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_group import ClassicGroup
 from segmentlog.server.groups.classic_types import GroupSettings, GroupState, JoinAnswer, JoinRequest, SyncAnswer
@@ -47,7 +47,7 @@ class _World:
         self.choose = choose
         self.now_ms = 0
         self.group = ClassicGroup(_SETTINGS)
-        self.saved = RemoteGroup()
+        self.saved = SavedGroup()
         self.clients = [_Client(name, f"i{number % 2}" if number >= 4 else None) for number, name in enumerate(_NAMES)]
         self.open: dict[int, tuple[_Client, str]] = {}
         self.tokens = 0
@@ -114,7 +114,7 @@ class _World:
     def settle(self) -> None:
         """Save, tell, look."""
         if self.group.is_changed:
-            self.saved = decode_remote(encode_remote(self.group.snapshot()))
+            self.saved = decode_saved_group(encode_saved_group(self.group.snapshot()))
             self.group.is_changed = False
         answers, self.group.answers = self.group.answers, []
         for token, answer in answers:

@@ -20,7 +20,7 @@ from logs import FakeClock
 from seeds import seeds
 from server.groups.clients import SETTINGS, Client
 
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.consumer_types import (
     LEAVE_EPOCH,
@@ -109,7 +109,7 @@ class _Life(ABC):
         self, coordinator: GroupCoordinator, number: int, member_id: str, generation: int, **options: Any
     ) -> bool:
         """Whether the next position is on disk now; not, where the group is at a rebalance."""
-        position = NewPosition("t", self.topic_id, number, self.committed + 1)
+        position = OffsetCommit("t", self.topic_id, number, self.committed + 1)
         error, appended = coordinator.commit_offsets(
             "g", [position], member_id=member_id, generation=generation, **options
         )
