@@ -326,7 +326,7 @@ class LogStore(Clients):
         with failures_ignored(SegmentlogError):
             if not self._topics.has(TRANSACTIONS_TOPIC):
                 return False
-            return transactions is None or transactions.may_hold(producer_id)
+            return transactions is None or transactions.may_have_producer_id(producer_id)
         return True
 
     @property
@@ -469,7 +469,7 @@ class LogStore(Clients):
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()
         if self._transactions is not None:
-            for producer, why in self._transactions.troubles.items():
+            for producer, why in self._transactions.errors.items():
                 problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
         if self._attached is not None:
             if self._attached.status.error:

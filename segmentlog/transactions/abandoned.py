@@ -12,8 +12,8 @@ from segmentlog.format.producer_snapshot import ProducerEntry
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
 from segmentlog.transactions.transaction_log import TransactionLog, TransactionState
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ logger = logging.getLogger("segmentlog")
 
 ANONYMOUS: Final = "~"
 """Prefix of the names of producers without a name. Such a name is deleted when its producer is closed."""
-REMOTE_EXPIRATION_MS: Final = 7 * 86_400_000
+SERVER_NAME_EXPIRATION_MS: Final = 7 * 86_400_000
 """Unused names of clients of a server are deleted after this time: Kafka's `transactional.id.expiration.ms`."""
 _BUSY_PAUSE_S: Final = 0.25
 _IDLE_PAUSE_S: Final = 1.0
 
 
-class Finisher:
+class AbandonedTransactions:
     """Ends transactions that no other process will end. One thread at a time works; a second one returns at once."""
 
-    def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
+    def __init__(self, topics: Topics, names: NameLocks, log: TransactionLog, completer: TransactionCompleter) -> None:
         self._topics = topics
         self._names = names
         self._log = log
-        self._decisions = decisions
+        self._completer = completer
         self._finishing = False
-        self.troubles: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
         """Errors that prevented `finish` from ending transactions, by the name of the producer."""
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Reset the flag in a forked child: another thread of the parent may have been working."""
         self._finishing = False
 
@@ -50,37 +50,37 @@ class Finisher:
         """Finish decided transactions, and those of dead instances or past their time-out. Return the pause in seconds.
 
         ``now_ms`` is monotonic, so a jump of the wall clock ends no transaction; None: read the clock for each
-        transaction. After an error the others are still finished; `troubles` has the errors. Names and partitions that
+        transaction. After an error the others are still finished; `errors` has the errors. Names and partitions that
         this process may not write are left to processes that may.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
         self._finishing = True  # to open a partition calls this method, too
         try:
-            troubles: dict[str, str] = {}
+            errors: dict[str, str] = {}
             undecided = self._undecided()
             states = self._log.states()
             is_busy = bool(undecided)
             for name, state in states.items():
-                with self._trouble_of(name, troubles):
+                with self._recording_error(name, errors):
                     if state.is_open:
                         is_busy = True
-                        self._finish_one(name, now_ms)
-                    elif state.remote:
+                        self._finish_name(name, now_ms)
+                    elif state.is_server_name:
                         if self._is_expired(state):
                             self.delete_name(name, self._is_expired)
                     elif name.startswith(ANONYMOUS) and not self._names.is_alive(name, state):
                         self.delete_name(name)
             for log, entry in undecided:
-                with self._trouble_of(str(entry.producer_id), troubles):
+                with self._recording_error(str(entry.producer_id), errors):
                     self._finish_orphan(log, entry, states)
-            self.troubles = troubles
+            self.errors = errors
             return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
         finally:
             self._finishing = False
 
     @contextlib.contextmanager
-    def _trouble_of(self, name: str, troubles: dict[str, str]) -> Iterator[None]:
+    def _recording_error(self, name: str, errors: dict[str, str]) -> Iterator[None]:
         try:
             yield
         except StoreClosed:
@@ -90,8 +90,8 @@ class Finisher:
                 raise
             if isinstance(error, PermissionError) and self._names.has_file(error.filename):
                 return  # the name belongs to another user, whose processes decide about it
-            troubles[name] = str(error)
-            if self.troubles.get(name) != str(error):
+            errors[name] = str(error)
+            if self.errors.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
@@ -104,7 +104,7 @@ class Finisher:
                 found += [(log, entry) for entry in log.open_transactions()]
         return found
 
-    def _finish_one(self, name: str, now_ms: int | None) -> None:
+    def _finish_name(self, name: str, now_ms: int | None) -> None:
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0) as fd:
             state = self._log.states().get(name)
             if state is None or not state.is_open:
@@ -114,11 +114,11 @@ class Finisher:
                 # clock, and a client's would be taken for one from before this boot.
                 overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
                 # The client may be connecting to another worker, and has no lease.
-                if not overdue and (state.remote or self._names.is_alive(name, state)):
+                if not overdue and (state.is_server_name or self._names.is_alive(name, state)):
                     return
                 why = "it exceeded its time-out" if overdue else "its process has died"
                 logger.info("producer %s: its open transaction is aborted: %s", name, why)
-            self._decisions.decide(name, state, fd, fence=True)
+            self._completer.decide(name, state, fd, fence=True)
 
     def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
         """End an open transaction that is open in no state: a power cut has lost the marker, or the state.
@@ -136,7 +136,7 @@ class Finisher:
             entry = log.producer(seen.producer_id)
             if entry is None or entry.transaction_offset != seen.transaction_offset:
                 return
-            self._decisions.end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
+            self._completer.restore_lost_marker(log, state or TransactionState(seen.producer_id, entry.epoch))
 
     def finish_orphan(self, log: Partition, producer_id: int) -> None:
         """End the open transaction of a producer in a partition, if it is open in no state."""
@@ -146,7 +146,7 @@ class Finisher:
 
     def _is_expired(self, state: TransactionState) -> bool:
         """Return whether a client was away for so long that it gets a new producer id when it returns, as in Kafka."""
-        return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > REMOTE_EXPIRATION_MS
+        return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > SERVER_NAME_EXPIRATION_MS
 
     def delete_name(self, name: str, may: Callable[[TransactionState], bool] = lambda state: not state.is_open) -> None:
         """Delete a name, unless its transaction is open or another process holds its lock."""
@@ -154,6 +154,6 @@ class Finisher:
             state = self._log.find(name)
             if state is None or may(state):
                 if state is not None:
-                    self._decisions.settle(state)
+                    self._completer.confirm_markers(state)
                     self._log.write(name, None)
                 self._names.remove(name)

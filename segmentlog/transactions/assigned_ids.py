@@ -15,8 +15,8 @@ The tag binds an id to a principal. A client that reads another client's id in a
 a tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
 
 *Rejected:* a list of assigned ids, as it takes an fsync for each producer, and grows with every client that connects.
-*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. Numbers that are counted do not collide
-within a process; two processes collide only where their counts overlap (10,000 ids each: once in 10^8).
+*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. ProducerIdAndEpoch that are counted do not
+collide within a process; two processes collide only partition their counts overlap (10,000 ids each: once in 10^8).
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class AssignedIds:
         """The secret, once it is certainly on disk. No id is assigned before."""
         self._damaged: tuple[int, int, int] | None = None
         """Inode, size and time of modification of a file that was read and found damaged."""
-        self._forget_parent()
-        fork_safety.on_fork(self, "_forget_parent")
+        self._discard_parent_state()
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Continue in a forked child, with another start number than the parent's."""
         self._numbers: Iterator[int] = itertools.count(secrets.randbelow(1 << _NUMBER_BITS))
         self._cached: dict[tuple[int, str], bool] = {}
@@ -80,7 +80,7 @@ class AssignedIds:
 
         The first call in a store creates the secret, durably. Raises `ReadOnlyStore`, `DiskFull`, OSError.
         """
-        secret = self._durable_secret or self._keep_secret()
+        secret = self._durable_secret or self._create_secret()
         number = next(self._numbers) % (1 << _NUMBER_BITS)
         return CLIENT_IDS.start | number << _TAG_BITS | _tag(secret, number, principal)
 
@@ -125,7 +125,7 @@ class AssignedIds:
                 )
         return self._secret
 
-    def _keep_secret(self) -> bytes:
+    def _create_secret(self) -> bytes:
         self._topics.check_writable("assign producer ids")
         with self._lock.held():  # another process that creates the secret holds the lock until it is on disk
             found = self._find_secret()

@@ -13,11 +13,11 @@ from segmentlog.storage.fork_safety import LockableFd, LockableFiles, close_lock
 from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, SHARED, interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_lease import Registration, lock_fence, write_fence
+from segmentlog.transactions.producer_lease import ProducerLease, lock_fence, write_fence
 from segmentlog.transactions.transaction_log import TransactionState
 
 
-class Names:
+class NameLocks:
     """The names of producers in a store, as folders with lock files. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
@@ -49,9 +49,9 @@ class Names:
             except FileNotFoundError:  # an anonymous name, which another process has just deleted
                 pass
 
-    def become_instance(
+    def create_lease(
         self, name: str, state: TransactionState, fence_fd: int, write_down: Callable[[], None]
-    ) -> Registration:
+    ) -> ProducerLease:
         """Create the lease and the fence of an instance; ``write_down`` must save ``state`` durably. Under the name's
         lock."""
         files: list[int] = []
@@ -62,7 +62,7 @@ class Names:
             write_fence(self._fs, fence_fd, state.producer_id, state.epoch)
             write_down()
             files.extend(starmap(open_lockable, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
-            return Registration(self._fs, name, state, files[1], (files[0], path))
+            return ProducerLease(self._fs, name, state, files[1], (files[0], path))
         except BaseException:
             for fd in files:
                 close_lockable(self._fs, fd)

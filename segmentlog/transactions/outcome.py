@@ -18,7 +18,7 @@ from segmentlog.records import PartitionId
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_lease import write_fence
-from segmentlog.transactions.transaction_log import Status, TransactionLog, TransactionState, Unsettled
+from segmentlog.transactions.transaction_log import Status, TransactionLog, TransactionState, UnconfirmedMarker
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 
-class Decisions:
+class TransactionCompleter:
     """Writes decisions about transactions and their markers. Thread-safe under the locks of the names."""
 
     def __init__(self, topics: Topics, log: TransactionLog) -> None:
@@ -52,13 +52,15 @@ class Decisions:
     def complete(self, name: str, state: TransactionState) -> TransactionState:
         """Write the markers, then the completed state. Return the state, which stays open if a marker failed."""
         committed = state.status == "PrepareCommit"
-        unsettled = {PartitionId(marker.topic_id, marker.partition): marker for marker in state.unsettled}
+        unconfirmed_markers = {
+            PartitionId(marker.topic_id, marker.partition): marker for marker in state.unconfirmed_markers
+        }
         failure: Exception | None = None
-        for where in state.partitions:
+        for partition in state.partitions:
             try:
-                marker = self._topics.on_partition(where, lambda log: self._tell(log, state))
+                marker = self._topics.on_partition(partition, lambda log: self._write_marker(log, state))
                 if marker is not None:
-                    unsettled[where] = marker
+                    unconfirmed_markers[partition] = marker
             except UnknownTopic:
                 continue  # the topic was deleted
             except StoreClosed:
@@ -79,7 +81,7 @@ class Decisions:
             state,
             status=done,
             updated_ms=self._topics.clock.now_ms(),
-            unsettled=self.still_unsettled(state.producer_id, unsettled.values()),
+            unconfirmed_markers=self.find_unconfirmed(state.producer_id, unconfirmed_markers.values()),
         )
         self._log.write(name, state)
         return state
@@ -101,70 +103,75 @@ class Decisions:
             )
             return state
 
-    def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
+    def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
         """Write the marker if the transaction is open in the partition. Return a commit's marker, which may not be on
         disk."""
-        said, epoch = self._said(log, state), log.epoch  # the epoch first: if it changes, the marker may be lost
-        offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
-        if offset is None and state.wrote(PartitionId(log.topic_id, log.number)):
+        is_commit, epoch = (
+            self._outcome(log, state),
+            log.epoch,
+        )  # the epoch first: if it changes, the marker may be lost
+        offset = None if is_commit is None else log.end_transaction(state.producer_id, state.epoch, committed=is_commit)
+        if offset is None and state.has_decided_commit(PartitionId(log.topic_id, log.number)):
             # The marker exists: its writer died before it saved the state, or failed in another partition. Its offset
             # is not known, but is below the end of the log.
-            said, offset = True, log.log_end_offset - 1
-        return Unsettled(log.topic_id, log.number, offset, epoch) if said and offset is not None else None
+            is_commit, offset = True, log.log_end_offset - 1
+        return UnconfirmedMarker(log.topic_id, log.number, offset, epoch) if is_commit and offset is not None else None
 
     @staticmethod
-    def _said(log: Partition, state: TransactionState) -> bool | None:
+    def _outcome(log: Partition, state: TransactionState) -> bool | None:
         """Return the outcome of the open transaction in a partition; None if there is none, or it is undecided."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None
-        return state.said(PartitionId(log.topic_id, log.number), entry)
+        return state.outcome_of(PartitionId(log.topic_id, log.number), entry)
 
-    def still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
+    def find_unconfirmed(
+        self, producer_id: int, unconfirmed_markers: Iterable[UnconfirmedMarker]
+    ) -> tuple[UnconfirmedMarker, ...]:
         """Return the markers that are not known to be on disk, or were lost in a crash."""
         left = []
-        for marker in unsettled:
-            where = PartitionId(marker.topic_id, marker.partition)
+        for marker in unconfirmed_markers:
+            partition = PartitionId(marker.topic_id, marker.partition)
             try:
-                is_settled = self._topics.on_partition(
-                    where, partial(_is_settled, producer_id=producer_id, marker=marker)
+                is_confirmed = self._topics.on_partition(
+                    partition, partial(_is_confirmed, producer_id=producer_id, marker=marker)
                 )
             except UnknownTopic:
                 continue
             except StoreVersionError:  # a topic cannot be read now, maybe this one
-                is_settled = False
-            if not is_settled:
+                is_confirmed = False
+            if not is_confirmed:
                 left.append(marker)
         return tuple(left)
 
-    def settle(self, state: TransactionState) -> None:
+    def confirm_markers(self, state: TransactionState) -> None:
         """Sync the markers of commits, before the state that replaces them is overwritten."""
-        for marker in self.still_unsettled(state.producer_id, state.unsettled):
+        for marker in self.find_unconfirmed(state.producer_id, state.unconfirmed_markers):
 
-            def settle(log: Partition) -> None:
-                self.end_lost(log, state)
+            def restore_and_flush(log: Partition) -> None:
+                self.restore_lost_marker(log, state)
                 log.flush()
 
             with contextlib.suppress(UnknownTopic):
-                self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), settle)
+                self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), restore_and_flush)
 
-    def end_lost(self, log: Partition, state: TransactionState) -> None:
+    def restore_lost_marker(self, log: Partition, state: TransactionState) -> None:
         """Write a marker that a crash has lost: a commit if the state says so, else an abort."""
         entry = log.producer(state.producer_id)
-        said = self._said(log, state)
-        if entry is None or said is None:
+        is_commit = self._outcome(log, state)
+        if entry is None or is_commit is None:
             return
-        told = "committed" if said else "aborted"
+        outcome = "committed" if is_commit else "aborted"
         name = f"{log.topic}/{log.number}"
         logger.info(
-            "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, told
+            "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, outcome
         )
-        offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
-        if said and offset is not None:  # no state replaces this marker
+        offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=is_commit)
+        if is_commit and offset is not None:  # no state replaces this marker
             log.sync_upto(offset + 1, offset)
 
 
-def _is_settled(log: Partition, producer_id: int, marker: Unsettled) -> bool:
+def _is_confirmed(log: Partition, producer_id: int, marker: UnconfirmedMarker) -> bool:
     """Return whether a commit's marker is on disk."""
     if log.durable_offset <= marker.offset:
         return False

@@ -28,7 +28,7 @@ from segmentlog.transactions.transaction_coordinator import Transactions
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.transactions.producer_lease import Registration
+    from segmentlog.transactions.producer_lease import ProducerLease
 
 
 def _sync(log: Partition, upto_offset: int, base_offset: int) -> int:
@@ -47,7 +47,7 @@ class _Transaction:
         self.failure: Exception | None = None
 
 
-class Identity:
+class ProducerIdentity:
     """Producer id, epoch and sequences of a producer. For each partition only one thread at a time may `append`."""
 
     def __init__(self, topics: Topics, transactions: Transactions, name: str | None, timeout_ms: int) -> None:
@@ -55,18 +55,18 @@ class Identity:
         self._topics = topics
         self._transactions = transactions
         self._timeout_ms = timeout_ms
-        self._registration: Registration | None = None
+        self._lease: ProducerLease | None = None
         self._sequences: dict[Partition, int] = {}
         self._transaction: _Transaction | None = None
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
         self._is_foreign = self._is_closed = False
         if name is not None:
-            self._registration = transactions.register(name, timeout_ms)
-            self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
+            self._lease = transactions.register(name, timeout_ms)
+            self.producer_id, self.epoch = self._lease.producer_id, self._lease.epoch
         else:
             self._draw_id()
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
     def _draw_id(self) -> None:
         """Choose a random id with 61 bits, which is unique without coordination."""
@@ -77,10 +77,10 @@ class Identity:
         """Return the name or id, for messages."""
         return repr(self.name) if self.name is not None else str(self.producer_id)
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Choose a new id in a forked child; a producer with a name or a transaction becomes unusable there."""
         self._is_foreign = self._is_foreign or self.name is not None or self._transaction is not None
-        self._registration = self._transaction = None
+        self._lease = self._transaction = None
         self._has_transactions = False
         self._sequences = {}
         if not self._is_foreign:
@@ -102,18 +102,18 @@ class Identity:
         self._check_usable()
         with self._mutex:
             if self._transaction is not None:
-                self._take_part([self._topics.open_partition(topic, number) for number in partitions])
+                self._add_partitions([self._topics.open_partition(topic, number) for number in partitions])
             yield
 
-    def _take_part(self, logs: Iterable[Partition]) -> None:
+    def _add_partitions(self, logs: Iterable[Partition]) -> None:
         """Record that the transaction writes to these partitions, before it does."""
         transaction = self._transaction
         assert transaction is not None
         named = {PartitionId(log.topic_id, log.number): log for log in logs}
-        fresh = {where: log for where, log in named.items() if where not in transaction.logs}
+        fresh = {partition: log for partition, log in named.items() if partition not in transaction.logs}
         if fresh:
-            assert self._registration is not None
-            self._transactions.add_partitions(self._registration, fresh)
+            assert self._lease is not None
+            self._transactions.add_partitions(self._lease, fresh)
             transaction.logs.update(fresh)
 
     def append(self, log: Partition, columns: RecordColumns, ack: Ack | None, create_ms: int | None) -> int:
@@ -143,24 +143,24 @@ class Identity:
             self._check_usable()
         transaction = self._transaction
         if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
-            self._take_part([log])  # another topic got the name since `sending`
+            self._add_partitions([log])  # another topic got the name since `sending`
         sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
-        registration = self._registration
+        lease = self._lease
         stamp = ProducerStamp(
             self.producer_id,
             self.epoch,
             sequence,
             transaction is not None,
-            None if registration is None else registration.check,
+            None if lease is None else lease.check,
         )
         try:
             offset = append(stamp)
             if transaction is not None:
-                where = PartitionId(log.topic_id, log.number)
-                transaction.bases.setdefault(where, offset)
-                transaction.ends[where] = offset + count
+                partition = PartitionId(log.topic_id, log.number)
+                transaction.bases.setdefault(partition, offset)
+                transaction.ends[partition] = offset + count
         except BaseException as error:
             if isinstance(error, Exception) and not is_interrupt(error):
                 # Reported as failed, so it is not sent again, although it may be in the log: ask the log for its
@@ -176,20 +176,20 @@ class Identity:
     def last_number(self, log: Partition) -> int:
         """Return the sequence number of the last record that this id or name appended to a partition; -1 if none."""
         entry = log.producer(self.producer_id)
-        if entry is None and self._registration is not None and self._registration.state.previous_id >= 0:
-            entry = log.producer(self._registration.state.previous_id)
+        if entry is None and self._lease is not None and self._lease.state.previous_id >= 0:
+            entry = log.producer(self._lease.state.previous_id)
         return -1 if entry is None else entry.last_number
 
-    def note_failure(self, error: Exception) -> None:
+    def fail_transaction(self, error: Exception) -> None:
         """Fail the current transaction: a record that belongs to it could not be appended."""
         if self._transaction is not None and self._transaction.failure is None:
             self._transaction.failure = error
 
     def note_resume(self, topic: str, partitions: int) -> int:
         """Return the partition count to resume with: see `Producer.note_resume`."""
-        if self._registration is None:
+        if self._lease is None:
             return partitions
-        return self._transactions.note_resume(self._registration, topic, partitions)
+        return self._transactions.note_resume(self._lease, topic, partitions)
 
     # ------------------------------------------------------------ transactions
 
@@ -203,27 +203,27 @@ class Identity:
         """Return whether a transaction is open."""
         return self._transaction is not None
 
-    def prepare(self) -> None:
+    def prepare_transaction(self) -> None:
         """Prepare for a transaction: register if necessary, and finish an earlier transaction."""
         self._check_usable()
         if self._transaction is not None:
             raise SegmentlogError(f"producer {self.label} has a transaction open; commit or abort it first")
         transactions = self._transactions
-        if self._registration is None:
-            self._registration = transactions.register_anonymous(self.producer_id, self._timeout_ms)
-            self.epoch = self._registration.epoch
-        elif self._registration.unsure:
-            transactions.make_sure(self._registration)
-            if self._registration.unsure:
+        if self._lease is None:
+            self._lease = transactions.register_anonymous(self.producer_id, self._timeout_ms)
+            self.epoch = self._lease.epoch
+        elif self._lease.is_unresolved:
+            transactions.resolve_interrupted(self._lease)
+            if self._lease.is_unresolved:
                 raise ProducerBusy(
                     self.label, "the outcome of its last transaction could not be written to every partition"
                 )
         self._has_transactions = True
 
-    def begin(self) -> None:
+    def begin_transaction(self) -> None:
         """Begin a transaction, to which all later records belong."""
-        assert self._registration is not None
-        self._registration.check()
+        assert self._lease is not None
+        self._lease.check()
         with self._mutex:
             self._transaction = _Transaction()
 
@@ -239,21 +239,21 @@ class Identity:
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for where, end_offset in transaction.ends.copy().items():
-            base_offset = transaction.bases[where]
-            self._topics.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
+        for partition, end_offset in transaction.ends.copy().items():
+            base_offset = transaction.bases[partition]
+            self._topics.on_partition(partition, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 
     @property
     def last_note(self) -> str | None:
         """Metadata of the last transaction that was committed under the name."""
-        return None if self._registration is None else self._registration.state.note
+        return None if self._lease is None else self._lease.state.note
 
     def commit(self, note: str | None = None) -> None:
         """Commit the transaction. Raises `TransactionAborted` if a record of it failed or cannot be synced."""
         with self._mutex:
-            transaction, registration = self._transaction, self._registration
+            transaction, lease = self._transaction, self._lease
             assert transaction is not None
-            assert registration is not None
+            assert lease is not None
             try:
                 self.sync_data()  # again: another thread may have sent records since, which belong to it
             except (SegmentlogError, OSError) as error:
@@ -264,8 +264,8 @@ class Identity:
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs or note is not None:
-                registration.unsure = True  # until it returns: the next transaction must not include this one's records
-                self._transactions.commit(registration, transaction.ends, note)
+                lease.is_unresolved = True  # until it returns: the next transaction must not include this one's records
+                self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
         """Return once the commit is in the object store. Raises `NotShipped`: it is committed locally all the same."""
@@ -275,12 +275,12 @@ class Identity:
         """Abort the transaction."""
         with self._mutex:
             transaction, self._transaction = self._transaction, None
-            if transaction is not None and transaction.logs and self._registration is not None:
-                self._registration.unsure = True
+            if transaction is not None and transaction.logs and self._lease is not None:
+                self._lease.is_unresolved = True
                 with contextlib.suppress(ProducerFenced):  # the instance that fenced it has aborted the transaction
-                    self._transactions.abort(self._registration)
+                    self._transactions.abort(self._lease)
 
-    def drop(self) -> None:
+    def discard_transaction(self) -> None:
         """Drop the transaction, about which another process has decided."""
         with self._mutex:
             self._transaction = None
@@ -288,7 +288,7 @@ class Identity:
     def close(self) -> None:
         """Release the name."""
         self._is_closed = True
-        registration, self._registration = self._registration, None
-        if registration is not None:
-            self._transactions.unregister(registration)
-        self._registration = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._transactions.unregister(lease)
+        self._lease = None

@@ -20,23 +20,23 @@ _FENCE: Final = struct.Struct("<qh")
 _DECISION_WAIT_S = 30.0
 
 
-class Registration:
+class ProducerLease:
     """One instance of a named producer: its id and epoch, its fence, and the lease that shows that it lives."""
 
     def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
         self.name = name
         self.state = state
         self.producer_id, self.epoch = state.producer_id, state.epoch
-        self.unsure = False
+        self.is_unresolved = False
         """Whether a decision was interrupted. The log then says what was decided."""
         self._fs = fs
         self._fence_fd = fence_fd
         """Read before every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
-        self._wanted = _FENCE.pack(self.producer_id, self.epoch)
-        fork_safety.on_fork(self, "_forget_parent")
+        self._expected_fence = _FENCE.pack(self.producer_id, self.epoch)
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Drop the descriptors in a forked child: the instance belongs to the parent."""
         self._fence_fd = self._lease_fd = -1
 
@@ -45,7 +45,7 @@ class Registration:
         if self._fence_fd < 0:
             raise StoreClosed(f"producer {self.name!r}")
         found = self._fs.pread(self._fence_fd, _FENCE.size, 0)
-        if found != self._wanted:
+        if found != self._expected_fence:
             epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)

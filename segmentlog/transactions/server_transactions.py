@@ -36,8 +36,8 @@ from segmentlog.records import PartitionId
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.assigned_ids import new_store_id
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
 from segmentlog.transactions.producer_lease import fenced_epoch, write_fence
 from segmentlog.transactions.transaction_log import EPOCH_MAX, TransactionLog, TransactionState
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Numbers(NamedTuple):
+class ProducerIdAndEpoch(NamedTuple):
     """Producer id and epoch of a client."""
 
     producer_id: int
@@ -74,18 +74,18 @@ class WrongState(SegmentlogError):
         return f"producer {self.name!r}: {self.why}"
 
 
-class RemoteTransactions:
+class ServerTransactions:
     """Transactions of clients of a server. Thread-safe, and safe with other processes."""
 
-    def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
+    def __init__(self, topics: Topics, names: NameLocks, log: TransactionLog, completer: TransactionCompleter) -> None:
         self._topics = topics
         self._names = names
         self._log = log
-        self._decisions = decisions
+        self._completer = completer
 
-    # ------------------------------------------------------------ registration
+    # ------------------------------------------------------------ lease
 
-    def begin(self, name: str, timeout_ms: int, expected: Numbers | None = None) -> Numbers:
+    def register(self, name: str, timeout_ms: int, expected: ProducerIdAndEpoch | None = None) -> ProducerIdAndEpoch:
         """Register an instance of a name; an open transaction of an older one is aborted. Durable when it returns.
 
         ``expected``: fail unless these are the current numbers (KIP-360); a repeated request gets the same answer.
@@ -94,36 +94,36 @@ class RemoteTransactions:
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
             if state is None:
-                state = TransactionState(new_store_id(), -1, remote=True)
-            elif not state.remote:
+                state = TransactionState(new_store_id(), -1, is_server_name=True)
+            elif not state.is_server_name:
                 raise ProducerHeld(name, "a producer of the library")
-            elif expected is not None and not _may_go_on(state, expected):
+            elif expected is not None and not _may_continue(state, expected):
                 raise ProducerFenced(name, expected.epoch, state.epoch)
             is_repeated = (
                 expected is not None and not state.is_open and expected.epoch == state.last_epoch != state.epoch
             )
             if state.is_open:
-                state = self._decisions.decide(name, state, fence_fd, fence=True)
+                state = self._completer.decide(name, state, fence_fd, fence=True)
                 if state.is_open:
-                    raise _cannot_be_told(name)
-            self._decisions.settle(state)
+                    raise _markers_pending(name)
+            self._completer.confirm_markers(state)
             if not is_repeated:
                 epoch = max(state.epoch, fenced_epoch(self._topics.fs, fence_fd, state.producer_id)) + 1
                 state = replace(state, epoch=epoch, last_epoch=-1 if expected is None else expected.epoch)
                 if epoch > EPOCH_MAX:
                     state = _renumbered(state)
             state = replace(
-                state, status="Empty", timeout_ms=timeout_ms, partitions=(), epochs=(), ends=(), unsettled=(),
+                state, status="Empty", timeout_ms=timeout_ms, partitions=(), epochs=(), ends=(), unconfirmed_markers=(),
                 note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
             )  # fmt: skip
             write_fence(self._topics.fs, fence_fd, state.producer_id, state.epoch)
             self._log.write(name, state, "durable")
-            return Numbers(state.producer_id, state.epoch)
+            return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
-    def _known(self, name: str, numbers: Numbers) -> TransactionState:
+    def _checked_state(self, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
         """Return the state of the name. Raises `UnknownProducer` or `ProducerFenced` for other numbers."""
         state = self._log.find(name)
-        if state is None or not state.remote or state.producer_id != numbers.producer_id:
+        if state is None or not state.is_server_name or state.producer_id != numbers.producer_id:
             raise UnknownProducer(name)
         if state.epoch != numbers.epoch:
             raise ProducerFenced(name, numbers.epoch, state.epoch)
@@ -131,33 +131,33 @@ class RemoteTransactions:
 
     # ------------------------------------------------------------ open transactions
 
-    def add(self, name: str, numbers: Numbers, logs: Iterable[Partition]) -> None:
+    def add_partitions(self, name: str, numbers: ProducerIdAndEpoch, logs: Iterable[Partition]) -> None:
         """Add partitions to the name's transaction; begin it if none is open.
 
         Raises `UnknownProducer`, `ProducerFenced`, and `ProducerBusy` while the last transaction cannot be finished.
         """
         named = {PartitionId(log.topic_id, log.number): log for log in logs}
-        if self._has(self._known(name, numbers), named):
+        if self._includes(self._checked_state(name, numbers), named):
             return
         with self._names.locked(name) as fence_fd:
-            state = self._known(name, numbers)
+            state = self._checked_state(name, numbers)
             if state.is_open and not state.is_writable:
                 if state.status == "Ongoing":
                     raise ProducerBusy(name, "its transaction is being decided")
-                state = self._decisions.decide(name, state, fence_fd, fence=False)
+                state = self._completer.decide(name, state, fence_fd, fence=False)
                 if state.is_open:
-                    raise _cannot_be_told(name)
-            fresh = {where: log for where, log in named.items() if not self._has(state, (where,))}
+                    raise _markers_pending(name)
+            fresh = {partition: log for partition, log in named.items() if not self._includes(state, (partition,))}
             for log in fresh.values():  # a transaction that a power cut left open must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
-                    self._decisions.end_lost(log, state)
+                    self._completer.restore_lost_marker(log, state)
             if state.status != "Ongoing":
                 clock = self._topics.clock
                 now_ms = clock.now_ms()
                 state = replace(
                     state, status="Ongoing", started_ms=now_ms, started_up_ms=clock.monotonic_ms(), updated_ms=now_ms,
                     partitions=(), epochs=(), ends=(), last_epoch=-1, note=None,
-                    unsettled=self._decisions.still_unsettled(state.producer_id, state.unsettled),
+                    unconfirmed_markers=self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers),
                 )  # fmt: skip
             state = replace(
                 state,
@@ -166,30 +166,32 @@ class RemoteTransactions:
             )
             self._log.write(name, state)
 
-    def has(self, name: str, numbers: Numbers, where: PartitionId) -> bool:
-        """Return whether the name's transaction is open and includes the partition. Raises as `add`."""
-        return self._has(self._known(name, numbers), (where,))
+    def is_open_in(self, name: str, numbers: ProducerIdAndEpoch, partition: PartitionId) -> bool:
+        """Return whether the name's transaction is open and includes the partition. Raises as `add_partitions`."""
+        return self._includes(self._checked_state(name, numbers), (partition,))
 
     @staticmethod
-    def _has(state: TransactionState, wanted: Iterable[PartitionId]) -> bool:
-        return state.is_writable and all(where in state.partitions for where in wanted)
+    def _includes(state: TransactionState, wanted: Iterable[PartitionId]) -> bool:
+        return state.is_writable and all(partition in state.partitions for partition in wanted)
 
-    def guard(self, name: str, numbers: Numbers, log: Partition) -> Callable[[], None]:
+    def append_check(self, name: str, numbers: ProducerIdAndEpoch, log: Partition) -> Callable[[], None]:
         """Return a check to call under the lock of ``log`` before each append of the transaction.
 
         It raises `UnknownProducer`, `ProducerFenced` or `WrongState`.
         """
-        where = PartitionId(log.topic_id, log.number)
+        partition = PartitionId(log.topic_id, log.number)
 
         def check() -> None:
-            if not self.has(name, numbers, where):
+            if not self.is_open_in(name, numbers, partition):
                 raise WrongState(name, f"{log.topic}/{log.number} is not part of an open transaction")
 
         return check
 
     # ------------------------------------------------------------ commit and abort
 
-    def end(self, name: str, numbers: Numbers, *, committed: bool, bumps: bool = False) -> Numbers:
+    def end_transaction(
+        self, name: str, numbers: ProducerIdAndEpoch, *, committed: bool, bumps: bool = False
+    ) -> ProducerIdAndEpoch:
         """Commit or abort the name's transaction. Durable when it returns. A repeated request gets the same answer.
 
         ``bumps``: the epoch ends with the transaction (KIP-890), and the next numbers are returned. An abort without a
@@ -198,24 +200,24 @@ class RemoteTransactions:
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
-            is_repeated = bumps and state is not None and _has_begun_to_end(state, numbers)
+            is_repeated = bumps and state is not None and _is_ending(state, numbers)
             if not is_repeated or state is None:
-                state = self._known(name, numbers)
+                state = self._checked_state(name, numbers)
             if state.status in ("PrepareCommit", "PrepareAbort"):
-                state = self._decisions.decide(name, state, fence_fd, fence=False)
+                state = self._completer.decide(name, state, fence_fd, fence=False)
             if state.status == "Ongoing":
                 state = self._decide(name, state, committed=committed, bumps=bumps)
             elif bumps and not is_repeated and not committed:
-                state = self._end_nothing(name, state)
+                state = self._end_empty_epoch(name, state)
             elif not is_repeated and self._is_lost(state, committed=committed, bumps=bumps):
-                state = self._end_lost(name, state, committed=committed)
+                state = self._answer_lost(name, state, committed=committed)
             elif bumps and not is_repeated:
                 raise WrongState(
                     name, f"there is no transaction of epoch {numbers.epoch} to commit: nothing was written"
                 )
             else:
                 self._check_outcome(name, state, committed=committed, is_known=is_repeated)
-            return Numbers(state.producer_id, state.epoch)
+            return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
     def _is_lost(self, state: TransactionState, *, committed: bool, bumps: bool) -> bool:
         """Return whether a crash must have lost the record of the transaction that the client wants to end.
@@ -226,7 +228,7 @@ class RemoteTransactions:
         is_told = committed and state.status == "CompleteCommit" and not bumps
         return state.log_epoch != self._log.epoch and not is_told
 
-    def _end_lost(self, name: str, state: TransactionState, *, committed: bool) -> TransactionState:
+    def _answer_lost(self, name: str, state: TransactionState, *, committed: bool) -> TransactionState:
         """Answer for a lost transaction: a commit fails with `TransactionAborted`; an abort succeeds."""
         if committed:
             raise TransactionAborted(repr(name), "a crash has lost the record of the transaction")
@@ -269,7 +271,7 @@ class RemoteTransactions:
         )  # fmt: skip
         # An abort with a new epoch must be durable, too: the client continues under that epoch.
         self._log.write(name, state, "durable" if bumps or state.status == "PrepareCommit" else "written")
-        state = self._decisions.complete_if_possible(name, state)
+        state = self._completer.complete_if_possible(name, state)
         if why is not None:
             raise TransactionAborted(repr(name), why) from failure
         return self._renumber_if_due(name, state) if bumps else state
@@ -279,20 +281,31 @@ class RemoteTransactions:
         if state.log_epoch != self._log.epoch:
             raise TransactionAborted(repr(name), "a crash may have lost the record of its partitions")
         ends = []
-        for where, epoch in zip(state.partitions, state.epochs, strict=True):
+        for partition, epoch in zip(state.partitions, state.epochs, strict=True):
             try:
-                ends.append(self._topics.on_partition(where, partial(_sync_one, name=name, state=state, epoch=epoch)))
+                ends.append(
+                    self._topics.on_partition(partition, partial(_sync_partition, name=name, state=state, epoch=epoch))
+                )
             except UnknownTopic:
                 ends.append(0)  # the topic was deleted
         return tuple(ends)
 
-    def _end_nothing(self, name: str, state: TransactionState) -> TransactionState:
+    def _end_empty_epoch(self, name: str, state: TransactionState) -> TransactionState:
         """End an epoch under which nothing was written."""
-        unsettled = self._decisions.still_unsettled(state.producer_id, state.unsettled)
+        unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
         state = replace(
-            state, status="CompleteAbort", last_epoch=state.epoch, epoch=state.epoch + 1, partitions=(), epochs=(),
-            ends=(), unsettled=unsettled, note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
-        )  # fmt: skip
+            state,
+            status="CompleteAbort",
+            last_epoch=state.epoch,
+            epoch=state.epoch + 1,
+            partitions=(),
+            epochs=(),
+            ends=(),
+            unconfirmed_markers=unconfirmed_markers,
+            note=None,
+            updated_ms=self._topics.clock.now_ms(),
+            log_epoch=self._log.epoch,
+        )
         self._log.write(name, state, "durable")
         return self._renumber_if_due(name, state)
 
@@ -300,8 +313,8 @@ class RemoteTransactions:
         """Continue under a new producer id if the epochs are used up, unless the transaction is not complete."""
         if state.epoch <= EPOCH_MAX or state.is_open:
             return state
-        self._decisions.settle(state)
-        state = replace(_renumbered(state), partitions=(), epochs=(), ends=(), unsettled=())
+        self._completer.confirm_markers(state)
+        state = replace(_renumbered(state), partitions=(), epochs=(), ends=(), unconfirmed_markers=())
         self._log.write(name, state, "durable")
         return state
 
@@ -310,17 +323,17 @@ def _renumbered(state: TransactionState) -> TransactionState:
     return replace(state, producer_id=new_store_id(), previous_id=state.producer_id, epoch=0)
 
 
-def _may_go_on(state: TransactionState, expected: Numbers) -> bool:
+def _may_continue(state: TransactionState, expected: ProducerIdAndEpoch) -> bool:
     """Return whether a client with these numbers may get the next ones, or has missed the answer with them."""
     if expected.producer_id == state.producer_id and expected.epoch == state.epoch:
         return True
     return expected.producer_id in (state.producer_id, state.previous_id) and expected.epoch == state.last_epoch
 
 
-def _has_begun_to_end(state: TransactionState, numbers: Numbers) -> bool:
+def _is_ending(state: TransactionState, numbers: ProducerIdAndEpoch) -> bool:
     """Return whether the transaction under these numbers is decided or being decided, and has brought new numbers."""
     return (
-        state.remote
+        state.is_server_name
         and state.status != "Empty"
         and numbers.producer_id in (state.producer_id, state.previous_id)
         and numbers.epoch == state.last_epoch
@@ -328,7 +341,7 @@ def _has_begun_to_end(state: TransactionState, numbers: Numbers) -> bool:
     )
 
 
-def _sync_one(log: Partition, name: str, state: TransactionState, epoch: int) -> int:
+def _sync_partition(log: Partition, name: str, state: TransactionState, epoch: int) -> int:
     """Sync the records of the transaction in a partition. Return the offset after them; 0 if there are none."""
     entry = log.producer(state.producer_id)
     if log.epoch != epoch:
@@ -339,7 +352,7 @@ def _sync_one(log: Partition, name: str, state: TransactionState, epoch: int) ->
     return entry.next_offset
 
 
-def _cannot_be_told(name: str) -> ProducerBusy:
+def _markers_pending(name: str) -> ProducerBusy:
     return ProducerBusy(
         name, "the outcome of its last transaction could not be written to every partition (is the disk full?)"
     )

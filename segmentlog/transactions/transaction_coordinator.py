@@ -28,12 +28,12 @@ from segmentlog.format.producer_snapshot import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.abandoned import ANONYMOUS as ANONYMOUS
-from segmentlog.transactions.abandoned import Finisher
+from segmentlog.transactions.abandoned import AbandonedTransactions
 from segmentlog.transactions.assigned_ids import AssignedIds
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
-from segmentlog.transactions.producer_lease import Registration, fenced_epoch
-from segmentlog.transactions.server_transactions import RemoteTransactions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
+from segmentlog.transactions.producer_lease import ProducerLease, fenced_epoch
+from segmentlog.transactions.server_transactions import ServerTransactions
 from segmentlog.transactions.transaction_log import EPOCH_MAX, Status, TransactionLog, TransactionState
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Transactions:
         self._topics = topics
         self._clock = topics.clock
         self._log = TransactionLog(topics)
-        self._names = Names(topics)
-        self._decisions = Decisions(topics, self._log)
-        self._finisher = Finisher(topics, self._names, self._log, self._decisions)
-        self.remote = RemoteTransactions(topics, self._names, self._log, self._decisions)
+        self._names = NameLocks(topics)
+        self._completer = TransactionCompleter(topics, self._log)
+        self._abandoned = AbandonedTransactions(topics, self._names, self._log, self._completer)
+        self.server_transactions = ServerTransactions(topics, self._names, self._log, self._completer)
         """Transactions of clients of a server."""
         self.assigned_ids = AssignedIds(topics)
         """Producer ids of clients of a server without a transactional id."""
@@ -59,21 +59,21 @@ class Transactions:
         """Return the current state of each name."""
         return self._log.states()
 
-    def holds(self, producer_id: int) -> bool:
+    def has_producer_id(self, producer_id: int) -> bool:
         """Return whether a name has this producer id, or had it before it ran out of epochs."""
-        return self._log.holds(producer_id)
+        return self._log.has_producer_id(producer_id)
 
-    def may_hold(self, producer_id: int) -> bool:
-        """Return what `holds` returns, or True before the topic was opened.
+    def may_have_producer_id(self, producer_id: int) -> bool:
+        """Return what `has_producer_id` returns, or True before the topic was opened.
 
         For callers that hold the append lock of a partition.
         """
         # Opening the topic here would take the lock of all topics, whose holder may wait for the caller's lock.
-        return not self._log.is_open or self._log.holds(producer_id)
+        return not self._log.is_open or self._log.has_producer_id(producer_id)
 
     # ------------------------------------------------------------ names
 
-    def register(self, name: str, timeout_ms: int) -> Registration:
+    def register(self, name: str, timeout_ms: int) -> ProducerLease:
         """Register an instance of a name: fence older instances, and abort an open transaction. Durable when it
         returns."""
         if not isinstance(name, str) or not name or name.startswith(ANONYMOUS):
@@ -84,23 +84,23 @@ class Transactions:
             )
         return self._register(as_text("name", name), timeout_ms, secrets.randbelow(NAMED_ID_END))
 
-    def register_anonymous(self, producer_id: int, timeout_ms: int) -> Registration:
+    def register_anonymous(self, producer_id: int, timeout_ms: int) -> ProducerLease:
         """Register a producer without a name, before its first transaction."""
         return self._register(f"{ANONYMOUS}{producer_id:x}", timeout_ms, producer_id)
 
-    def _register(self, name: str, timeout_ms: int, fresh_id: int) -> Registration:
+    def _register(self, name: str, timeout_ms: int, new_id: int) -> ProducerLease:
         with self._names.locked(name) as fd:
             state = self.states().get(name)
             if state is None:
-                state = TransactionState(fresh_id, -1)
-            elif state.remote:
+                state = TransactionState(new_id, -1)
+            elif state.is_server_name:
                 raise ProducerHeld(name, "a client of the server")
             elif state.is_open:
-                state = self._decisions.decide(name, state, fd, fence=True)
+                state = self._completer.decide(name, state, fd, fence=True)
                 if state.is_open:
                     why = "the outcome of its last transaction could not be written to every partition (is the disk full?)"
                     raise ProducerBusy(name, why)
-            self._decisions.settle(state)
+            self._completer.confirm_markers(state)
             epoch = max(state.epoch, fenced_epoch(self._topics.fs, fd, state.producer_id)) + 1
             if epoch > EPOCH_MAX:
                 state = replace(state, producer_id=secrets.randbelow(NAMED_ID_END), previous_id=state.producer_id)
@@ -111,39 +111,39 @@ class Transactions:
                 status="Empty",
                 timeout_ms=timeout_ms,
                 partitions=(),
-                unsettled=(),
+                unconfirmed_markers=(),
                 updated_ms=self._clock.now_ms(),
             )
-            return self._names.become_instance(name, state, fd, lambda: self._log.write(name, state, "durable"))
+            return self._names.create_lease(name, state, fd, lambda: self._log.write(name, state, "durable"))
 
-    def unregister(self, registration: Registration) -> None:
+    def unregister(self, lease: ProducerLease) -> None:
         """Close an instance. A producer without a name is deleted."""
-        name = registration.name
-        registration.close()
+        name = lease.name
+        lease.close()
         if name.startswith(ANONYMOUS) and not self._topics.read_only:
-            self._finisher.delete_name(name)
-        self._log.tidy()
+            self._abandoned.delete_name(name)
+        self._log.compact_if_due()
 
-    def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
+    def note_resume(self, lease: ProducerLease, topic: str, partitions: int) -> int:
         """Return the topic's partition count at the name's first ordered send; record the current count if this is
         it."""
         topic_id = self._topics.topic(topic).id
-        with registration.deciding():
-            state = registration.state
+        with lease.deciding():
+            state = lease.state
             if topic_id not in state.resume:
-                registration.state = replace(state, resume={**state.resume, topic_id: partitions})
-                self._log.write(registration.name, registration.state, "durable")
-            return registration.state.resume[topic_id]
+                lease.state = replace(state, resume={**state.resume, topic_id: partitions})
+                self._log.write(lease.name, lease.state, "durable")
+            return lease.state.resume[topic_id]
 
     # ------------------------------------------------------------ what the owner does
 
-    def add_partitions(self, registration: Registration, logs: Mapping[PartitionId, Partition]) -> None:
+    def add_partitions(self, lease: ProducerLease, logs: Mapping[PartitionId, Partition]) -> None:
         """Record the partitions of the transaction, before it writes to them."""
-        with registration.deciding():
-            state = registration.state
+        with lease.deciding():
+            state = lease.state
             for log in logs.values():  # a transaction that a power cut left open must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
-                    self._decisions.end_lost(log, state)
+                    self._completer.restore_lost_marker(log, state)
             if state.status != "Ongoing":
                 now_ms = self._clock.now_ms()
                 state = replace(
@@ -151,51 +151,49 @@ class Transactions:
                     updated_ms=now_ms, partitions=(), ends=(),
                 )  # fmt: skip
             known = dict.fromkeys((*state.partitions, *logs))
-            unsettled = self._decisions.still_unsettled(state.producer_id, state.unsettled)
-            state = replace(state, partitions=tuple(known), unsettled=unsettled)
-            registration.unsure = True
-            self._log.write(registration.name, state)
-            registration.state, registration.unsure = state, False
+            unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
+            state = replace(state, partitions=tuple(known), unconfirmed_markers=unconfirmed_markers)
+            lease.is_unresolved = True
+            self._log.write(lease.name, state)
+            lease.state, lease.is_unresolved = state, False
 
-    def commit(self, registration: Registration, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
+    def commit(self, lease: ProducerLease, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
         """Decide to commit, durably. The data up to ``ends`` is on disk already; ``note`` is stored with the decision.
 
         Raises `ProducerFenced` if the transaction was aborted, `PartitionFailed` if it is unknown whether the decision
         survives a power cut.
         """
-        state = registration.state
+        state = lease.state
         if state.status != "Ongoing":  # it wrote to no partition, and must not keep those of the last transaction
-            registration.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
-        self._end(registration, "PrepareCommit", tuple(ends.get(where, 0) for where in state.partitions), note)
+            lease.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
+        self._end(lease, "PrepareCommit", tuple(ends.get(partition, 0) for partition in state.partitions), note)
 
     def wait_shipped(self) -> None:
         """Return once all decisions, with their data, are in the object store. Raises `NotShipped`."""
         self._log.wait_shipped()
 
-    def abort(self, registration: Registration) -> None:
+    def abort(self, lease: ProducerLease) -> None:
         """Decide to abort."""
-        self._end(registration, "PrepareAbort")
+        self._end(lease, "PrepareAbort")
 
-    def _end(
-        self, registration: Registration, status: Status, ends: tuple[int, ...] = (), note: str | None = None
-    ) -> None:
-        name = registration.name
-        with registration.deciding():
-            state = registration.state
+    def _end(self, lease: ProducerLease, status: Status, ends: tuple[int, ...] = (), note: str | None = None) -> None:
+        name = lease.name
+        with lease.deciding():
+            state = lease.state
             note = state.note if note is None else note
             state = replace(state, status=status, updated_ms=self._clock.now_ms(), ends=ends, note=note)
-            registration.unsure = True
+            lease.is_unresolved = True
             self._log.write(name, state, "durable" if status == "PrepareCommit" else "written")
-            registration.state = self._decisions.complete_if_possible(name, state)
-            registration.unsure = registration.state.is_open
+            lease.state = self._completer.complete_if_possible(name, state)
+            lease.is_unresolved = lease.state.is_open
 
-    def make_sure(self, registration: Registration) -> None:
+    def resolve_interrupted(self, lease: ProducerLease) -> None:
         """Finish the transaction after an interrupted decision: look up the decision; without one, abort."""
-        with registration.deciding() as fd:
-            state = self.states().get(registration.name, registration.state)
+        with lease.deciding() as fd:
+            state = self.states().get(lease.name, lease.state)
             if state.is_open:
-                state = self._decisions.decide(registration.name, state, fd, fence=False)
-            registration.state, registration.unsure = state, state.is_open
+                state = self._completer.decide(lease.name, state, fd, fence=False)
+            lease.state, lease.is_unresolved = state, state.is_open
 
     # ------------------------------------------------------------ transactions of others
 
@@ -204,21 +202,21 @@ class Transactions:
         return self._names.is_alive(name, state)
 
     def finish(self, now_ms: int | None = None) -> float:
-        """Finish abandoned transactions: see `Finisher.finish`."""
-        return self._finisher.finish(now_ms)
+        """Finish abandoned transactions: see `AbandonedTransactions.finish`."""
+        return self._abandoned.finish(now_ms)
 
     @property
-    def troubles(self) -> dict[str, str]:
+    def errors(self) -> dict[str, str]:
         """Errors that prevented `finish` from ending transactions, by the name of the producer."""
-        return self._finisher.troubles
+        return self._abandoned.errors
 
-    def abort_at(self, log: Partition, producer_id: int) -> None:
+    def abort_in_partition(self, log: Partition, producer_id: int) -> None:
         """Abort the open transaction of a producer in a partition; if its name is known, in all partitions."""
         self._topics.check_writable("abort a transaction")
         states = self.states()
         name = next((name for name, state in states.items() if state.producer_id == producer_id), None)
         if name is None or not self.abort_by_name(name):
-            self._finisher.finish_orphan(log, producer_id)
+            self._abandoned.finish_orphan(log, producer_id)
 
     def abort_by_name(self, name: str) -> bool:
         """Abort the open transaction of a name, and fence its instance. Return whether there was an undecided one.
@@ -233,5 +231,5 @@ class Transactions:
             state = self.states().get(name)
             if state is None or not state.is_open:
                 return False
-            self._decisions.decide(name, state, fd, fence=True)
+            self._completer.decide(name, state, fd, fence=True)
             return state.status == "Ongoing"

@@ -39,7 +39,7 @@ EPOCH_MAX: Final = 32_000
 Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
 
 
-class Unsettled(msgspec.Struct, frozen=True, array_like=True):
+class UnconfirmedMarker(msgspec.Struct, frozen=True, array_like=True):
     """A commit marker that may not be on disk yet. If a crash loses the marker, this entry replaces it."""
 
     topic_id: str
@@ -62,7 +62,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     updated_ms: int = 0
     partitions: tuple[PartitionId, ...] = ()
     """Partitions of the open transaction, or of the last one."""
-    unsettled: tuple[Unsettled, ...] = ()
+    unconfirmed_markers: tuple[UnconfirmedMarker, ...] = ()
     previous_id: int = -1
     """The producer id that the name had before it ran out of epochs."""
     resume: dict[str, int] = {}
@@ -76,7 +76,7 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     started_up_ms: int = 0
     """Monotonic clock at the first append; the time-out is measured from it. Times of an earlier boot do not matter, as
     all producers of that boot are dead."""
-    remote: bool = False
+    is_server_name: bool = False
     """Whether the name belongs to a client of a server: see `transactions.server_transactions`."""
     last_epoch: int = -1
     """For a client of a server: the epoch of the transaction that is decided or being decided; -1 if there is none yet.
@@ -99,11 +99,13 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
         """Return whether a transaction is open, and its end has not begun."""
         return self.status == "Ongoing" and self.last_epoch < 0
 
-    def wrote(self, where: PartitionId) -> bool:
+    def has_decided_commit(self, partition: PartitionId) -> bool:
         """Return whether a commit of records in this partition is decided. All these records are on disk then."""
-        return self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(where, 0) > 0
+        return (
+            self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(partition, 0) > 0
+        )
 
-    def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
+    def outcome_of(self, partition: PartitionId, entry: ProducerEntry) -> bool | None:
         """Return the outcome of the producer's open transaction in a partition: True for commit, False for abort.
 
         None: it is undecided, and only its owner may decide. After a power cut, markers and states may be lost although
@@ -111,19 +113,20 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
         """
         first_offset = entry.transaction_offset
         if any(
-            (marker.topic_id, marker.partition) == where and first_offset < marker.offset for marker in self.unsettled
+            (marker.topic_id, marker.partition) == partition and first_offset < marker.offset
+            for marker in self.unconfirmed_markers
         ):
             return True
-        if where in self.partitions and entry.epoch == (self.data_epoch if self.remote else self.epoch):
+        if partition in self.partitions and entry.epoch == (self.data_epoch if self.is_server_name else self.epoch):
             if self.status in ("PrepareCommit", "CompleteCommit"):
-                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[where]
+                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[partition]
             if self.status == "Ongoing":
                 return None
         return False
 
     def is_overdue(self, up_ms: int) -> bool:
         """Return whether the transaction has exceeded its time-out at ``up_ms`` (monotonic)."""
-        if self.remote and self.started_up_ms > up_ms:
+        if self.is_server_name and self.started_up_ms > up_ms:
             return up_ms > self.timeout_ms  # it began before this boot
         return 0 < self.started_up_ms < up_ms - self.timeout_ms
 
@@ -139,17 +142,17 @@ class TransactionLog:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._tidy = Tidy()
-        self._begin_anew()
-        fork_safety.on_fork(self, "_begin_anew")
+        self._compaction = Tidy()
+        self._reset_view()
+        fork_safety.on_fork(self, "_reset_view")
 
-    def _begin_anew(self) -> None:
+    def _reset_view(self) -> None:
         """Drop the view, to read the topic from its start.
 
         Also called in a forked child: another thread of the parent may have been changing the view.
         """
         self._states: dict[str, TransactionState] = {}
-        self._holders: dict[int, str] = {}
+        self._name_of_id: dict[int, str] = {}
         """The name that has each producer id."""
         self._old_records: set[str] = set()
         """Names with a record of version 1 in the log. To delete such a name, both records must be deleted."""
@@ -168,15 +171,15 @@ class TransactionLog:
             self._catch_up()
             return self._states.get(name)
 
-    def holds(self, producer_id: int) -> bool:
+    def has_producer_id(self, producer_id: int) -> bool:
         """Return whether a name has this producer id, or had it before it ran out of epochs."""
         with self._mutex:
             self._catch_up()
-            return producer_id in self._holders
+            return producer_id in self._name_of_id
 
     @property
     def is_open(self) -> bool:
-        """Return whether `holds` can answer without opening the topic."""
+        """Return whether `has_producer_id` can answer without opening the topic."""
         return self._log is not None and not self._log.is_stale
 
     def _catch_up(self) -> None:
@@ -184,10 +187,10 @@ class TransactionLog:
         if log is None:
             return
         try:
-            self._follow(log)
+            self._read_new(log)
         except (LogTruncated, OffsetOutOfRange):  # the records that were read are lost, and no longer count
-            self._states, self._holders, self._position = {}, {}, log.log_start_offset
-            self._follow(log)
+            self._states, self._name_of_id, self._position = {}, {}, log.log_start_offset
+            self._read_new(log)
 
     @property
     def epoch(self) -> int:
@@ -196,15 +199,15 @@ class TransactionLog:
         assert log is not None
         return log.epoch
 
-    def _follow(self, log: Partition) -> None:
+    def _read_new(self, log: Partition) -> None:
         if self._position != log.log_end_offset:
             for batch in log.read(self._position):
                 for key, value in zip(batch.keys, batch.values, strict=True):
-                    self._take_in(key, value)
-                self._tidy.count()
+                    self._apply_record(key, value)
+                self._compaction.count()
                 self._position = batch.next_offset
 
-    def _take_in(self, key: bytes | None, value: bytes | None) -> None:
+    def _apply_record(self, key: bytes | None, value: bytes | None) -> None:
         try:
             version, name = _key_decoder.decode(key or b"")
         except msgspec.DecodeError:
@@ -214,26 +217,26 @@ class TransactionLog:
         if version == _VERSION_BY_NAME:
             (self._old_records.discard if value is None else self._old_records.add)(name)
         if value is None:
-            self._note(name, None)
+            self._set_state(name, None)
         else:
             try:
                 state = _state_decoder.decode(value)
-                self._note(name, state if version == _VERSION else self._by_id(state))
+                self._set_state(name, state if version == _VERSION else self._with_topic_ids(state))
             except msgspec.DecodeError as error:
                 logger.warning("%s: the state of producer %s cannot be decoded: %s", TRANSACTIONS_TOPIC, name, error)
 
-    def _note(self, name: str, state: TransactionState | None) -> None:
+    def _set_state(self, name: str, state: TransactionState | None) -> None:
         before = self._states.pop(name, None)
         for producer_id in () if before is None else (before.producer_id, before.previous_id):
-            if self._holders.get(producer_id) == name:
-                del self._holders[producer_id]
+            if self._name_of_id.get(producer_id) == name:
+                del self._name_of_id[producer_id]
         if state is not None:
             self._states[name] = state
-            self._holders[state.producer_id] = name
+            self._name_of_id[state.producer_id] = name
             if state.previous_id >= 0:
-                self._holders[state.previous_id] = name
+                self._name_of_id[state.previous_id] = name
 
-    def _by_id(self, state: TransactionState) -> TransactionState:
+    def _with_topic_ids(self, state: TransactionState) -> TransactionState:
         """Convert a state of version 1, which contains topic names."""
 
         def id_of(name: str) -> str:
@@ -242,13 +245,15 @@ class TransactionLog:
         return replace(
             state,
             partitions=tuple(PartitionId(id_of(topic), partition) for topic, partition in state.partitions),
-            unsettled=tuple(replace(marker, topic_id=id_of(marker.topic_id)) for marker in state.unsettled),
+            unconfirmed_markers=tuple(
+                replace(marker, topic_id=id_of(marker.topic_id)) for marker in state.unconfirmed_markers
+            ),
             resume={id_of(topic): count for topic, count in state.resume.items()},
         )
 
     def _find_log(self, *, create: bool) -> Partition | None:
         if self._log is None or self._log.is_stale:
-            self._states, self._holders, self._position = {}, {}, 0
+            self._states, self._name_of_id, self._position = {}, {}, 0
             self._old_records.clear()
             try:
                 if create:
@@ -271,11 +276,11 @@ class TransactionLog:
             if self._log is not None:
                 self._log.sync_upto(self._position)
 
-    def tidy(self) -> None:
+    def compact_if_due(self) -> None:
         """Compact the topic if that is due."""
         with self._mutex:
             if self._log is not None and not self._log.is_stale:
-                self._tidy.tidy(self._log)
+                self._compaction.tidy(self._log)
 
     def write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
         """Append the state of a name; None deletes the name."""
@@ -297,7 +302,7 @@ def encode_key(name: str, version: int = _VERSION) -> bytes:
 
 def encode_state(state: TransactionState) -> bytes:
     """Return the value of a record. States of the library omit the fields that only clients of a server need."""
-    if state.remote:
+    if state.is_server_name:
         return msgspec.msgpack.encode(state)
     return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:_LOCAL_FIELDS])
 
@@ -310,7 +315,7 @@ def decode_state(value: bytes) -> TransactionState | None:
         return None
 
 
-_LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("remote")
+_LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("is_server_name")
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _state_decoder = msgspec.msgpack.Decoder(TransactionState)

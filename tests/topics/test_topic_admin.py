@@ -359,15 +359,15 @@ def _rename_between(
     rename = Meanwhile(rename_now)  # in a thread for the buffers, too: those of this one may hold what it is to write
     if when == "sent":
         return rename, rename
-    real = faulty.transactions._decisions.complete
+    real = faulty.transactions._completer.complete
 
     def complete(*args: object) -> object:
-        faulty.transactions._decisions.complete = real  # type: ignore[method-assign]
+        faulty.transactions._completer.complete = real  # type: ignore[method-assign]
         rename()
         return real(*args)  # type: ignore[arg-type]
 
     if when == "decided":
-        faulty.transactions._decisions.complete = complete  # type: ignore
+        faulty.transactions._completer.complete = complete  # type: ignore
         return (lambda: None), rename
     return (lambda: fs.before(when, rename)), rename
 
@@ -421,7 +421,7 @@ def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> 
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
         producer.flush()
-        opened.transactions._decisions.complete = lambda *args: os._exit(9)  # type: ignore
+        opened.transactions._completer.complete = lambda *args: os._exit(9)  # type: ignore
         producer.commit_transaction()
 
     process = multiprocessing.get_context("fork").Process(target=die)
@@ -443,13 +443,13 @@ def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
         producer.flush()
-        tell = other.transactions._decisions.complete
+        tell = other.transactions._completer.complete
 
         def damage_and_tell(*args: object) -> object:
             path.write_bytes(b"{")
             return tell(*args)  # type: ignore[arg-type]
 
-        other.transactions._decisions.complete = damage_and_tell  # type: ignore[method-assign,assignment]
+        other.transactions._completer.complete = damage_and_tell  # type: ignore[method-assign,assignment]
         producer.commit_transaction()
     with (
         segmentlog.open(store.path, background=False) as other,

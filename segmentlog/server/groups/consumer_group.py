@@ -1,8 +1,8 @@
 """The state machine of a group of the consumer protocol, with its time-outs and its classic members.
 
 While a group migrates, some members join, sync and send heartbeats of the classic protocol. Their answers follow from
-the rules of `consumer_heartbeat`: the generation is the member's epoch, and the assignment consists of its partitions. A
-heartbeat signals a rebalance when the member has partitions to fetch or to release. There is no leader, and every
+the rules of `consumer_heartbeat`: the generation is the member's epoch, and the assignment consists of its partitions.
+A heartbeat signals a rebalance when the member has partitions to fetch or to release. There is no leader, and every
 request is answered at once. The methods are those of `classic_group`.
 """
 

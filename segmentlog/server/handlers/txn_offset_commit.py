@@ -23,7 +23,7 @@ from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.group_offsets import find_topic
 from segmentlog.server.request_budget import topics_once
 from segmentlog.server.request_context import Call
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 _ABORTABLE_FROM: Final = 4
 _JOINS_FROM: Final = 5
@@ -68,13 +68,13 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
 
 
 def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[OffsetCommit]) -> ErrorCode:
-    name, numbers = request.transactional_id, Numbers(request.producer_id, request.producer_epoch)
-    remote = call.broker.store.transactions.remote
+    name, numbers = request.transactional_id, ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    remote = call.broker.store.transactions.server_transactions
     try:
         log = call.broker.store.group_offsets.open_or_create_log()
         if call.version >= _JOINS_FROM:
-            remote.add(name, numbers, [log])
-        guard = remote.guard(name, numbers, log)
+            remote.add_partitions(name, numbers, [log])
+        guard = remote.append_check(name, numbers, log)
         guard()
         stamp = ProducerStamp(*numbers, sequence=-1, transactional=True, check=guard)
         code = call.broker.groups.commit_offsets(

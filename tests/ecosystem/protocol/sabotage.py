@@ -20,7 +20,7 @@ from segmentlog.server.groups.classic_group import ClassicGroup
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.handlers import produce
 from segmentlog.server.partition_fetch import Bounds
-from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions, UnknownProducer
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, ServerTransactions, UnknownProducer
 from segmentlog.transactions.transaction_log import TransactionState
 
 _LATE_S: Final = 0.3
@@ -30,7 +30,7 @@ def forget_a_fence() -> None:
     """Whoever once was the instance of a name writes on, and ends its transactions."""
     real = ProducerStates.admit
 
-    def known(self: RemoteTransactions, name: str, numbers: Numbers) -> TransactionState:
+    def known(self: ServerTransactions, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
         state = self._log.find(name)
         if state is None or state.producer_id != numbers.producer_id:
             raise UnknownProducer(name)
@@ -44,7 +44,7 @@ def forget_a_fence() -> None:
             stamp.check()
         return None
 
-    RemoteTransactions._known = known  # type: ignore[method-assign]
+    ServerTransactions._checked_state = known  # type: ignore[method-assign]
     ProducerStates.admit = admit  # type: ignore[method-assign]
 
 
