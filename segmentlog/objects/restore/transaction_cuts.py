@@ -116,7 +116,7 @@ def commits_in(data: bytes) -> list[Commit]:
             if state.status in ("PrepareCommit", "CompleteCommit"):
                 ends = {(where[0], where[1]): end for where, end in zip(state.partitions, state.ends, strict=False)}
                 found.append(Commit(state.producer_id, ends, decided_ms=state.updated_ms))
-            for marker in state.unsettled:
+            for marker in state.unconfirmed_markers:
                 found.append(
                     Commit(state.producer_id, {(marker.topic_id, marker.partition): marker.offset}, is_rest=True)
                 )

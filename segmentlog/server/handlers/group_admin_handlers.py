@@ -22,9 +22,9 @@ from segmentlog.server.codec.generated.describe_groups import (
 from segmentlog.server.codec.generated.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.classic_types import State
-from segmentlog.server.groups.describe import describe, overview
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.classic_types import GroupState
+from segmentlog.server.groups.describe import describe, group_overview
 from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.request_context import TOO_MUCH, Call
@@ -56,7 +56,7 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
                 continue
             if not may_see_all and not call.may_see(Thing.GROUP, group):
                 continue
-            found = overview(broker.groups, broker.store, group)
+            found = group_overview(broker.groups, broker.store, group)
             if not call.takes_room(1):
                 return ListGroupsResponse(error_code=TOO_MUCH)
             if (not states or found.state.lower() in states) and (not types or found.type in types):
@@ -66,7 +66,7 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
                         group_type=found.type,
                     )
                 )  # fmt: skip
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return ListGroupsResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return ListGroupsResponse(error_code=code_of(problem))
@@ -84,12 +84,12 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
         return DescribedGroup(group_id=group, error_code=error)
     try:
         found = describe(call.broker.groups, call.broker.store, group)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     if found is None:
-        told = DescribedGroup(group_id=group, group_state=State.DEAD)
+        told = DescribedGroup(group_id=group, group_state=GroupState.DEAD)
         if call.version >= _DESCRIBE_NOT_FOUND:
             told.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             told.error_message = call.words(f"Group {group} not found.")
@@ -129,7 +129,7 @@ def _delete(call: Call, group: str) -> DeletableGroupResult:
     if error is ErrorCode.NONE:
         try:
             error = call.broker.groups.delete(group)
-        except Unavailable as unavailable:
+        except GroupUnavailable as unavailable:
             error = unavailable.code
         except (SegmentlogError, OSError) as problem:
             error, message = code_of(problem), message_of(problem)
