@@ -130,7 +130,7 @@ class HttpServer:
                 sock.close()
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether its thread lives."""
         return self._thread.is_alive()
 

@@ -381,7 +381,7 @@ def test_a_server_that_is_well_says_so(server: Server) -> None:
 
 def test_a_stuck_server_is_not_healthy(server: Server) -> None:
     """While somebody holds what every request needs; and healthy again after."""
-    with server.worker.broker.arrivals._mutex:
+    with server.worker.broker.purgatory._mutex:
         status, why = get(address_of(server), "/healthz")
     assert status == 503
     assert "is stuck" in why

@@ -12,7 +12,7 @@ from segmentlog.server.codec.primitives import Buffer
 API_VERSIONS_KEY: Final = 18
 
 
-class Codec(Protocol):
+class MessageCodec(Protocol):
     """Functions of a module of `generated`, beside its classes. Their docstrings name the errors that they raise."""
 
     def decode_request(self, data: memoryview, at: int, version: int) -> Any:
@@ -47,9 +47,9 @@ class Api:
         return f"<Api {self.key} {self.name} {self.min_version}-{self.max_version}>"
 
     @cached_property
-    def codec(self) -> Codec:
+    def codec(self) -> MessageCodec:
         """Its module, imported when it is first asked for: all of them take longer than a server may take to start."""
-        return cast(Codec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
+        return cast(MessageCodec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
 
     def is_flexible(self, version: int) -> bool:
         """Whether messages of this version have compact sizes and tagged fields."""

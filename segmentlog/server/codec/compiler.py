@@ -48,7 +48,7 @@ def message_codec(
     name = message_class.__name__
 
     def decode(data: memoryview, at: int, version: int) -> _M:
-        """Return the message that begins at ``at``. Raises `MalformedMessage` and `UnknownVersion`."""
+        """Return the message that begins at ``at``. Raises `MalformedMessage` and `UnsupportedVersion`."""
         try:
             decode_version = decoders[version]
         except KeyError:
@@ -59,7 +59,7 @@ def message_codec(
             raise malformed(problem, name, version) from None
 
     def encode(message: _M, version: int) -> list[Buffer]:
-        """Return buffers that follow each other. Raises `NotInVersion` and `UnknownVersion`."""
+        """Return buffers that follow each other. Raises `NotInVersion` and `UnsupportedVersion`."""
         try:
             encode_version = encoders[version]
         except KeyError:
@@ -86,7 +86,7 @@ def data_codec(
         return version, decode_body(data, _version.size, min(version, versions[-1]))
 
     def encode(message: _M, version: int) -> bytes:
-        """Return the bytes, with the version before them. Raises `NotInVersion` and `UnknownVersion`."""
+        """Return the bytes, with the version before them. Raises `NotInVersion` and `UnsupportedVersion`."""
         return b"".join((_version.pack(version), *encode_body(message, version)))
 
     return decode, encode

@@ -41,7 +41,7 @@ class MalformedMessage(ValueError):
     """Bytes that are no message of this kind and version."""
 
 
-class UnknownVersion(ValueError):
+class UnsupportedVersion(ValueError):
     """A version of a message that the codec does not have."""
 
 
@@ -87,9 +87,9 @@ def malformed(problem: Exception, name: str, version: int) -> MalformedMessage:
     return MalformedMessage(f"{name} of version {version}: {problem}")
 
 
-def unknown_version(name: str, version: int) -> UnknownVersion:
+def unknown_version(name: str, version: int) -> UnsupportedVersion:
     """What to raise for a version that a message does not have, or not yet."""
-    return UnknownVersion(f"{name} of version {version}")
+    return UnsupportedVersion(f"{name} of version {version}")
 
 
 def wrong_count(field: str, count: int) -> MalformedMessage:

@@ -18,7 +18,7 @@ from segmentlog.speedups import COMPILED
 
 if TYPE_CHECKING:
     from segmentlog.server.telemetry.definitions import Family
-    from segmentlog.server.worker import Worker
+    from segmentlog.server.worker import ServerWorker
 
 _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 
@@ -26,7 +26,7 @@ _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 class WorkerTelemetry:
     """Thread-safe."""
 
-    def __init__(self, worker: Worker, version: str) -> None:
+    def __init__(self, worker: ServerWorker, version: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_WorkerCollector(worker, version))
         ProcessCollector(registry=self._registry)
@@ -37,7 +37,7 @@ class WorkerTelemetry:
 
 
 class _WorkerCollector(Collector):
-    def __init__(self, worker: Worker, version: str) -> None:
+    def __init__(self, worker: ServerWorker, version: str) -> None:
         self._worker = worker
         self._version = version
 
@@ -61,12 +61,14 @@ class _WorkerCollector(Collector):
         yield _metric(definitions.RECEIVED, received)
         yield _metric(definitions.SENT, sent)
         yield _metric(definitions.FETCH_SESSIONS, len(broker.fetch_sessions))
-        yield _metric(definitions.LONG_POLLS, broker.arrivals.waiting_count)
-        waits = {broker.durability, broker.acknowledgement}
+        yield _metric(definitions.LONG_POLLS, broker.purgatory.waiting_count)
+        waits = {broker.fsync_waiter, broker.ack_waiter}
         yield _metric(definitions.WAITING_FOR_DISK, sum(one.waiting_count for one in waits))
-        renderings = broker.renderings
-        yield _metric(definitions.RENDERED, {("hit",): renderings.hit_count, ("miss",): renderings.miss_count})
-        yield _metric(definitions.RENDERED_BYTES, renderings.disk_bytes)
+        converted_batches = broker.converted_batches
+        yield _metric(
+            definitions.RENDERED, {("hit",): converted_batches.hit_count, ("miss",): converted_batches.miss_count}
+        )
+        yield _metric(definitions.RENDERED_BYTES, converted_batches.disk_bytes)
         yield _metric(definitions.OPENED, len(broker.store.opened_partitions()))
         yield _metric(definitions.PROBLEMS, len(worker.problems()))
         shipping = broker.store.shipping.status()
