@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER
+from segmentlog.objects.ownership.binding import new_owner_of
 from segmentlog.security.acls import Authorizer
 from segmentlog.server.ack_waiter import SHIPPED_THREADS, AckWaiter
 from segmentlog.server.converted_batch_cache import ConvertedBatchCache, DiskBatchCache
@@ -21,6 +22,7 @@ from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import ForeignTopicId, TopicIds, is_visible
 from segmentlog.server.worker_cluster import WorkerCluster
 from segmentlog.server.worker_counters import WorkerCounters
+from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -71,6 +73,11 @@ class Broker:
     def broker_id(self) -> int:
         """Broker id of this worker."""
         return self.cluster.own_id
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether another machine has taken over the whole store. Reads a small file; a client needs it once."""
+        return bool(new_owner_of(FileSystem(), self.store.path))
 
     @property
     def groups(self) -> GroupCoordinator:

@@ -99,7 +99,7 @@ class FetchPurgatory:
                 self._begin_watch_locked()
             watch = self._watch
             assert watch is not None
-            self._polls |= watch.polls
+            self._polls |= watch.must_poll
             for path, topic_id in zip(waiter.paths, waiter.topic_ids, strict=True):
                 if not watch.add(path, file=topic_id):
                     self._polls = True

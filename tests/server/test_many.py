@@ -62,7 +62,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    """A broker with limits, over a store with topic t of so many partitions."""
+    """Provide a broker with limits, over a store with topic t of so many partitions."""
     brokers: list[Broker] = []
 
     def make(partitions: int = 1, **limits: Any) -> Desk:
@@ -115,7 +115,7 @@ def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
 
 
 def listing(count: int) -> bytes:
-    """A request about so many topics without names, of three bytes each."""
+    """Return a request about so many topics without names, of three bytes each."""
     head = request_bytes(35, 2, DescribeLogDirsRequest(topics=[]), 7)[4:-2]
     return head + uvarint(count + 1) + b"\x01\x01\0" * count + b"\0"
 

@@ -38,16 +38,19 @@ def _advertised() -> tuple[ApiVersion, ...]:
 
 
 def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """Return every API that is served, with its versions.
+    """Return the supported APIs with their versions.
 
-    A client may say which node of which cluster it connects to (KIP-1242). Any other node answers REBOOTSTRAP_REQUIRED,
-    and the client asks its bootstrap servers where the node is now. Without this answer the client reads and writes
-    another store.
+    A client may name the node and the cluster that it means to connect to (KIP-1242). Any other node returns
+    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this response the
+    client would read and write another store. A machine whose store was taken over returns it, too, because its cluster
+    id is the new owner's.
     """
     if (request.cluster_id is None) != (request.node_id == _NO_NODE):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     cluster = call.broker.cluster
-    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id):
+    if request.cluster_id is not None and (
+        (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id) or call.broker.is_taken_over
+    ):
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),
