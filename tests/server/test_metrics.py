@@ -339,7 +339,7 @@ def test_names_are_prometheus_own() -> None:
 
 
 def test_the_page_has_every_metric() -> None:
-    """Row by row, as `families` has it."""
+    """docs/server-metrics.md has a row for each metric, with its labels and its help text."""
     page = (ROOT / "docs" / "server-metrics.md").read_text()
     rows = re.findall(r"^\| `(segmentlog_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [

@@ -1,4 +1,4 @@
-"""What a worker tells of itself, with the client library: its `Meter`, what waits in it, and what its process takes."""
+"""Metrics of a worker, written by Prometheus' client library: its counters, waiting requests, and process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 
 
 class WorkerTelemetry:
-    """Thread-safe."""
+    """Metrics of a worker. Thread-safe."""
 
     def __init__(self, worker: ServerWorker, version: str) -> None:
         self._registry = CollectorRegistry()
@@ -32,7 +32,7 @@ class WorkerTelemetry:
         ProcessCollector(registry=self._registry)
 
     def text(self) -> str:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
 
@@ -42,7 +42,7 @@ class _WorkerCollector(Collector):
         self._version = version
 
     def collect(self) -> Iterator[Metric]:
-        """Everything in `families.WORKER`."""
+        """Yield the metrics in `definitions.WORKER`."""
         worker, broker, meter = self._worker, self._worker.broker, self._worker.broker.meter
         build = self._version, platform.python_version(), "compiled" if COMPILED else "interpreted"
         yield _metric(definitions.BUILD_INFO, {(*build, str(broker.broker_id)): 1})
@@ -86,7 +86,7 @@ class _WorkerCollector(Collector):
 
 
 def _metric(family: Family, values: float | Mapping[Any, float]) -> Metric:
-    """One value, or one for each of these labels."""
+    """Return a metric with one value, or one for each of the labels."""
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
     for labels, value in (values if isinstance(values, Mapping) else {(): values}).items():
