@@ -85,7 +85,7 @@ class Administration:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent changes of topics within the block. Take it before the store's own mutex, never the other way round."""
+        """Prevent changes of topics within the block. Take it before the store's mutex, never after."""
         with self._lock.hold():
             yield
 
