@@ -54,7 +54,7 @@ def routes(console: Console, decode: Decode | None = None, documents: DecodeValu
         console.route("/transactions", transactions.list_producers),
         console.route("/transactions/abort", transactions.show_abort_form),
         console.form("/transactions/abort", transactions.abort_transaction),
-        console.route("/damage", DamagePages(console).show),
+        console.route("/damage", DamagePages(console).show_damage),
         Route("/static/{name}", console.static, methods=["GET"]),
         Route("/{rest:path}", console.not_found, methods=["GET"]),
     ]
