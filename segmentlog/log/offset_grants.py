@@ -24,7 +24,7 @@ def limit(handle: Handle) -> int:
 
     Raises `StoreFenced`, `DiskFull`, and what keeps an append out.
     """
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         handle.check_appendable()
         granted = read_grant(handle.fs, handle.folder)
         log = handle.page.log.read()
@@ -39,7 +39,7 @@ def limit(handle: Handle) -> int:
 
 def grant(handle: Handle, ceiling: int) -> None:
     """Offsets below ``ceiling`` may be handed out: it was promised. One that is lower than before changes nothing."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         granted = read_grant(handle.fs, handle.folder)
         if granted is not None and granted.ceiling < ceiling and not granted.fenced:
             write_grant(handle.fs, handle.folder, replace(granted, ceiling=ceiling))
@@ -47,7 +47,7 @@ def grant(handle: Handle, ceiling: int) -> None:
 
 def fence(handle: Handle, owner: str) -> None:
     """Let nobody append here any more, in whatever process, because ``owner`` does elsewhere."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         granted = read_grant(handle.fs, handle.folder) or Grant(0)
         if granted.fenced != owner:
             write_grant(handle.fs, handle.folder, replace(granted, fenced=owner))
@@ -56,6 +56,6 @@ def fence(handle: Handle, owner: str) -> None:
 
 def release(handle: Handle) -> None:
     """The partition needs no grants, and is not fenced, any more."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         remove_grant(handle.fs, handle.folder)
         handle.ledger.count_config_change()

@@ -20,7 +20,7 @@ from segmentlog.log.recovery.open_partition import map_page
 from segmentlog.log.segment_removal import remove_segment
 from segmentlog.storage.segment import create_segment, list_segments
 from segmentlog.storage.state_page import LogState, StateDamaged, StatePage
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class MirroredLog:
         with contextlib.suppress(StateDamaged):
             log = page.log.read()
             self._generation, self._appended_bytes = log.generation, log.appended_bytes
-        if why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None:
+        if distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None:
             handle.adopt(page)
             self._page = page
         handle.close_files()  # ten thousand of them would take as many descriptors
@@ -71,13 +71,13 @@ class MirroredLog:
     @contextlib.contextmanager
     def extending(self) -> Iterator[None]:
         """Within, bytes behind the end may be such that nobody has shown yet."""
-        self._handle.ledger.begin_append()
+        self._handle.ledger.start_append()
         yield
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Within, files take the place of others. A reader that is surprised by one looks again for a moment."""
-        self._handle.ledger.begin_replacing()
+        self._handle.ledger.start_replacing()
         yield
 
     def show(self, shown: Shown, *, is_replaced: bool = False) -> None:
@@ -102,23 +102,23 @@ class MirroredLog:
         )
         if shown.checkpoint != self._checkpoint:
             if before is not None and before.epoch != log.epoch:  # until the page says the same, it is not doubted
-                ledger.begin_replacing()
+                ledger.start_replacing()
             ledger.replace_checkpoint(shown.checkpoint)
             self._checkpoint = shown.checkpoint
         if self._page is None:
             handle.ensure_open()
             page = map_page(handle)
-            ledger.begin_page(page, log, has_producers=shown.checkpoint.has_producers, fd=handle.state_fd)
+            ledger.initialise_page(page, log, has_producers=shown.checkpoint.has_producers, fd=handle.state_fd)
             handle.adopt(page)
             handle.close_files()
             self._page = page
         else:
             page = self._page
             if shown.checkpoint.has_producers:
-                ledger.tell_of_producers()  # what was brought may be of one, or tell of an abort
+                ledger.mark_producers()  # what was brought may be of one, or tell of an abort
             ledger.publish(log)
-            ledger.note_sync(log, page.sync.read())
-        ledger.note_shipped(shown.end_offset)
+            ledger.record_sync(log, page.sync.read())
+        ledger.record_shipped(shown.end_offset)
 
     def count_generation(self) -> None:
         """A file is another one now, with the same bytes."""

@@ -14,10 +14,10 @@ from typing import Final
 
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SHIP_FILE
 from segmentlog.storage import fork_safety
-from segmentlog.storage.fork_safety import Held, held_open, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
 _LOOK_S: Final = 0.002
 """Nobody tells of what another process has shipped."""
@@ -46,16 +46,16 @@ class ShipSignals:
 
     # ------------------------------------------------------------ who ships
 
-    def become_shipper(self) -> Held | None:
+    def become_shipper(self) -> LockableFd | None:
         """Be the one who ships the store, until the descriptor is let go of; None while somebody else is."""
-        fd = hold_open(self._fs, self.path, os.O_RDWR | os.O_CREAT)
+        fd = open_lockable(self._fs, self.path, os.O_RDWR | os.O_CREAT)
         try:
-            self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
-            let_go(self._fs, fd)
+            close_lockable(self._fs, fd)
             return None
         except BaseException:
-            let_go(self._fs, fd)
+            close_lockable(self._fs, fd)
             raise
         self._is_here = True
         return fd
@@ -64,10 +64,10 @@ class ShipSignals:
         """Have a method called when somebody of this process wants it shipped, as long as its object is there."""
         self._wake = weakref.WeakMethod(wake)
 
-    def resign(self, lease: Held) -> None:
+    def resign(self, lease: LockableFd) -> None:
         """Ship no more."""
         self._is_here = False
-        let_go(self._fs, lease)
+        close_lockable(self._fs, lease)
         self.tell()
 
     def tell(self) -> None:
@@ -83,8 +83,8 @@ class ShipSignals:
         if self._is_here or self.is_starting:
             return True
         try:
-            with held_open(self._fs, self.path, os.O_RDWR) as fd:
-                self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            with opened_lockable(self._fs, self.path, os.O_RDWR) as fd:
+                self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
             return True
         except FileNotFoundError:

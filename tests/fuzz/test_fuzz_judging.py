@@ -47,7 +47,7 @@ def any_record(random: Random, index: int) -> bytes:
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """The bytes with a few of them changed, removed, doubled, or a number in their place."""
+    """Return the bytes with a few of them changed, removed, doubled, or a number in their place."""
     made = bytearray(data)
     for _ in range(random.randint(1, 3)):
         at, to = sorted(random.randrange(len(made) + 1) for _ in range(2))

@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store."""
+    """Provide an empty store."""
     with LogStore(tmp_path / "store") as opened:
         yield opened
 
@@ -57,6 +57,6 @@ def http_server(serve: Callable[..., HttpServer]) -> HttpServer:
 
 @pytest.fixture
 def web(http_server: HttpServer) -> Iterator[httpx.Client]:
-    """A client of `http_server`."""
+    """Provide a client of `http_server`."""
     with httpx.Client(base_url=http_server.url, timeout=60) as made:
         yield made

@@ -52,7 +52,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def connect(server: HttpServer, opened: ExitStack, source: str = "127.0.0.1") -> socket.socket:
-    """A connection that says nothing."""
+    """Return a connection that says nothing."""
     host, _, port = server.address.rpartition(":")
     return opened.enter_context(socket.create_connection((host, int(port)), 20, (source, 0)))
 
@@ -84,7 +84,7 @@ class Web:
         self.connection.close()
 
     def get(self, path: str = "/topics", **headers: str) -> int:
-        """The status of an answer."""
+        """Return the status of an answer."""
         self.connection.request("GET", path, headers=headers)
         answer = self.connection.getresponse()
         answer.read()
@@ -92,7 +92,7 @@ class Web:
 
 
 def basic(name: str, password: str) -> str:
-    """An `Authorization` header."""
+    """Return an `Authorization` header."""
     return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
 
 
@@ -110,7 +110,7 @@ def tls(tmp_path: Path, authority: trustme.CA) -> Security:
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """A client's context."""
+    """Return a client's context."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context

@@ -147,7 +147,7 @@ def test_what_is_no_such_body_is_refused(store: LogStore, client: Client, coding
 
 
 def zstd_bomb(size_bytes: int) -> bytes:
-    """A frame of blocks that each say a byte 128 Ki times: four bytes each. Nothing says how many there are."""
+    """Return a frame of blocks that each say a byte 128 Ki times: four bytes each. Nothing says how many there are."""
     count = size_bytes >> 17
     block = (128 << 10) << 3 | 1 << 1
     blocks = [struct.pack("<I", block | (number == count - 1))[:3] + b"x" for number in range(count)]

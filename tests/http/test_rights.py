@@ -140,7 +140,7 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def make(world: World) -> tuple[Any, list[tuple[str, str]]]:
-    """The application behind its guard, and (method, path) of all of its routes."""
+    """Return the application behind its guard, and (method, path) of all of its routes."""
     app: Any = make_app(Console(HttpContext(world.store, HttpSettings(allow_writes=True), world.authorizer)))
 
     def walk(routes: list[Any], before: str = "") -> Iterator[tuple[str, str]]:

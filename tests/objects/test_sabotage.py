@@ -60,7 +60,7 @@ real_put = Shipper._put
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
     for part in self._known.parts.values():
-        part.local.partition.handle.ledger.note_shipped(part.local.partition.durable_offset)
+        part.local.partition.handle.ledger.record_shipped(part.local.partition.durable_offset)
     real_put(self, manifest)
 
 
@@ -111,7 +111,7 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
         for base, (stamp, segment) in list(part.standing.uploaded.items()) if log.config.remote_storage_enable else ():
             stub = Stub(self.bucket.url, segment.log, 0)
             with contextlib.suppress(SegmentlogError, OSError):
-                log.move_recovery_point()
+                log.advance_recovery_point()
                 evict(log.handle, base, stamp, stub)
     real_put(self, manifest)
 

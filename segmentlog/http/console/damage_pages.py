@@ -41,7 +41,7 @@ class DamagePages:
         hurt = [
             state
             for state in overview.partitions.values()
-            if (state.lost_offsets or state.glance.has_failed) and console.may_see_topic(request, state.topic)
+            if (state.lost_offsets or state.summary.has_failed) and console.may_see_topic(request, state.topic)
         ]
         lost = [
             (state.topic, state.number, one)
@@ -56,7 +56,7 @@ class DamagePages:
         ]
         return console.render(
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
-            scrub=scrub, failed=[state for state in hurt if state.glance.has_failed][:_SHOWN_MAX],
+            scrub=scrub, failed=[state for state in hurt if state.summary.has_failed][:_SHOWN_MAX],
             lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=shown_reports[:_SHOWN_MAX],
              opened_count=len(recoveries) if sees_all else None, health=self._health(request) if sees_all else None,
              path=console.store_location(request), store_id=self._store.store_id,

@@ -189,7 +189,7 @@ class GroupPages:
 
         def end_of(tp: TopicPartition) -> int | None:
             state = states.get((tp.topic, tp.partition))
-            return ends(tp) if state is None else state.glance.log.log_end_offset
+            return ends(tp) if state is None else state.summary.log.log_end_offset
 
         def lost_of(tp: TopicPartition) -> Sequence[LostRange]:
             state = states.get((tp.topic, tp.partition))

@@ -243,11 +243,11 @@ def _summarize(
         assert before is not None
         for state in known:
             earlier = before.partitions.get((name, state.number))
-            log = state.glance.log
+            log = state.summary.log
             # A crash or a truncation changes the end offset without appends, and starts a new epoch.
-            if earlier is not None and earlier.glance.log.epoch == log.epoch:
-                records += max(log.log_end_offset - earlier.glance.log.log_end_offset, 0)
-                stored += max(log.appended_bytes - earlier.glance.log.appended_bytes, 0)
+            if earlier is not None and earlier.summary.log.epoch == log.epoch:
+                records += max(log.log_end_offset - earlier.summary.log.log_end_offset, 0)
+                stored += max(log.appended_bytes - earlier.summary.log.appended_bytes, 0)
     return TopicOverview(
         name, found.topic.id, found.config, len(found.partitions), unread_count,
         sum(state.offset_count for state in known),
@@ -255,9 +255,9 @@ def _summarize(
         sum(state.segment_count for state in known),
         records / rate_window_s if is_counted else None,
         stored / rate_window_s if is_counted else None,
-        sum(state.glance.unsynced_count for state in known),
+        sum(state.summary.unsynced_count for state in known),
         max((state.unsynced_s for state in known), default=0.0),
         sum(state.lost_offsets for state in known),
-        sum(state.glance.has_failed for state in known),
+        sum(state.summary.has_failed for state in known),
         damage_count,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from segmentlog.format.producer_snapshot import encode_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.segment_tiering import is_remote
-from segmentlog.log.transaction_index import Known, find_sealed, keep
+from segmentlog.log.transaction_index import SegmentAborts, read_sealed_aborts, write_txn_index
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.file_operations import read_file
@@ -214,7 +214,7 @@ class LocalPartition:
         is_active = bool(segments) and segments[-1].base_offset == log.active_base_offset
         if is_active and end_offset < log.log_end_offset and 0 <= position < log.end_position:
             try:
-                data = self._handle.map_segment(log.active_base_offset).upto(log.end_position)
+                data = self._handle.map_segment(log.active_base_offset).view_to(log.end_position)
                 while position < len(data) and offset - end_offset < _MARKERS_MAX:
                     header = decode_header(data, position)
                     if not header.is_control or (header.base_offset, header.next_offset) != (offset, offset + 1):
@@ -296,7 +296,7 @@ class LocalPartition:
         known = next(one for one in log.segments if one.base_offset == segment)
         try:
             mapped = self._handle.map_segment(segment)
-            data = mapped.upto(position + size_bytes)[position:]
+            data = mapped.view_to(position + size_bytes)[position:]
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
             raise Replaced(str(error)) from error
         now = self._handle.page.log.read()
@@ -321,7 +321,7 @@ class LocalPartition:
     def snapshot(self, segment: int) -> bytes | None:
         """What was known of producers where a segment begins; None where nothing was left."""
         try:
-            with self._handle.staying():
+            with self._handle.folder_locked():
                 return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
         except FileNotFoundError:
             return None
@@ -342,7 +342,7 @@ class LocalPartition:
         handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
         stem = segment_stem(handle.folder, base)
         try:
-            with handle.staying():
+            with handle.folder_locked():
                 offsets, times = (read_file(handle.fs, stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
         except FileNotFoundError:  # there was no room for it
             return None
@@ -358,13 +358,13 @@ class LocalPartition:
             aborted = encode_aborted(size_bytes, found.aborted)
             if not found.is_kept:
                 with contextlib.suppress(OSError):  # before it leaves, at the latest
-                    keep(handle, base, found)
+                    write_txn_index(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
 
-    def _aborted(self, segment: LocalSegment) -> Known:
+    def _aborted(self, segment: LocalSegment) -> SegmentAborts:
         handle, base = self._handle, segment.base_offset
-        return find_sealed(handle, base, lambda: handle.around(base, segment.end_offset))
+        return read_sealed_aborts(handle, base, lambda: handle.around(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
         """See to it that nobody needs a sealed segment's bytes to find a place in it, or to step over what was aborted.
@@ -372,9 +372,9 @@ class LocalPartition:
         Raises FileNotFoundError for one that is gone, `DiskFull`, OSError.
         """
         self.max_timestamp(segment.base_offset)
-        found = self._aborted(segment) if log.has_producers else Known(segment.size_bytes, sealed=True)
+        found = self._aborted(segment) if log.has_producers else SegmentAborts(segment.size_bytes, sealed=True)
         if not found.is_kept:
-            keep(self._handle, segment.base_offset, found)
+            write_txn_index(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:
         """The largest timestamp in a segment as it is now; -1 where there is none."""
@@ -383,7 +383,7 @@ class LocalPartition:
     def holds(self, chunk: Chunk) -> bool:
         """Whether a chunk's bytes are what stands in the segment file now."""
         try:
-            data = self._handle.map_segment(chunk.segment).upto(chunk.position + chunk.size_bytes)[chunk.position :]
+            data = self._handle.map_segment(chunk.segment).view_to(chunk.position + chunk.size_bytes)[chunk.position :]
         except (OSError, SegmentlogError):
             return False
         return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64

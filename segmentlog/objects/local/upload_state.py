@@ -55,7 +55,7 @@ class Part:
         """Let those know here who wait for it, or need more offsets, what the manifest says."""
         handle = self.local.partition.handle
         with contextlib.suppress(UnknownTopic):
-            handle.ledger.note_shipped(there.end_offset)
+            handle.ledger.record_shipped(there.end_offset)
             handle.wake_followers()
             if there.ceiling > self.ceiling:
                 offset_grants.grant(handle, there.ceiling)

@@ -55,7 +55,7 @@ from segmentlog.objects.restore.parallel_jobs import Job, carried_out
 from segmentlog.objects.restore.point_in_time import CutPartition, Rewinding
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
-from segmentlog.storage.file_locks import free_to_move
+from segmentlog.storage.file_locks import folder_exclusively_locked
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file, replace_file_by_parts
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders
@@ -102,7 +102,7 @@ def restore(
     ``at``, milliseconds since 1970 or a datetime: each partition ends in front of its first record, or marker of a
     transaction, that is later. ``offsets``, by (topic, partition): these end in front of that offset, others are whole.
     What is left out of a partition is a lost range then, behind which it goes on; no part of a transaction is there
-    without the rest, and no position lies behind a cut: see docs/ship.md.
+    without the rest, and no position lies behind a cut: see docs/point-in-time.md.
     ``parallel`` threads bring what lies there, with 0 the one that calls. ``before_store`` is called when all is there
     but what makes the folder a store.
     Raises `ShippingRefused` (nothing was shipped there, the folder holds something else, there is no such place to cut
@@ -121,7 +121,7 @@ def restore(
         if (complete := files.begin()) is not None:
             return complete
         try:
-            with free_to_move(fs, path, 0.0) as is_alone:
+            with folder_exclusively_locked(fs, path, 0.0) as is_alone:
                 if not is_alone:
                     raise ShippingRefused(bucket.url, f"another process restores into {path}; one is enough")
                 if (complete := files.begin()) is not None:  # by another one, which has ended since

@@ -110,7 +110,7 @@ class Evicting:
             if base >= producers_segment:
                 break  # whoever appends next reads it for its producers, under the lock; until the next roll
             if base >= recovery_segment:  # else a recovery would have to bring it
-                recovery_segment = part.local.partition.move_recovery_point()
+                recovery_segment = part.local.partition.advance_recovery_point()
             if not self._evict(part.local, log, segments[base], known[base], now_ms):
                 break
             done += 1

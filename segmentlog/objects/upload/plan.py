@@ -95,12 +95,12 @@ class Planning:
                 waiting[where] = "it waits for the rest of a transaction, or for the data that positions are of"
         return Interval(rounds, topics, shipped, look.ceilings, waiting | look.waiting)
 
-    def note_shipped(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> None:
+    def record_shipped(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> None:
         """The manifest that lies there says this now: what is not held back is staged no more."""
         for round_ in interval.rounds.values():
             if not round_.is_held:
                 round_.part.standing.unstage()
-        self._commits.note_shipped(shipped)
+        self._commits.record_shipped(shipped)
 
     def _plan(self, look: Look, decisions: Where | None, wasted: Set[int]) -> dict[Where, Round]:
         """What is to be done about each partition. Those whose bytes wait longest come first, and decisions last."""

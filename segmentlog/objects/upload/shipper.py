@@ -40,7 +40,7 @@ from segmentlog.objects.upload.store_files import StoreFiles
 from segmentlog.objects.upload.store_scan import partitions_of
 from segmentlog.objects.upload.tail_uploader import Tails
 from segmentlog.storage import fork_safety
-from segmentlog.storage.fork_safety import Held
+from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.topics.topic_registry import Topics
 
 GRACE_MS: Final = 5 * 60_000
@@ -102,7 +102,7 @@ class Shipper:
     def _forget(self) -> None:
         """As at the beginning; in a forked child, where the parent ships."""
         topics, bucket, parallel = self._topics, self.bucket, self._parallel
-        self._lease: Held | None = None
+        self._lease: LockableFd | None = None
         self._binding: Binding | None = None
         self._owner: Owner | None = None
         self._root = Root(topics, bucket)
@@ -175,7 +175,7 @@ class Shipper:
             self._looked_ms = now_ms
         self._release_unwanted()
         shipped = partitions_of(self._root.manifest)
-        self._planning.note_shipped(interval, shipped)
+        self._planning.record_shipped(interval, shipped)
         self._tell(interval, shipped)
         pending += any(round_.to_do.is_behind for round_ in interval.rounds.values())
         leaving = {file.topic_id for name, file in interval.topics if not is_wanted(name, self._binding.topics)}

@@ -89,7 +89,7 @@ class Commits:
             look.again(name, where, end)
         return end
 
-    def note_shipped(self, shipped: Mapping[Where, ShippedPartition]) -> None:
+    def record_shipped(self, shipped: Mapping[Where, ShippedPartition]) -> None:
         """Markers that were found may be there now: of their decisions nothing is owed any more."""
         owed = self._owed or {}
         for where, markers in self._markers.items():

@@ -228,7 +228,7 @@ def test_more_than_a_request_may_have(store: LogStore, serve: Callable[..., Http
 
 
 def _large_and_slow(server: HttpServer) -> socket.socket:
-    """A sender of 50 MB, 1.2 MB of which have come."""
+    """Return a sender of 50 MB, 1.2 MB of which have come."""
     host, _, port = server.address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=20)
     sock.sendall(_head(server, "/topics/t", f"content-type: {JSON}", "content-length: 50000000") + b" " * 1_200_000)

@@ -249,7 +249,7 @@ def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:
     again = send(0, b"a", b"b", b"c")
     assert (again["records"], again["skipped"], again["next_sequence"]) == (1, 2, 3)
     assert send(3) == {"records": 0, "ranges": [], "skipped": 0, "next_sequence": 3}
-    assert "sequence 9 where 3 is next" in send(9, b"x", status=409)["message"]
+    assert "sequence 9, but 3 is next" in send(9, b"x", status=409)["message"]
     assert [record.value for record in records_of(store, 1)] == [b"a", b"b", b"c"]
 
 

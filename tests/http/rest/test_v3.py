@@ -17,7 +17,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def cluster(client: Client) -> str:
-    """The path of the cluster."""
+    """Return the path of the cluster."""
     return "/v3/clusters/" + client.get("/v3/clusters").json()["data"][0]["cluster_id"]
 
 

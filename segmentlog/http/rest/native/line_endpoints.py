@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 
@@ -175,7 +176,7 @@ def _parsed(found: list[bytes], first: int) -> RecordColumns:
     if not documents:
         return RecordColumns([])
     try:
-        (rows,) = records_of(iter(documents), Fields(), max(len(documents), 1), first)
+        (rows,) = records_of(iter(documents), Fields(), max(len(documents), 1), first, sys.maxsize)
     except TransferError as error:
         raise _unprocessable(str(error)) from None
     headers = None if rows.headers is None else [tuple(pairs) for pairs in rows.headers]
