@@ -106,7 +106,7 @@ class Sparkline(NamedTuple):
 
     points: str
     area: str
-    """The same points, closed along the bottom of the box."""
+    """These points as a polygon, closed along the bottom of the box."""
     max_rate: float
     duration_s: float
     width: int = SPARK_WIDTH
