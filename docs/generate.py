@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -101,6 +102,7 @@ are in [api.md](api.md#schemas). This page is made by `docs/generate.py` from `s
 """
 
 _ERROR_GROUPS: Final = {
+    "Base class": (errors.SegmentlogError(),),
     "Arguments and records": (
         errors.InvalidConfig(
             "fsync", "sometimes", "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size"
@@ -137,7 +139,7 @@ _ERROR_GROUPS: Final = {
         errors.ProducerHeld("etl-1", "a client of the server"),
         errors.OutOfOrderSequence("orders/0", 7, 10, 12),
         errors.TransactionAborted("'etl-1'", "no room on the disk"),
-        errors.OtherInput("the input differs"),
+        errors.OtherInput(),
     ),
     "Consumers and groups": (
         errors.ConsumerFenced("billing", "consumer-1", "does not have orders/0 any more"),
@@ -189,7 +191,7 @@ def server_page() -> str:
 def errors_page() -> str:
     """Each public exception: an example of its message, and the paragraphs of its docstring."""
     parts = [_ERRORS]
-    shown = {"SegmentlogError"}
+    shown = set()
     for group, examples in _ERROR_GROUPS.items():
         parts.append(f"## {group}\n")
         for example in examples:
@@ -199,7 +201,7 @@ def errors_page() -> str:
             parts.append(f"### {kind.__name__}\n\n{_error_text(kind)}\n")
             if bases:
                 parts.append(f"Base class: {bases}.\n")
-            if kind is not errors.OtherInput:
+            if str(example):
                 parts.append(f"```text\n{example}\n```\n")
     missing = {name for name in segmentlog.__all__ if name in vars(errors)} - shown
     assert not missing, f"_ERROR_GROUPS lacks {missing}"
@@ -240,6 +242,17 @@ def _with_us(name: str) -> str:
     return "the same"
 
 
+def api_page() -> str:
+    """Docstrings and signatures of all public names."""
+    spec = importlib.util.spec_from_file_location("api_reference", HERE / "api_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page: str = module.api_page()
+    return page
+
+
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     with click.Context(command, info_name=name.rpartition(" ")[2], parent=parent, **settings) as context:
@@ -256,6 +269,7 @@ PAGES: Final = {
     "cli.md": cli_page,
     "server-reference.md": server_page,
     "errors.md": errors_page,
+    "api.md": api_page,
 }
 
 if __name__ == "__main__":
