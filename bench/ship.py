@@ -59,7 +59,7 @@ class Places:
         self._numbers = itertools.count()
 
     def new(self) -> str:
-        """The URL of the next one."""
+        """Return the URL of the next one."""
         return f"{self._url}/{next(self._numbers)}"
 
     def clear(self) -> None:

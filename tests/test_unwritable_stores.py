@@ -33,7 +33,7 @@ with segmentlog.open(sys.argv[1]) as store:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store of two topics, and a group, closed cleanly."""
+    """Return a store of two topics, and a group, closed cleanly."""
     path = tmp_path / "store"
     with segmentlog.open(path, background=False) as opened:
         for name in ("t", "u"):

@@ -34,7 +34,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with threads, and a topic of two partitions, 100 records each, in batches of ten."""
+    """Provide a store with threads, and a topic of two partitions, 100 records each, in batches of ten."""
     with segmentlog.open(tmp_path / "store") as store:
         topic = store.create_topic("t", partitions=2)
         for number in range(2):

@@ -39,7 +39,7 @@ def snippet(text: str) -> str:
 
 @contextlib.contextmanager
 def started(folder: Path, found: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The recipe as a program, which writes values to a file; killed at the end if it still runs."""
+    """Yield the recipe as a program, which writes values to a file; killed at the end if it still runs."""
     recipe = snippet("def run_sink")
     program = PROGRAM.format(recipe=recipe)
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), str(found)])

@@ -40,7 +40,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """A new store without threads, with topics of one and of four partitions."""
+    """Provide a new store without threads, with topics of one and of four partitions."""
     with LogStore(tmp_path / "store", background=False, fs=fs) as store:
         store.create_topic("one")
         store.create_topic("four", partitions=4)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that the module's tests add topics to, each its own."""
+    """Return a store that the module's tests add topics to, each its own."""
     return str(tmp_path_factory.mktemp("stream") / "store")
 
 
 @pytest.fixture
 def store(path: str) -> Iterator[segmentlog.LogStore]:
-    """The store, open in this process while Spark's read it."""
+    """Provide the store, open in this process while Spark's read it."""
     with segmentlog.open(path, background=False) as opened:
         yield opened
 
@@ -105,7 +105,7 @@ def follower(spark: SparkSession, path: str, tmp_path: Path) -> Follower:
 
 
 def texts(*numbers: int) -> list[str]:
-    """The values of such records."""
+    """Return the values of such records."""
     return [str(number) for number in numbers]
 
 
@@ -318,7 +318,7 @@ def ends(reader: StreamReader, start: Any) -> Any:
 
 
 def latest(reader: StreamReader, start: Any) -> Any:
-    """The same as Spark keeps it."""
+    """Return the same as Spark keeps it."""
     return json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
 
 
