@@ -10,7 +10,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.log_recovery import recover
 from segmentlog.log.recovery.open_partition import settle
 from segmentlog.log.segment_removal import retire_segment
-from segmentlog.log.segment_tiering import insist, is_remote
+from segmentlog.log.segment_tiering import is_remote, recall_or_raise
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
@@ -65,4 +65,4 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
                 handle.close_segments()
                 return lost
         # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
-        insist(handle, base)
+        recall_or_raise(handle, base)

@@ -14,7 +14,7 @@ from segmentlog.storage.file_operations import sync_data, try_fallocate, write_a
 from segmentlog.storage.fork_safety import hold_open, let_go
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.segment_stub import is_remote
+from segmentlog.storage.segment_stub import is_evicted_or_replaced
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -249,7 +249,7 @@ class MappedSegment:
                     return  # another one has the name since
                 view = self._fs.map_file(fd, found.st_size) if found.st_size else memoryview(b"")
             # It may have become a hole since it was asked for.
-            if any(view[:PROBE_BYTES]) or not view or not is_remote(self._fs, self.path, found):
+            if any(view[:PROBE_BYTES]) or not view or not is_evicted_or_replaced(self._fs, self.path, found):
                 break
         self.inode, self.written_ns, self.view = found.st_ino, found.st_mtime_ns, view
 

@@ -162,7 +162,7 @@ class Administration:
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
                 if granted is not None:  # or whoever takes over, and adds one, would hand out the same offsets
-                    write_grant(self._fs, f"{folder}/{number}", replace(granted, ceiling=0))
+                    write_grant(self._fs, f"{folder}/{number}", replace(granted, end_offset=0))
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)

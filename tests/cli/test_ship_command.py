@@ -191,11 +191,11 @@ def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
         (("ship",), "never shipped"),
         (("ship", "bucket"), "s3://"),
         (("ship", "ftp://host"), "ftp"),
-        (("restore", "file:///nowhere/at/all", "x"), "no store was shipped there"),
-        (("takeover", "file:///nowhere/at/all", "x"), "no store was shipped there"),
-        (("objects", "ls", "file:///nowhere/at/all"), "no store was shipped there"),
-        (("objects", "gc", "file:///nowhere/at/all"), "no store was shipped there"),
-        (("objects", "verify", "file:///nowhere/at/all"), "no store was shipped there"),
+        (("restore", "file:///nowhere/at/all", "x"), "no store was shipped to this URL"),
+        (("takeover", "file:///nowhere/at/all", "x"), "no store was shipped to this URL"),
+        (("objects", "ls", "file:///nowhere/at/all"), "no store was shipped to this URL"),
+        (("objects", "gc", "file:///nowhere/at/all"), "no store was shipped to this URL"),
+        (("objects", "verify", "file:///nowhere/at/all"), "no store was shipped to this URL"),
     ],
 )
 def test_what_cannot_be_done_says_why(shell: Shell, args: tuple[str, ...], why: str) -> None:
@@ -264,7 +264,7 @@ def test_a_replica(shell: Shell) -> None:
     assert "read-only" in shell.run("produce", "words", store="copy", stdin="x\n", status=1)[1]
     assert "is no replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
     assert "is a store" in shell.run("replica", shell.url, str(shell.folder / "store"), status=1)[1]
-    assert "no store was shipped there" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
+    assert "no store was shipped to this URL" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
 
 
 def test_a_replica_follows_until_it_is_interrupted(shell: Shell) -> None:

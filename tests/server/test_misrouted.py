@@ -21,7 +21,7 @@ from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, WireClient
 
 import segmentlog
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -109,7 +109,7 @@ def test_another_store_at_the_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["restore", "takeover"])
 def test_the_same_store_again(tmp_path: Path, how: str) -> None:
     """A restored store, and one that another machine took over, is the cluster that it was: clients continue."""
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url) as server:
         server.store.create_topic("t").partition(0).append([b"a"], ack="shipped")
         address = server.bootstrap_servers
@@ -127,7 +127,7 @@ def test_the_same_store_again(tmp_path: Path, how: str) -> None:
 
 def test_a_machine_that_was_taken_over(tmp_path: Path) -> None:
     """Both call themselves the cluster. The old machine refuses writes by NOT_LEADER_OR_FOLLOWER (`test_shipped`)."""
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url) as old:
         old.store.create_topic("t").partition(0).append([b"a"], ack="shipped")
         take_over(bucket, str(tmp_path / "again"))
