@@ -240,7 +240,7 @@ class Clients:
         from segmentlog.aio.loop_callbacks import Callbacks
         from segmentlog.consuming.async_consumer import AsyncConsumer
         from segmentlog.consuming.consumer_options import ConsumerOptions
-        from segmentlog.consuming.nonblocking import SteppedConsumer
+        from segmentlog.consuming.nonblocking_consumer import SteppedConsumer
 
         callbacks = Callbacks()
         for name in ("on_assigned", "on_revoked", "on_lost"):

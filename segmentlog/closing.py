@@ -73,7 +73,7 @@ def _close(store: Closable) -> None:
     """Close a store that nobody can reach any more."""
     try:
         for partition in store.opened_partitions():
-            partition.handle.found_again()
+            partition.handle.resurrect()
         store.close()
     except Exception as error:
         logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)

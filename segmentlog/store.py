@@ -124,7 +124,7 @@ class LogStore(Clients):
             return RemoteReader(cache_bytes=cache_bytes, cache_dir=cache_dir)
 
         self._remote_reader: LazyRemoteReader[RemoteReader] = LazyRemoteReader(fs, make_tiered)
-        """How segments are reached that lie in an object store alone."""
+        """Reads evicted segments, whose bytes only the object store has."""
         if self._attached is None:
             self._remote_reader.install()
         if ship is not None:
@@ -250,7 +250,8 @@ class LogStore(Clients):
 
         One that is made anew under the name is another topic: nothing that knew this one takes it for it. With
         ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic. Raises
-        `PartitionBusy` when somebody is at work in it and does not come to an end; nothing was changed.
+        `PartitionBusy` when somebody is at work in it and does not come to an end, and `LocalError` when this user may
+        not write the topic's files; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
@@ -263,7 +264,7 @@ class LogStore(Clients):
         """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
 
         Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
-        Raises `PartitionBusy` as `delete_topic` does.
+        Raises `PartitionBusy` and `LocalError` as `delete_topic` does.
         """
         self._topics.check_writable("rename a topic")
         check_topic_name(name)
@@ -384,7 +385,7 @@ class LogStore(Clients):
 
     @property
     def shipping(self) -> ShippingService:
-        """How it is shipped to an object store: begin, end, status; see docs/ship.md."""
+        """How this store is shipped to an object store: start, stop, status; see docs/replicate.md. Thread-safe."""
         if self._shipping is None:
             from segmentlog.objects.upload.service import ShippingService
 

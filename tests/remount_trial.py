@@ -11,7 +11,7 @@ from unittest import mock
 from trial import Broken, Event, Moment, Trial
 
 from segmentlog.log.partition import Partition
-from segmentlog.storage.state_page import Block
+from segmentlog.storage.state_page import StateBlock
 from segmentlog.testing import History
 from segmentlog.testing.simulated_disk import CrashPoint, SimulatedDisk
 
@@ -31,13 +31,13 @@ class RemountTrial(Trial):
         self.disk.tells_mounts, self.disk.keeps_marks = kernel
 
     def run(self, rounds: int, operations: int, variants: int) -> int:
-        write = Block.write
+        write = StateBlock.write
 
-        def write_and_note(block: Block[Any], fields: Any) -> None:
+        def write_and_note(block: StateBlock[Any], fields: Any) -> None:
             write(block, fields)
             self.disk.note_pages()
 
-        with mock.patch.object(Block, "write", write_and_note):
+        with mock.patch.object(StateBlock, "write", write_and_note):
             return super().run(rounds, operations, variants)
 
     def _crashes(self, point: CrashPoint, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:

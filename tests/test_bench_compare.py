@@ -15,10 +15,11 @@ from bench.measure import RowResult
 _ROW = "append lists, keyed, uncompressed"
 
 
-def _worktrees() -> str:
-    return subprocess.run(
-        ["git", "-C", str(TREE), "worktree", "list"], capture_output=True, text=True, check=True
-    ).stdout
+def _worktrees_in(folder: Path) -> list[str]:
+    """The repository's worktrees below a folder. Other processes may add and remove worktrees elsewhere meanwhile."""
+    command = ["git", "-C", str(TREE), "worktree", "list", "--porcelain"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if line.startswith(f"worktree {folder.resolve()}/")]
 
 
 @pytest.fixture
@@ -89,7 +90,6 @@ def test_a_revision_against_itself(
         return measure(side, name, scale)
 
     monkeypatch.setattr(Side, "measure", noted)
-    before = _worktrees()
     assert main(["HEAD", "--rounds", "2", "--only", _ROW, "--scale", "0.01", "--dir", str(tmp_path)]) == 0
     base = "base-with-our-bench"
     assert sides == [base, "now", "now", base]
@@ -97,7 +97,7 @@ def test_a_revision_against_itself(
     assert _ROW in out
     assert "too few rounds" in out
     assert os.listdir(tmp_path) == []
-    assert _worktrees() == before
+    assert _worktrees_in(tmp_path) == []
 
 
 @pytest.mark.usefixtures("checkout")
@@ -106,13 +106,13 @@ def test_an_interruption_removes_the_worktree(tmp_path: Path, monkeypatch: pytes
 
     def interrupted(tree: Path, *rest: object) -> None:
         assert (tree / "segmentlog").is_dir()
+        assert len(_worktrees_in(tmp_path)) == 1
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare, "_run", interrupted)
-    before = _worktrees()
     assert main(["HEAD", "--dir", str(tmp_path)]) == 130
     assert os.listdir(tmp_path) == []
-    assert _worktrees() == before
+    assert _worktrees_in(tmp_path) == []
 
 
 @pytest.mark.usefixtures("checkout")

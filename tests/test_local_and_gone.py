@@ -132,7 +132,7 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
 
     log._appender.place = place_and_lose
     if threads == 1:
-        with pytest.raises(LogTruncated, match=r"offset 1 lies in the lost range \[1, "):
+        with pytest.raises(LogTruncated, match=r"offset 1 is inside the lost range \[1, "):
             log.append([b"gone"], ack="durable")
     else:
         outcomes: list[object] = []
@@ -250,7 +250,7 @@ def test_a_lost_checkpoint_that_nobody_knows_is_told(tmp_path: Path) -> None:
     assert other.lost_ranges()
 
 
-@pytest.mark.parametrize("change", ["announce_compaction", "note_compaction"])
+@pytest.mark.parametrize("change", ["announce_compaction", "record_compaction"])
 def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Path, change: str) -> None:
     """Both slots go bad after another process compacted: how far records may be missing is not said to be less."""
     log = open_log(tmp_path, cleanup_policy="compact")
@@ -265,7 +265,7 @@ def test_a_lost_checkpoint_forgets_no_compaction_of_another_process(tmp_path: Pa
         if change == "announce_compaction":
             log.handle.ledger.announce_compaction(3)
         else:
-            log.handle.ledger.note_compaction(2, 1, 0)
+            log.handle.ledger.record_compaction(2, 1, 0)
     again, _ = log.handle.ledger.read_checkpoint()
     assert again is not None
     assert again.compacted.begun_offset >= 8

@@ -33,7 +33,7 @@ with segmentlog.open(sys.argv[1]) as store:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store of two topics, and a group, closed cleanly."""
+    """Return a store of two topics, and a group, closed cleanly."""
     path = tmp_path / "store"
     with segmentlog.open(path, background=False) as opened:
         for name in ("t", "u"):
@@ -188,3 +188,25 @@ def test_the_http_interface_serves_it(store: Path) -> None:
     assert done.stdout.startswith("200\n")
     assert "t2" in done.stdout or "dDI=" in done.stdout
     assert done.stderr.count("opened read-only, as user") == 1
+
+
+@pytest.mark.parametrize("what", ["t", "t/0", "t/0/state"])
+@pytest.mark.parametrize(
+    "arguments", [("delete", "t", "--yes"), ("rename", "t", "v"), ("alter", "t", "-c", "retention.ms=1d")], ids=str
+)
+def test_a_change_of_a_topic_of_another_user_is_refused_whole(
+    store: Path, what: str, arguments: tuple[str, ...]
+) -> None:
+    """The user owns the store's folder, and so may rename the topic. The error names the file, and nothing changed."""
+    before = sorted(store.rglob("*"))
+    with unwritable(store / what):
+        status, _, err = command(store, *arguments)
+    assert status == 1
+    words = " ".join(err.split())
+    assert f"{store}/t: cannot {arguments[0]} the topic, as user " in words
+    assert f"may not write {store}/{what} (owner " in words
+    assert "nothing was changed; correct the permissions" in words
+    assert sorted(store.rglob("*")) == before
+    with segmentlog.open(store, background=False) as opened:
+        assert opened.topic("t").config.retention_ms == 7 * 86_400_000
+        assert opened.topic("t").partition(0).append([b"next"]) == 3

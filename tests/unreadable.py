@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from batches import NOW_MS, batch_bytes, forge
-from wire import CODECS, Sent, foreign, forged
+from wire import CODECS, Sent, encoded, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.stored_batch import read_encoded
-from segmentlog.format.wire import check_wire_batch
-from segmentlog.format.wire_batch import encode_wire
 from segmentlog.log.partition import Partition
 
 COUNT = 3
@@ -47,19 +45,13 @@ def _columns(**fields: int) -> EncodedBatch:
     return read_encoded(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
 
 
-def encode_unchecked(data: bytes) -> EncodedBatch:
-    """As `append_wire` makes it of a batch, its records unchecked."""
-    wire = check_wire_batch(data)
-    return encode_wire(data, wire, wire.max_timestamp)
-
-
 KINDS: dict[str, Callable[[], EncodedBatch]] = {
-    "kafka, fewer records": lambda: encode_unchecked(
+    "kafka, fewer records": lambda: encoded(
         forged(foreign(_RECORDS[:-1]), record_count=COUNT, last_offset_delta=COUNT - 1)
     ),
-    "kafka, garbage": lambda: encode_unchecked(_of_kafka(b"\xff" * 30)),
-    "kafka, gzip cut short": lambda: encode_unchecked(_cut_short()),
-    "kafka, one offset for all": lambda: encode_unchecked(_of_kafka(foreign(_RECORDS[:1])[WIRE_HEADER_SIZE:] * COUNT)),
+    "kafka, garbage": lambda: encoded(_of_kafka(b"\xff" * 30)),
+    "kafka, gzip cut short": lambda: encoded(_cut_short()),
+    "kafka, one offset for all": lambda: encoded(_of_kafka(foreign(_RECORDS[:1])[WIRE_HEADER_SIZE:] * COUNT)),
     "columns": lambda: _columns(),
 }  # fmt: skip
 ONE_OF_EACH = ["kafka, fewer records", "columns"]

@@ -215,7 +215,9 @@ class _Work:
                 say(f"nothing is shown of what was counted in part{stopped_by(self._stopped)}")
             else:
                 for topic, one in topics.items():
-                    show_groups(topic, one.groups, one.total(), rows, as_json)
+                    show_groups(topic, one.groups, one.total(), rows, as_json, len(one.unreadable))
+                    for (number, _), why in sorted(one.unreadable.items()):
+                        say(f"{topic}/{number}: not counted, and kept as it is: {why}")
         return self._failures.status(self._stopped)
 
 

@@ -14,10 +14,10 @@ from segmentlog.cli.common import (
     EXIT_DONE,
     Progress,
     ReaderGone,
+    Skipped,
     open_store,
     say,
     status_of,
-    status_of_damage,
     stoppable,
     stopped_by,
 )
@@ -32,10 +32,11 @@ from segmentlog.cli.option_types import (
     json_values_option,
     matching_topics,
     resolve,
+    skip_damaged_option,
 )
 from segmentlog.cli.pipe_accounting import Stdout, end_with_stdout
 from segmentlog.cli.record_output import pieces_as, render_as
-from segmentlog.errors import UnknownTopic, UnreadableBatch
+from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from segmentlog.cli.group_consume import Membership
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
-@click.option("--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and say which offsets.")
+@skip_damaged_option
 @click.option("--format", "template", metavar="TEMPLATE",
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
@@ -151,15 +152,10 @@ def consume(
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
         done = status_of(stopped) if not follow else EXIT_DONE
-        return _tell_skipped(consumer) or done
-
-
-def _tell_skipped(consumer: Consumer) -> int:
-    """Print which offsets were skipped; the exit status for them, 0 without any."""
-    for tp, base_offset, end_offset, damage in consumer.skipped:
-        what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
-        say(f"{tp}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
-    return status_of_damage(damage for *_, damage in consumer.skipped)
+        skipped = Skipped()
+        for tp, base_offset, end_offset, damage in consumer.skipped:
+            skipped.note(str(tp), base_offset, end_offset, damage)
+        return skipped.report() or done
 
 
 def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:

@@ -276,3 +276,9 @@ json_values_option = click.option(
     "--json-values", is_flag=True, help="As --json, with a value that is JSON as that JSON, and not as a text."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+skip_damaged_option = click.option(
+    "--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and say which offsets."
+)
+"""With `segmentlog.cli.common.Skipped`."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from segmentlog.cli.common import open_store, say, stoppable, stopped_by
+from segmentlog.cli.common import Skipped, open_store, say, stoppable, stopped_by
 from segmentlog.cli.consumer_arguments import consumer_of
 from segmentlog.cli.filter_options import filter_of, filter_options, with_schemas
-from segmentlog.cli.option_types import SELECTOR, Selector, json_option, json_values_option
+from segmentlog.cli.option_types import SELECTOR, Selector, json_option, json_values_option, skip_damaged_option
 from segmentlog.cli.pipe_accounting import end_with_stdout
 from segmentlog.cli.record_output import bare_pieces, json_pieces, keyed_pieces, render_as
 from segmentlog.consuming.cursor import offset_of_last
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from segmentlog.cli.record_output import Render
     from segmentlog.consuming.consumer import Consumer
     from segmentlog.consuming.record_filter import Filter
+    from segmentlog.errors import CorruptBatch
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Isolation, Partition
     from segmentlog.store import LogStore
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--keys", is_flag=True, help="The key and a tab before each value.")
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
+@skip_damaged_option
 @click.option("-q", "--quiet", is_flag=True, help="Never print headers.")
 @click.option("-v", "--verbose", is_flag=True, help="Always print headers.")
 @json_values_option
@@ -47,11 +49,12 @@ def tail(
     lines: int,
     keys: bool,
     isolation: Any,
+    skip_damaged: bool,
     quiet: bool,
     verbose: bool,
     json_values: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Print the last records of TOPICS as bare values; with -f, continue with records that are appended.
 
     Patterns go in quotes: 'events-*', 'clicks/[01]'. With several partitions the records are in the order of their
@@ -62,7 +65,7 @@ def tail(
         raise click.UsageError("--keys and --json exclude each other: JSON has the key anyway")
     wanted = filter_of(ctx)
     with open_store(ctx, background=False) as store:
-        consumer = consumer_of(store, topics, follow=follow, isolation=isolation)
+        consumer = consumer_of(store, topics, follow=follow, isolation=isolation, skip_damaged=skip_damaged)
         several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
         as_json |= json_values
         text_pieces = keyed_pieces if keys else bare_pieces
@@ -70,7 +73,9 @@ def tail(
         printer = _Printer(render_as(pieces), headers=None if quiet or as_json else verbose or several)
         wanted = with_schemas(wanted, store)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            _show_last(store, consumer, topics, lines, wanted, isolation, printer)
+            skipped = Skipped()
+            last = _Last(lines, wanted, isolation, skipped if skip_damaged else None)
+            _show_last(store, consumer, topics, last, printer)
             printer.flush()
             if follow and not stopped:
                 end_with_stdout(consumer)
@@ -83,19 +88,21 @@ def tail(
                         break
             if stopped:
                 say(f"{printer.records:,} records{stopped_by(stopped)}")
+            for tp, base_offset, end_offset, damage in consumer.skipped:
+                skipped.note(str(tp), base_offset, end_offset, damage)
+        return skipped.report()
 
 
 def _show_last(
-    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], count: int, wanted: Filter,
-    isolation: Isolation, printer: _Printer,
-) -> None:  # fmt: skip
+    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _Last, printer: _Printer
+) -> None:
     """Print the last records of each partition, and have the consumer continue after them."""
     streams: list[Iterable[RecordBatch]] = []
     for tp in consumer.assignment():
         log = store.topic(tp.topic).partition(tp.partition)
-        end = log.end_offset(isolation=isolation)
+        end = log.end_offset(isolation=last.isolation)
         if any(selector.fits(*tp) for selector in topics):
-            streams.append(_last(log, count, end, wanted, isolation))
+            streams.append(last.of(log, end))
         consumer.seek(tp.topic, tp.partition, end)
     if len(streams) == 1:
         for batch in streams[0]:
@@ -113,12 +120,32 @@ def _show_last(
         printer.show(run.batch.slice(run.at, run.end))
 
 
-def _last(log: Partition, count: int, end: int, wanted: Filter, isolation: Isolation) -> Iterable[RecordBatch]:
-    """The last records before ``end``, in parts of batches."""
-    if not wanted.is_open or isolation != "read_uncommitted":  # what does not fit is not counted
-        return wanted.last(log, count, end, isolation)
-    begin = offset_of_last(log, count, end)
-    return batches_between(log, begin, end)
+class _Last(NamedTuple):
+    """Which records of each partition are printed first."""
+
+    lines: int
+    wanted: Filter
+    isolation: Isolation
+    skipped: Skipped | None
+    """Notes damaged and unreadable batches between these records; None: they raise."""
+
+    def of(self, log: Partition, end: int) -> Iterable[RecordBatch]:
+        """Return the last records before ``end``, in parts of batches."""
+        if self.skipped is not None:
+            return self._skipping(log, end, self.skipped)
+        if not self.wanted.is_open or self.isolation != "read_uncommitted":  # what does not fit is not counted
+            return self.wanted.last(log, self.lines, end, self.isolation)
+        return batches_between(log, offset_of_last(log, self.lines, end), end)
+
+    def _skipping(self, log: Partition, end: int, skipped: Skipped) -> list[RecordBatch]:
+        noted: list[tuple[int, int, CorruptBatch]] = []
+        found = self.wanted.last(log, self.lines, end, self.isolation, lambda *skip: noted.append(skip))
+        # The search for so many records also reads offsets before the first of them.
+        begin = found[0].base_offset if found and sum(map(len, found)) == self.lines else 0
+        for base_offset, end_offset, damage in noted:
+            if end_offset > begin:
+                skipped.note(f"{log.topic}/{log.number}", base_offset, end_offset, damage)
+        return found
 
 
 class _Place(NamedTuple):

@@ -18,7 +18,7 @@ from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from segmentlog.inspection.finding import Finding, Tally
-    from segmentlog.inspection.partition_findings import PartitionFound
+    from segmentlog.inspection.partition_findings import PartitionFindings
     from segmentlog.log.repair.partition_repair import RepairReport
     from segmentlog.storage.fs import FileSystem
 
@@ -199,7 +199,7 @@ def _mend(
 
     topics = check_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
-    planned: list[tuple[PartitionFound, RepairReport]] = []
+    planned: list[tuple[PartitionFindings, RepairReport]] = []
     with progress_of_bytes(size_of(fs, path, topics), "looking") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
@@ -240,7 +240,7 @@ def _ask() -> None:
     click.confirm("Repair?", abort=True, err=True)
 
 
-def _repair(fs: FileSystem, path: str, found: PartitionFound, *, drop_unreadable: bool) -> RepairReport:
+def _repair(fs: FileSystem, path: str, found: PartitionFindings, *, drop_unreadable: bool) -> RepairReport:
     from segmentlog.inspection.small_files import read_topic_file
     from segmentlog.log.repair.partition_repair import repair_partition
 
@@ -251,7 +251,7 @@ def _repair(fs: FileSystem, path: str, found: PartitionFound, *, drop_unreadable
     )  # fmt: skip
 
 
-def _look_again(fs: FileSystem, path: str, found: PartitionFound) -> PartitionFound:
+def _look_again(fs: FileSystem, path: str, found: PartitionFindings) -> PartitionFindings:
     """The partition as it is now."""
     from segmentlog.inspection.finding import Tally
     from segmentlog.inspection.partition_inspection import inspect_partition
@@ -290,7 +290,7 @@ def _tell_left(
     return EXIT_UNREADABLE if unreadable else EXIT_DONE
 
 
-def _tell(found: PartitionFound, report: RepairReport, *, as_json: bool, done: bool) -> None:
+def _tell(found: PartitionFindings, report: RepairReport, *, as_json: bool, done: bool) -> None:
     if as_json:
         import msgspec
 

@@ -11,7 +11,7 @@ from segmentlog.aio.loop_bridge import Strand, note
 from segmentlog.aio.loop_callbacks import Callbacks
 from segmentlog.arguments import as_bool, as_int, as_seconds, as_text
 from segmentlog.consuming.consumer_options import Start, check_start
-from segmentlog.consuming.nonblocking import Fetched, SteppedConsumer
+from segmentlog.consuming.nonblocking_consumer import Fetched, SteppedConsumer
 from segmentlog.consuming.wakeup import Pause
 from segmentlog.errors import CorruptBatch, DeserializationError, StoreClosed
 from segmentlog.format.record_batch import RecordBatch
@@ -401,7 +401,7 @@ class AsyncConsumer(Generic[K, V]):
 
     def _open(self) -> tuple[Strand, SteppedConsumer]:
         if self._strand is None or self._inner is None:
-            raise StoreClosed("consumer, until `async with` begins it,")
+            raise StoreClosed("consumer", "it is not open yet; use it inside `async with`")
         return self._strand, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:

@@ -100,7 +100,7 @@ class Follower:
         if self.is_ended():
             return Pause(0.0, must_poll=False)
         if session is not None:
-            session.poll(ended=watch.take_ended())
+            session.poll(ended=watch.pop_ended())
         must_poll = announce(watch, (cursor.log for cursor in cursors))
         if cursors.has_more():
             return None

@@ -9,7 +9,7 @@ import importlib
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,6 +19,15 @@ from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import Record
+
+
+ROWS_MAX_BYTES: Final = 16 << 20
+"""Bytes of keys, values and headers after which a list of records is complete, however few they are.
+
+4,096 records of 10 MiB would take 40 GiB. 16 MiB hold 4,096 records of 4 KiB.
+"""
+_FIRST_PAGE_RECORDS: Final = 16
+"""How many values the first request to Redis asks for; their sizes are not known before."""
 
 
 class TransferError(SegmentlogError):
@@ -54,29 +63,40 @@ class Fields(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- rows to records
 
 
-def records_of(documents: Iterator[dict[str, Any]], fields: Fields, size: int, first: int = 1) -> Iterator[Rows]:
-    """Rows of ``size`` records from JSON-like documents; ``first``: the number of the first one, for messages."""
+def records_of(
+    documents: Iterator[dict[str, Any]], fields: Fields, size: int, first: int = 1, max_bytes: int = ROWS_MAX_BYTES
+) -> Iterator[Rows]:
+    """Rows of ``size`` records from JSON-like documents, of fewer where they take ``max_bytes``.
+
+    ``first``: the number of the first one, for messages.
+    """
     rows = Rows([], [], [], [], [])
     stamps: list[int | None] = []
+    size_bytes = 0
     for number, document in enumerate(documents, first):
-        _add(rows, stamps, document, fields, number)
-        if len(rows) == size:
+        size_bytes += _add(rows, stamps, document, fields, number)
+        if len(rows) == size or size_bytes >= max_bytes:
             yield _trimmed(rows, stamps)
-            rows, stamps = Rows([], [], [], [], []), []
+            rows, stamps, size_bytes = Rows([], [], [], [], []), [], 0
     if len(rows):
         yield _trimmed(rows, stamps)
 
 
-def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields: Fields, number: int) -> None:
+def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields: Fields, number: int) -> int:
+    """Add a record, and return the bytes of its key, value and headers."""
     assert rows.keys is not None
     assert rows.headers is not None
     assert rows.partitions is not None
     value = _json(document, number) if fields.whole else _bytes(document, fields.value or "value", number)
     rows.values.append(value)
-    rows.keys.append(_bytes(document, fields.key or "key", number, optional=fields.key is None))
+    key = _bytes(document, fields.key or "key", number, optional=fields.key is None)
+    rows.keys.append(key)
     stamps.append(_milliseconds(document, fields.timestamp, number))
-    rows.headers.append([] if fields.whole else _headers(document.get("headers") or [], number))
+    headers = [] if fields.whole else _headers(document.get("headers") or [], number)
+    rows.headers.append(headers)
     rows.partitions.append(None if fields.whole or fields.by_key else _partition(document.get("partition"), number))
+    of_headers = sum(len(name) + len(blob or b"") for name, blob in headers)
+    return len(value or b"") + len(key or b"") + of_headers
 
 
 def _partition(value: Any, number: int) -> int | None:
@@ -315,17 +335,23 @@ class RedisTopic:
             raise TransferError(f"kafkaesque topic {self.topic!r}: {error}") from None
 
     def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[Rows]:
-        """The records of these pages, oldest first, without the first ``skip``."""
+        """The records of these pages, oldest first, without the first ``skip``.
+
+        In lists of ``size``, of fewer where values as large as those of the last list would take `ROWS_MAX_BYTES`.
+        """
+        count = min(size, _FIRST_PAGE_RECORDS)
         for number, _ in pages:
             start = 0
             while True:
                 try:
-                    values = self._client.lrange(self._key(number), start, start + size - 1)
+                    values = self._client.lrange(self._key(number), start, start + count - 1)
                 except self._error as error:
                     raise TransferError(f"kafkaesque topic {self.topic!r}, page {number}: {error}") from None
                 if not values:
                     break
                 start += len(values)
+                mean_bytes = sum(map(len, values)) // len(values) + 1
+                count = max(1, min(size, ROWS_MAX_BYTES // mean_bytes))
                 if left := values[skip:]:
                     yield Rows(list(left))
                 skip = max(skip - len(values), 0)

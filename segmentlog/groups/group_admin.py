@@ -22,7 +22,7 @@ from segmentlog.policy.lost_ranges import Ranges, count_offsets
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 
 _EXPIRE_EVERY_MS = 60_000
@@ -358,7 +358,7 @@ class Groups:
             self._fs.remove_tree(gone)
         return end_offset
 
-    @held
+    @interrupt_safe_context
     def _empty(self, group: str) -> Iterator[None]:
         """Keep members from joining within. Raises `GroupNotEmpty`."""
         folder = self._folder(group)

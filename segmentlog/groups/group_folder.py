@@ -30,8 +30,8 @@ from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.file_operations import read_file, replace_file, write_all
-from segmentlog.storage.fork_safety import Held, LockableFiles, held_open, hold_open
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE, SHARED, held
+from segmentlog.storage.fork_safety import LockableFd, LockableFiles, open_lockable, opened_lockable
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, SHARED, interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -113,20 +113,20 @@ class GroupFolder:
 
     # ------------------------------------------------------------ the lock
 
-    @held
+    @interrupt_safe_context
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
         """Hold the group's lock; makes the folder if it is not there."""
         while True:
-            with held_open(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
+            with opened_lockable(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
                 self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
                 if self._is_made(fd):  # else it is of a group that was deleted meanwhile
                     yield
                     return
 
-    def _open_lock(self, fs: LockableFiles, path: str, flags: int) -> Held:
+    def _open_lock(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
         while True:
             try:
-                return hold_open(fs, path, flags)
+                return open_lockable(fs, path, flags)
             except FileNotFoundError:
                 for folder in (self.groups_path, self.path):
                     with contextlib.suppress(FileExistsError):
@@ -165,10 +165,10 @@ class GroupFolder:
         path = f"{self.members_path}/{member}"
         try:
             # Read-only: closing it must not look like the end of the member to whoever watches the folder.
-            with held_open(self.fs, path, os.O_RDONLY) as fd:
+            with opened_lockable(self.fs, path, os.O_RDONLY) as fd:
                 try:
                     # Shared: two who look at the same time must not take each other for the member.
-                    self.fs.flock(fd, SHARED | AT_ONCE)
+                    self.fs.flock(fd, SHARED | NON_BLOCKING)
                     return None
                 except BlockingIOError:
                     text = self.fs.pread(fd, 1 << 20, 0)

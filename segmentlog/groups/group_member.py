@@ -9,11 +9,11 @@
       partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
       remote                     what a server knows of its clients in the group, see `groups.server_group_file`
 
-A member is live while its file cannot be locked. Whoever finds one dead, or without a poll for
-its max_poll_interval_ms, makes the next assignment. It is the partition's lock that gives the
-right to read it: a partition goes over once the old owner lets go, or died. An owner that does
-not poll any more (stopped, or stuck) is *evicted*: its partition files are unlinked, so that its
-locks are on files that have no name. What it commits then is refused.
+A member is live while its file cannot be locked. A member that finds another one dead, or without a
+poll for its max_poll_interval_ms, makes the next assignment. The lock of a partition gives the right
+to read it: a partition moves once the old owner released the lock, or died. An owner that stopped
+polling is *evicted*: its partition files are unlinked, so that its locks are on files without a
+name. Its later commits are refused.
 
 Under `lock` EX: join, leave, evict. Under SH: take a partition, commit. So each commit is either
 before an eviction, or refused. A process that dies between any two steps leaves files that are not
@@ -44,9 +44,16 @@ from segmentlog.groups.group_folder import (
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage.file_operations import write_all
-from segmentlog.storage.fork_safety import hold_open, let_go
+from segmentlog.storage.fork_safety import close_lockable, open_lockable
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE, SHARED, UNLOCK, held, keep
+from segmentlog.storage.interrupt_safe import (
+    EXCLUSIVE,
+    NON_BLOCKING,
+    SHARED,
+    UNLOCK,
+    interrupt_safe_context,
+    store_result,
+)
 
 _CHECK_MS: Final = 250
 """How often a member looks whether the others live. With many members, each looks less often."""
@@ -125,7 +132,7 @@ class Member:
                 raise InvalidConfig("assignment_strategy", self.strategy, wanted)
             path = f"{folder.members_path}/{self.id}"
             try:
-                keep(self, "_fd", hold_open, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                store_result(self, "_fd", open_lockable, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, EXCLUSIVE)
                 write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
                 # Before the assignment is made: what is created in between then counts as a change, and not as known.
@@ -167,9 +174,9 @@ class Member:
 
     def _close_files(self) -> None:
         if self._lock_fd >= 0:
-            let_go(self._fs, self._lock_fd, self.__dict__, "_lock_fd")
+            close_lockable(self._fs, self._lock_fd, self.__dict__, "_lock_fd")
         if self._fd >= 0:
-            let_go(self._fs, self._fd, self.__dict__, "_fd")
+            close_lockable(self._fs, self._fd, self.__dict__, "_fd")
         self._lock_fd = self._fd = -1
 
     def __del__(self) -> None:
@@ -177,7 +184,7 @@ class Member:
         if not self.is_foreign:
             for fd in (*self.owned.copy().values(), self._lock_fd, self._fd):
                 if fd >= 0:
-                    let_go(self._fs, fd)
+                    close_lockable(self._fs, fd)
 
     @property
     def is_foreign(self) -> bool:
@@ -187,7 +194,7 @@ class Member:
     def check_process(self) -> None:
         """Raise `StoreClosed` in a forked child: the membership is the parent's."""
         if self.is_foreign:
-            raise StoreClosed(f"member {self.id} of the parent process (make another consumer after the fork), here it")
+            raise StoreClosed.forked(f"member {self.id}")
 
     def _is_member(self) -> bool:
         return self._fd >= 0 and self.folder.is_current(self._fd, f"{self.folder.members_path}/{self.id}")
@@ -292,8 +299,8 @@ class Member:
                 owner = msgspec.json.encode(PartitionOwner(self.id, self.generation, tp.topic))
                 fds: list[int] = []
                 try:
-                    fds.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
-                    self._fs.flock(fds[0], EXCLUSIVE | AT_ONCE)
+                    fds.extend(starmap(open_lockable, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+                    self._fs.flock(fds[0], EXCLUSIVE | NON_BLOCKING)
                     self._fs.ftruncate(fds[0], 0)
                     write_all(self._fs, fds[0], [owner], 0)
                     self.topic_ids[tp] = topic_id
@@ -302,7 +309,7 @@ class Member:
                     continue
                 finally:
                     for fd in fds:
-                        let_go(self._fs, fd)
+                        close_lockable(self._fs, fd)
                 taken.append(tp)
         return taken
 
@@ -313,13 +320,13 @@ class Member:
             if fd >= 0:
                 with failures_ignored():
                     self._fs.ftruncate(fd, 0)
-                let_go(self._fs, fd, self.owned, tp)
+                close_lockable(self._fs, fd, self.owned, tp)
             self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of
             self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing
 
-    @held
+    @interrupt_safe_context
     def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
         """Within, no other member has these partitions.
 
@@ -329,7 +336,7 @@ class Member:
         folder = self.folder
         if self._lock_fd < 0:
             # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
-            keep(self, "_lock_fd", hold_open, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
+            store_result(self, "_lock_fd", open_lockable, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
             self._fs.flock(self._lock_fd, SHARED)
             for tp in partitions:

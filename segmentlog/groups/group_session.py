@@ -14,7 +14,7 @@ from segmentlog.groups.committed_offsets import CommittedOffset, CommittedPositi
 from segmentlog.groups.group_member import Member
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -295,7 +295,7 @@ class GroupSession:
         except ConsumerFenced as error:
             logger.warning("%s", error)
 
-    @held
+    @interrupt_safe_context
     def committing(self, positions: Mapping[Any, int] | None, *, metadata: str = "") -> Iterator[Encoded]:
         """Keys and values to append to ``__consumer_offsets`` within; nobody can take the partitions as long."""
         self.member.check_process()

@@ -25,9 +25,9 @@ import msgspec
 import xxhash
 
 from segmentlog.storage.file_operations import read_file, replace_file
-from segmentlog.storage.fork_safety import held_open
+from segmentlog.storage.fork_safety import opened_lockable
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.interrupt_safe import AT_ONCE, SHARED
+from segmentlog.storage.interrupt_safe import NON_BLOCKING, SHARED
 
 WORKER_PREFIX: Final = "@server-"
 REMOTE_FILE: Final = "remote"
@@ -173,9 +173,9 @@ def worker_path(groups_path: str, number: int) -> str:
 def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
     """A worker's state; None when there never was one, or nobody can tell what it was. Reads only."""
     try:
-        with held_open(fs, path, os.O_RDONLY) as fd:
+        with opened_lockable(fs, path, os.O_RDONLY) as fd:
             try:
-                fs.flock(fd, SHARED | AT_ONCE)
+                fs.flock(fd, SHARED | NON_BLOCKING)
                 is_alive = False
             except BlockingIOError:
                 is_alive = True

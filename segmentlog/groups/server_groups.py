@@ -32,9 +32,9 @@ from segmentlog.records import TopicPartition
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.file_operations import read_file, write_all
-from segmentlog.storage.fork_safety import hold_open, let_go
+from segmentlog.storage.fork_safety import close_lockable, open_lockable
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import keep
+from segmentlog.storage.interrupt_safe import store_result
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -84,7 +84,9 @@ class RemoteGroups:
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(self._path)
             try:
-                keep(self, "_fd", hold_open, self._fs, worker_path(self._path, self.worker), os.O_RDWR | os.O_CREAT)
+                store_result(
+                    self, "_fd", open_lockable, self._fs, worker_path(self._path, self.worker), os.O_RDWR | os.O_CREAT
+                )
                 if not lock_within(self._fs, self._fd, _LOOK_S):
                     self._let_go()
                     return False
@@ -111,7 +113,7 @@ class RemoteGroups:
 
     def _let_go(self) -> None:
         if self._fd >= 0:
-            let_go(self._fs, self._fd, self.__dict__, "_fd")
+            close_lockable(self._fs, self._fd, self.__dict__, "_fd")
         self._fd = -1
 
     def __del__(self) -> None:

@@ -24,7 +24,7 @@ def start_limiting(handle: Handle) -> int:
 
     Raise `StoreFenced`, `DiskFull`, and any error that prevents an append.
     """
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         handle.check_appendable()
         granted = read_grant(handle.fs, handle.folder)
         log = handle.page.log.read()
@@ -39,7 +39,7 @@ def start_limiting(handle: Handle) -> int:
 
 def extend(handle: Handle, end_offset: int) -> None:
     """Allow offsets below ``end_offset``, which the manifest already contains. A lower number changes nothing."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         granted = read_grant(handle.fs, handle.folder)
         if granted is not None and granted.end_offset < end_offset and not granted.fenced:
             write_grant(handle.fs, handle.folder, replace(granted, end_offset=end_offset))
@@ -47,7 +47,7 @@ def extend(handle: Handle, end_offset: int) -> None:
 
 def fence(handle: Handle, owner: str) -> None:
     """Stop appends in every process, because ``owner`` continues the log on another machine."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         granted = read_grant(handle.fs, handle.folder) or OffsetGrant(0)
         if granted.fenced != owner:
             write_grant(handle.fs, handle.folder, replace(granted, fenced=owner))
@@ -56,6 +56,6 @@ def fence(handle: Handle, owner: str) -> None:
 
 def remove(handle: Handle) -> None:
     """Remove grant and fence: the partition may append without limit."""
-    with handle.telling("nothing was changed"), handle.append_locked():
+    with handle.translating_errors("nothing was changed"), handle.append_locked():
         remove_grant(handle.fs, handle.folder)
         handle.ledger.count_config_change()

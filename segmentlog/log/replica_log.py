@@ -20,7 +20,7 @@ from segmentlog.log.recovery.open_partition import map_page
 from segmentlog.log.segment_removal import remove_segment
 from segmentlog.storage.segment import create_segment, list_segments
 from segmentlog.storage.state_page import LogState, StateDamaged, StatePage
-from segmentlog.storage.state_page_check import why_doubted
+from segmentlog.storage.state_page_check import distrust_reason
 
 
 class PublishedState(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class ReplicaLog:
         with contextlib.suppress(StateDamaged):
             log = page.log.read()
             self._generation, self._appended_bytes = log.generation, log.appended_bytes
-        if why_doubted(handle.fs, handle.folder, page, handle.state_fd) is None:
+        if distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None:
             handle.adopt(page)
             self._page = page
         handle.close_files()  # otherwise a replica with ten thousand partitions would need as many descriptors
@@ -71,13 +71,13 @@ class ReplicaLog:
     @contextlib.contextmanager
     def extending(self) -> Iterator[None]:
         """Mark the log so that bytes after its end may be unpublished, while they are downloaded."""
-        self._handle.ledger.begin_append()
+        self._handle.ledger.start_append()
         yield
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Mark the log so that readers which find an unexpected file read the state again, while files are replaced."""
-        self._handle.ledger.begin_replacing()
+        self._handle.ledger.start_replacing()
         yield
 
     def publish(self, state: PublishedState, *, is_replaced: bool = False) -> None:
@@ -103,23 +103,23 @@ class ReplicaLog:
         if state.checkpoint != self._checkpoint:
             # Page and checkpoint differ until the page is written. The mark prevents distrust of the page meanwhile.
             if before is not None and before.epoch != log.epoch:
-                ledger.begin_replacing()
+                ledger.start_replacing()
             ledger.replace_checkpoint(state.checkpoint)
             self._checkpoint = state.checkpoint
         if self._page is None:
             handle.ensure_open()
             page = map_page(handle)
-            ledger.begin_page(page, log, has_producers=state.checkpoint.has_producers, fd=handle.state_fd)
+            ledger.initialise_page(page, log, has_producers=state.checkpoint.has_producers, fd=handle.state_fd)
             handle.adopt(page)
             handle.close_files()
             self._page = page
         else:
             page = self._page
             if state.checkpoint.has_producers:
-                ledger.tell_of_producers()  # the new data may contain a producer's batches, or an abort marker
+                ledger.mark_producers()  # the new data may contain a producer's batches, or an abort marker
             ledger.publish(log)
-            ledger.note_sync(log, page.sync.read())
-        ledger.note_shipped(state.end_offset)
+            ledger.record_sync(log, page.sync.read())
+        ledger.record_shipped(state.end_offset)
 
     def count_generation(self) -> None:
         """Tell readers that a file was replaced by one with the same bytes."""

@@ -25,7 +25,7 @@ _TRIES: Final = 3
 def is_remote(handle: Handle, base: int) -> bool:
     """Return whether the object store has the only copy of a segment; also True if its stub is damaged."""
     try:
-        with handle.staying():
+        with handle.folder_locked():
             return read_stub(handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX) is not None
     except FileNotFoundError:
         return False
@@ -40,7 +40,7 @@ def evict_segment(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:
     recovery reads the segments from there on. Raise `DiskFull`, `StoreFenced`, OSError.
     """
     fs, path = handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX
-    with handle.telling("nothing was changed"), handle.staying():
+    with handle.translating_errors("nothing was changed"), handle.folder_locked():
         if not _has_stamp(handle, path, stamp):
             return False
         write_stub(fs, path, stub)
@@ -65,9 +65,9 @@ def recall_segment(handle: Handle, base: int) -> bool:
     Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError.
     """
     fs, path = handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX
-    with handle.telling("nothing was changed"):
+    with handle.translating_errors("nothing was changed"):
         try:
-            with handle.staying():
+            with handle.folder_locked():
                 found, ranges = read_stub(fs, path), fs.ranged(path)
         except FileNotFoundError:
             return False
@@ -75,7 +75,7 @@ def recall_segment(handle: Handle, base: int) -> bool:
             return False
         stub, done = found[0], False
         ranges.need(0, stub.size_bytes)  # slow, so without the folder lock: a rename of the topic need not wait
-        with handle.staying():
+        with handle.folder_locked():
             modified_ns = fs.stat(path).st_mtime_ns
             with prepared_log(fs, path, stub, ranges, modified_ns) as log, handle.append_locked():
                 if _read_stub(handle, path) == found:

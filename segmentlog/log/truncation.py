@@ -1,4 +1,4 @@
-"""Making a log shorter: at its front, where whole segments go, and at its end, where offsets are given up."""
+"""Shorten a log: trim segments at its front, or truncate offsets at its end."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from itertools import pairwise
 from segmentlog.errors import OffsetOutOfRange
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.log_recovery import recover
-from segmentlog.log.recovery.open_partition import settle
+from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.segment_removal import retire_segment
 from segmentlog.log.segment_tiering import is_remote, recall_or_raise
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import first_behind
 from segmentlog.records import LostRange
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
-@held
-def _changing(handle: Handle) -> Iterator[None]:
-    """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
+@interrupt_safe_context
+def _locked_for_change(handle: Handle) -> Iterator[None]:
+    """Hold the append lock of a log that accepts changes, after completing what a dead process left half done."""
     with handle.append_locked():
         handle.check_appendable()
-        settle(handle)
+        finish_interrupted_append(handle)
         finish_swaps(handle)
         yield
 
 
 def trim(handle: Handle, before_offset: int) -> int:
-    """As `Partition.trim`."""
-    with handle.telling(), _changing(handle):
+    """See `Partition.trim`."""
+    with handle.translating_errors(), _locked_for_change(handle):
         log = handle.page.log.read()
         if not 0 <= before_offset <= log.log_end_offset:
             raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
@@ -41,28 +41,29 @@ def trim(handle: Handle, before_offset: int) -> int:
             handle.ledger.trim(log, before_offset, bases[len(gone)] if gone else None)
         for base in gone:
             retire_segment(handle, base)
-        if gone:  # once more: who listed the folder in between keeps that list for a generation
+        if gone:  # once more, for readers that listed the folder between the two
             handle.ledger.count_generation()
         return before_offset
 
 
 def truncate(handle: Handle, offset: int) -> LostRange | None:
-    """As `Partition.truncate`."""
+    """See `Partition.truncate`."""
     while True:
-        with handle.telling(), _changing(handle), handle.sync_locked():
+        with handle.translating_errors(), _locked_for_change(handle), handle.sync_locked():
             log = handle.page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)  # ranges touch, but never overlap
+            # lost ranges may touch, but never overlap
+            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)
             if offset == log.log_end_offset:
                 return None
             base = max(base for base in handle.segments(log) if base <= offset)
             if not is_remote(handle, base):
                 now_ms = handle.clock.now_ms()
                 lost = LostRange(offset, log.log_end_offset + 1, log.epoch + 1, "truncated on request", now_ms)
-                handle.ledger.begin_truncation(log, lost, base)
+                handle.ledger.start_truncation(log, lost, base)
                 recover(handle, handle.page)
                 handle.close_segments()
                 return lost
-        # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
+        # Recovery reads the segment, and appends may go into it. Download it without the locks: it may take long.
         recall_or_raise(handle, base)

@@ -10,7 +10,7 @@ import msgspec
 
 from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import News
+from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 
 _LOOK_S = 0.001
 
@@ -22,6 +22,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     headers: Headers
     timestamp_ms: int
+    passed_ms: int
+    """Wall clock when the program logged it: by that time a topic's limits of timestamps decide."""
 
     @property
     def size_bytes(self) -> int:
@@ -40,7 +42,7 @@ class Buffer:
 
     def _forget_parent(self) -> None:
         self._lines: SimpleQueue[Line] = SimpleQueue()
-        self._news = News()
+        self._news = InterruptSafeCondition()
         self._bytes = self._put = self._done = self.dropped = 0
         self._is_stuck = False
 
@@ -83,7 +85,7 @@ class Buffer:
                 self._bytes -= sum(line.size_bytes for line in lines)
                 self._done += len(lines)
                 self._is_stuck = False
-            self._news.tell()
+            self._news.notify_all()
 
     def drop(self, count: int) -> None:
         """So many were lost."""

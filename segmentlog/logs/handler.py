@@ -30,7 +30,7 @@ from segmentlog.logs.buffer import Buffer, Line
 from segmentlog.logs.log_record_json import render
 from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import if_free
+from segmentlog.storage.interrupt_safe import try_lock
 from segmentlog.store import LogStore
 from segmentlog.topics.background_threads import Worker
 from segmentlog.weak_sets import members_of
@@ -165,7 +165,7 @@ class LogHandler(logging.Handler):
         try:
             line = Line(
                 render(record, record.getMessage(), self._static), self._key_of(record), self._headers_of(record),
-                int(record.created * 1000),
+                int(record.created * 1000), time.time_ns() // 1_000_000,
             )  # fmt: skip
             if self._closed_for_good:
                 self._buffer.drop(1)
@@ -243,7 +243,7 @@ class LogHandler(logging.Handler):
     # ------------------------------------------------------------ appending, in the thread
 
     def _tick(self) -> float:
-        with if_free(self._turn) as is_free:
+        with try_lock(self._turn) as is_free:
             if not is_free:  # who flushes found no thread at it, and then there is one: two would append the same
                 return _LOOK_S
             self._appending = threading.get_ident()
@@ -279,6 +279,8 @@ class LogHandler(logging.Handler):
 
     def _append(self, lines: list[Line]) -> int:
         """Append lines: how many were, as ``ack`` asks for it. Those that are to be tried again are pending."""
+        from segmentlog.producing.producer import passed_at
+
         sent: list[tuple[Line, Any]] = []
         given_up: list[Line] = []
         first: Exception | None = None
@@ -287,9 +289,12 @@ class LogHandler(logging.Handler):
             try:
                 for line in lines:
                     try:
-                        sent.append((line, producer.send(
-                            self.topic, line.value, line.key, headers=line.headers or None, timestamp=line.timestamp_ms
-                        )))  # fmt: skip
+                        with passed_at(line.passed_ms):
+                            delivery = producer.send(
+                                self.topic, line.value, line.key, headers=line.headers or None,
+                                timestamp=line.timestamp_ms,
+                            )  # fmt: skip
+                        sent.append((line, delivery))
                     except _OF_THE_RECORD as error:
                         first = first or error
                         given_up.append(line)
@@ -398,7 +403,8 @@ class LogHandler(logging.Handler):
             key = None
             with contextlib.suppress(Exception):  # the function is made for other records
                 key = self._key_of(record)
-            line = Line(render(record, text, self._static), key, (), int(record.created * 1000))
+            created_ms = int(record.created * 1000)
+            line = Line(render(record, text, self._static), key, (), created_ms, created_ms)
             if self._buffer.put(line, 0.0):
                 self._told_dropped += count
 

@@ -18,7 +18,7 @@ from segmentlog.producing.partition_dispatch import Spreader
 from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import is_interrupt
-from segmentlog.storage.interrupt_safe import News
+from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 from segmentlog.topics.background_threads import Worker
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_identity import Identity
@@ -70,7 +70,7 @@ class Pump:
         self._linger_ns = int(options.linger_ms * 1e6)
         self._batch_size = options.batch_size
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._told = News()
+        self._told = InterruptSafeCondition()
         self.hooks: Hooks | None = None
         """Of a producer that does not send by itself, nor waits for what is sent."""
         self._lingerer = Worker("linger", self.linger_tick) if background and options.linger_ms else None
@@ -82,7 +82,7 @@ class Pump:
         for known in (self.chunks, self._full, self.senders, self.topics, self._unreported):
             known.clear()
         self.failure = None
-        self._told = News()
+        self._told = InterruptSafeCondition()
         self._lingerer_sleeps = True
 
     # ------------------------------------------------------------ filling
@@ -103,7 +103,7 @@ class Pump:
             config = self.config_of(topic)
             if self.hooks is not None:
                 self.hooks.begun()
-            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic))
+            chunk = Chunk(self, producer, topic, self._chunk_bytes(topic), self._all_topics.clock.now_ms())
             chunk.surely_fits, chunk.needs_keys = config.max_message_bytes // 4, config.compacts
             self.chunks[topic] = chunk  # last: what takes records knows what it takes
             if self._lingerer is not None:
@@ -146,7 +146,7 @@ class Pump:
         if topic not in self._full:
             check_topic_name(topic)  # what is in the store's own topics is not for everybody to write
             self.topics[topic] = self._all_topics.topic(topic)  # raises for one that does not exist
-            self.senders[topic] = fork_safety.lock_of_a_moment()  # they are dropped with the dict
+            self.senders[topic] = fork_safety.short_lived_lock()  # they are dropped with the dict
             self._full[topic] = deque()  # last: an interrupt leaves no topic that is known by half
 
     # ------------------------------------------------------------ sealing
@@ -338,8 +338,8 @@ class Pump:
 
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
-        if self._told.anybody:
-            self._told.tell()
+        if self._told.has_waiters:
+            self._told.notify_all()
         if self.hooks is not None:
             self.hooks.told()
 

@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy.typing as npt
@@ -17,8 +16,8 @@ from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.log.append.batch_encoding import as_list
 from segmentlog.producing.async_futures import Arrivals
 from segmentlog.producing.async_sender import AsyncDeliveries, AsyncDelivery, QueueingProducer
-from segmentlog.producing.delivery import Chunk
-from segmentlog.producing.producer import RECORD_OVERHEAD, CommitsPositions
+from segmentlog.producing.delivery import Chunk, Deliveries
+from segmentlog.producing.producer import RECORD_OVERHEAD, CommitsPositions, passed_at
 from segmentlog.records import K, TopicPartition, V
 
 if TYPE_CHECKING:
@@ -155,8 +154,10 @@ class AsyncProducer(Generic[K, V]):
             or (size_bytes := RECORD_OVERHEAD + len(value)) > chunk.surely_fits  # type: ignore[arg-type]
             or (key is None and chunk.needs_keys)
         ):
+            passed_ms = None if timestamp is None else self._open()[1].now_ms()
             await self._before(topic)
-            return self._send(topic, value, key, headers=headers, timestamp=timestamp, partition=partition)
+            with passed_at(passed_ms):
+                return self._send(topic, value, key, headers=headers, timestamp=timestamp, partition=partition)
         number = chunk.number()
         chunk.add((number, value, key))
         chunk.room = room = chunk.room - size_bytes
@@ -198,6 +199,7 @@ class AsyncProducer(Generic[K, V]):
         Raises as `Producer.send_many` does. The lists may be changed as soon as it waits.
         """
         strand, inner = self._open()
+        passed_ms = inner.now_ms()
         values = as_list("values", values) if values.__class__ is not list else values[:]
         keys = keys[:] if keys.__class__ is list and keys is not None else keys
         try:
@@ -207,9 +209,11 @@ class AsyncProducer(Generic[K, V]):
             raise
         size_bytes = _size_bytes(values)
         self._arrivals.add_many(size_bytes)
-        send_many = partial(
-            inner.send_many, topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
-        )
+
+        def send_many() -> Deliveries:
+            with passed_at(passed_ms):
+                return inner.send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
+
         context = contextvars.copy_context()  # so that the span that is current here is so there
         sending = strand.call(lambda: context.run(send_many))
         sending.add_done_callback(lambda _: self._arrivals.add_many(-size_bytes))
@@ -343,7 +347,7 @@ class AsyncProducer(Generic[K, V]):
 
     def _open(self) -> tuple[Strand, QueueingProducer]:
         if self._strand is None or self._inner is None:
-            raise StoreClosed("producer, until `async with` begins it,")
+            raise StoreClosed("producer", "it is not open yet; use it inside `async with`")
         return self._strand, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:

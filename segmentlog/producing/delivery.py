@@ -59,12 +59,13 @@ class Chunk:
         "sealed", "sticky", "surely_fits", "taken", "timestamps", "topic", "values", "withheld",
     )  # fmt: skip
 
-    def __init__(self, sends: Sends, producer: object, topic: str, room: int) -> None:
+    def __init__(self, sends: Sends, producer: object, topic: str, room: int, begun_ms: int) -> None:
         self._sends = sends
         self.producer = producer
         """Whose records these are: as long as somebody has a delivery of it, it counts as not dropped."""
         self.topic = topic
-        self.begun_ms = time.time_ns() // 1_000_000
+        self.begun_ms = begun_ms
+        """Timestamp of its records that have none, milliseconds since 1970."""
         self.begun_ns = time.monotonic_ns()
         self.room = self.room_bytes = room
         """Bytes that it still takes before it is sent; about, when threads fill it at the same time."""
@@ -213,7 +214,7 @@ class Chunk:
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
             if self.generation != fork_safety.generation():
-                raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
+                raise StoreClosed("record", "it was sent before fork(), so the parent process appends it; ask there")
             self._sends.send_if_nobody_else_does(self)
             if not self._sends.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")

@@ -7,9 +7,9 @@ enough, whoever notices sends it: partitions for all keys at once, one append a 
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
@@ -26,10 +26,11 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.file_names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.log.append.batch_encoding import (
-    Columns,
+    RecordColumns,
     check_columns,
     check_items,
     check_size,
@@ -54,6 +55,21 @@ NOTE_MAX_BYTES = 4096
 
 RECORD_OVERHEAD = 24
 """Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
+
+_passed_ms: ContextVar[int | None] = ContextVar("passed_ms", default=None)
+
+
+@contextlib.contextmanager
+def passed_at(now_ms: int | None) -> Iterator[None]:
+    """Within it, sends check timestamps by the time ``now_ms``, milliseconds since 1970; None: the time of each call.
+
+    A caller that buffers records takes the time when the program passes a record, and sends the record later.
+    """
+    token = _passed_ms.set(now_ms)
+    try:
+        yield
+    finally:
+        _passed_ms.reset(token)
 
 
 class CommitsPositions(Protocol):
@@ -81,10 +97,10 @@ class Producer(Generic[K, V]):
     enable_idempotence      give every batch a number, so that none is ever appended twice
     transaction_timeout_ms  a transaction that is open for longer is aborted by others
 
-    Records of one thread keep their order in each partition. A record that is not given a
-    timestamp gets the time at which its chunk was begun, at most ``linger_ms`` before it is
-    sent. What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so
-    that nothing is lost in silence.
+    Records of one thread keep their order in each partition. A record that is not given a timestamp gets the time at
+    which its chunk was begun, at most ``linger_ms`` before it is sent. The producer checks a given timestamp by the
+    topic's limits once, when it is called. It appends an accepted record however long the record waits after that.
+    What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so that nothing is lost in silence.
 
     When a partition does not take a batch, on a full disk for example, the producer does not append what was sent to
     that partition after it, up to the moment when the caller learns of the failure. Those records fail with the same
@@ -156,7 +172,7 @@ class Producer(Generic[K, V]):
         if headers is not None or timestamp is not None or partition is not None:
             options = _checked_options(headers, timestamp, partition)
             if options[1] is not None:
-                self._check_timestamp(topic, options[1])
+                self._check_timestamps(topic, np.array([options[1]]))
             if partition is not None:
                 try:
                     count = self._pump.topics[topic].partition_count
@@ -185,13 +201,18 @@ class Producer(Generic[K, V]):
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
         headers = options[0] if options is not None else None
-        columns = Columns([value], None if key is None else [key], None, None if headers is None else [headers])
+        columns = RecordColumns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
         check_size(columns, self._pump.config_of(topic))
 
-    def _check_timestamp(self, topic: str, timestamp: int) -> None:
-        """Raise `InvalidRecord` for a record that the topic refuses for its distance from the clock."""
-        check_timestamps(np.array([timestamp]), self._pump.config_of(topic), time.time_ns() // 1_000_000)
+    def now_ms(self) -> int:
+        """Return the time of the store's wall clock, milliseconds since 1970."""
+        return self._topics.clock.now_ms()
+
+    def _check_timestamps(self, topic: str, timestamps: Int64Array) -> None:
+        """Raise `InvalidRecord` for records that the topic refuses for their distance from the clock."""
+        passed_ms = _passed_ms.get()
+        check_timestamps(timestamps, self._pump.config_of(topic), self.now_ms() if passed_ms is None else passed_ms)
 
     def send_many(
         self,
@@ -205,9 +226,10 @@ class Producer(Generic[K, V]):
     ) -> Deliveries:
         """Send a list of records at once, after what was sent before them; returns when they are appended.
 
-        The fast path: no work in Python for each record. Raises what `Partition.append` raises; what
-        goes to one partition is appended whole or not at all, whatever became of the others. Raises also what kept
-        earlier records of the topic from being appended, as `send` does: then no record of the list is sent.
+        The fast path: no work in Python for each record. Raises `InvalidRecord` for a timestamp that the topic does not
+        accept, before any record of the list is appended, and what `Partition.append` raises. A partition gets its
+        records whole or not at all, whatever became of the others. Raises also what kept earlier records of the topic
+        from being appended, as `send` does: then no record of the list is sent.
         """
         deliveries, error = self.try_send_many(
             topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
@@ -234,7 +256,10 @@ class Producer(Generic[K, V]):
         """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
-        chunk = Chunk(self._pump, self, topic, 0)
+        if columns.timestamps is not None:
+            self._pump.check_topic(topic)
+            self._check_timestamps(topic, columns.timestamps)
+        chunk = Chunk(self._pump, self, topic, 0, self.now_ms())
         chunk.values = list(columns.values)
         chunk.keys = [] if columns.keys is None else list(columns.keys)
         chunk.all_headers = columns.headers
@@ -381,7 +406,7 @@ class Producer(Generic[K, V]):
                 if keys:
                     log = self._make_positions()
                     with identity.sending(OFFSETS_TOPIC, [0]):
-                        identity.append_positions(log, Columns(values, keys, None, None))
+                        identity.append_positions(log, RecordColumns(values, keys, None, None))
         except Exception as error:
             if not isinstance(error, InvalidConfig):  # what is no position may be given anew
                 identity.note_failure(error)

@@ -15,7 +15,7 @@ from segmentlog.security.principals import Principal
 from segmentlog.security.security_errors import SecurityFileError
 from segmentlog.security.watched_file import LOOK_EVERY_S, reloads
 from segmentlog.storage import fork_safety
-from segmentlog.storage.interrupt_safe import if_free
+from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -76,7 +76,7 @@ class ServerTls:
     def context(self) -> ssl.SSLContext:
         """To wrap the next connection's socket with."""
         if self._clock() >= self._next_look_s:
-            with if_free(self._mutex) as is_mine:
+            with try_lock(self._mutex) as is_mine:
                 if is_mine:
                     self._refresh()
         return self._context

@@ -11,7 +11,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.interrupt_safe import if_free
+from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
@@ -61,7 +61,7 @@ class WatchedFile(Generic[T]):
         """What is in the file, at most half a second ago."""
         if self._clock() >= self._next_look_s:
             # Whoever comes meanwhile need not wait: what was known a moment ago is as good.
-            with if_free(self._mutex) as is_mine:
+            with try_lock(self._mutex) as is_mine:
                 if is_mine:
                     self._refresh()
         return self._value

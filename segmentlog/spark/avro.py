@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.spark.store_opening import Place, open_store, place_of
+from segmentlog.spark.store_opener import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -26,7 +26,7 @@ from segmentlog.spark.offset_ranges import (
     topic_ids,
 )
 from segmentlog.spark.source_options import ReadOptions
-from segmentlog.spark.store_opening import open_store, opened_for_task
+from segmentlog.spark.store_opener import open_store, opened_for_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

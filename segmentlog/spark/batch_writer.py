@@ -22,7 +22,7 @@ import segmentlog
 from segmentlog.errors import SegmentlogError
 from segmentlog.spark.arrow_records import records_of
 from segmentlog.spark.source_options import WriteOptions
-from segmentlog.spark.store_opening import Place, open_store
+from segmentlog.spark.store_opener import Place, open_store
 from segmentlog.staging.staged_files import Staged
 from segmentlog.staging.staging import Stager, publish
 from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned

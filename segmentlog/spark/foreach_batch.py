@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from segmentlog.spark.spark_errors import SparkFailed
-from segmentlog.spark.store_opening import folder_of
+from segmentlog.spark.store_opener import folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

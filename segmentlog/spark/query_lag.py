@@ -18,7 +18,7 @@ from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.quantities import format_size
 from segmentlog.records import TopicPartition
 from segmentlog.spark.offset_ranges import Positions, from_json
-from segmentlog.spark.store_opening import Place, open_store, place_of
+from segmentlog.spark.store_opener import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition

@@ -21,7 +21,7 @@ from segmentlog.log.partition import Isolation
 from segmentlog.objects.bucket.url import check_scheme, is_url
 from segmentlog.quantities import parse_count, parse_duration_ms, parse_size
 from segmentlog.records import TopicPartition
-from segmentlog.spark.store_opening import Place, folder_of, place_of
+from segmentlog.spark.store_opener import Place, folder_of, place_of
 
 logger = logging.getLogger("segmentlog")
 

@@ -38,7 +38,7 @@ from segmentlog.spark.offset_ranges import (
     topic_ids,
 )
 from segmentlog.spark.source_options import ReadOptions
-from segmentlog.spark.store_opening import open_store
+from segmentlog.spark.store_opener import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,10 +20,10 @@ from typing import Final
 from segmentlog.errors import ProducerFenced
 from segmentlog.format.file_names import STAGING_FOLDER, folder_name_of
 from segmentlog.staging.staged_files import Staged
-from segmentlog.storage.fork_safety import held_open
+from segmentlog.storage.fork_safety import opened_lockable
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import EXCLUSIVE, held
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, interrupt_safe_context
 
 STAGED_SUFFIX: Final = ".batches"
 ABANDONED_AFTER_S: Final = 7 * 24 * 3600
@@ -120,9 +120,9 @@ class StagingFolder:
         self._fs.close(fd)
         self._fs.sync_folder(self.path)
 
-    @held
+    @interrupt_safe_context
     def _locked(self) -> Iterator[None]:
-        with held_open(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        with opened_lockable(self._fs, self.path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self._fs.flock(fd, EXCLUSIVE)
             yield
 

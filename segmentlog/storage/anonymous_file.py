@@ -1,7 +1,7 @@
-"""A file without a name, for what can be made again: it goes when nobody uses it any more, however that comes about.
+"""A file without a name, for data that can be recreated: the kernel deletes it with the last descriptor and mapping.
 
-Linux makes it so (`O_TMPFILE`); where a file system has no such files there is none. Its pages are the kernel's to
-write out, and to drop when memory is short: it costs a process no memory that others need more.
+Linux creates such files with `O_TMPFILE`, if the file system supports it. The kernel may write the file's pages to disk
+and drop them when memory is short, so the data does not occupy memory that other processes need.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import write_all
-from segmentlog.storage.fork_safety import Held, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable
 from segmentlog.storage.fs import Buffer, FileSystem
 
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
-class ScratchFile:
-    """So many bytes that are written once and read through a map. Thread-safe; of no use in a forked child."""
+class AnonymousFile:
+    """A file of a fixed size that is written once and read through a map. Thread-safe; not usable in a forked child."""
 
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
-        """Raises OSError where there is no such file, or no room for it."""
+        """Create the file. Raises OSError if the file system has no such files, or no room."""
         if not _O_TMPFILE:
             raise OSError("no files without a name")
         self._fs = fs
         self._mutex = fork_safety.lock(self, "_mutex", "_forget")
         self._size_bytes = size_bytes
         self._end = 0
-        self._fd: Held | None = hold_open(fs, folder, os.O_RDWR | _O_TMPFILE)
+        self._fd: LockableFd | None = open_lockable(fs, folder, os.O_RDWR | _O_TMPFILE)
         try:
             fs.ftruncate(self._fd, size_bytes)
             self._view = fs.map_file(self._fd, size_bytes)
@@ -37,9 +37,10 @@ class ScratchFile:
             raise
 
     def add(self, buffers: Sequence[Buffer]) -> list[memoryview] | None:
-        """The same bytes, in the file; None where it has no room for them. They stay as long as these views do.
+        """Write ``buffers`` and return views of them in the file; None if there is no room for them.
 
-        Raises OSError, `DiskFull`. Written by a system call, and not to the map: a full disk would kill the process.
+        The data stays as long as the views exist. Raises OSError, `DiskFull`. A system call writes the data, not a
+        store to the map: on a full disk that would kill the process.
         """
         with self._mutex:
             if self._fd is None or self._end + sum(map(len, buffers)) > self._size_bytes:
@@ -52,18 +53,18 @@ class ScratchFile:
             return views
 
     def close(self) -> None:
-        """Nothing more is added; the file is there until no view of it is. Idempotent."""
+        """Accept no more data. The kernel deletes the file with the last view of it. Idempotent."""
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
 
     def _forget(self) -> None:
-        """In a forked child: the descriptor is closed there, and its number another file's."""
+        """Drop the descriptor in a forked child: it is closed there, and its number may belong to another file."""
         self._fd = None
 
 
 def free_bytes(folder: str) -> int:
-    """What a file system has left for who is not its administrator. Raises OSError."""
+    """Return the bytes that an unprivileged process can still write on the disk of ``folder``. Raises OSError."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize

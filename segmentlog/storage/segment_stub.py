@@ -21,7 +21,7 @@ import xxhash
 from segmentlog.errors import CorruptBatch, DiskFull, ObjectStoreError, SegmentGone
 from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
 from segmentlog.format.stub import PROBE_BYTES, MalformedStub, Stub, decode_stub, encode_stub
-from segmentlog.storage.file_operations import read_file, replace_file, temporary_beside, write_all
+from segmentlog.storage.file_operations import opened_temporary, read_file, replace_file, write_all
 from segmentlog.storage.fs import NO_ROOM, FileSystem, Ranges, opened
 from segmentlog.storage.interrupt_check import failures_ignored
 
@@ -89,7 +89,7 @@ def remove_stub(fs: FileSystem, path: str) -> None:
 @contextlib.contextmanager
 def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) -> Iterator[str]:
     """Yield the path of a durable hole, to be renamed over the log at ``path``. Remove it if it was not renamed."""
-    with temporary_beside(fs, path) as (name, fd):
+    with opened_temporary(fs, path) as (name, fd):
         fs.ftruncate(fd, 0)
         fs.ftruncate(fd, size_bytes)
         fs.set_modified(fd, modified_ns)
@@ -106,7 +106,7 @@ def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified
 
     Raise `ObjectStoreError`, `SegmentGone` if the objects hold other bytes now, `DiskFull`, OSError.
     """
-    with temporary_beside(fs, path) as (name, fd):
+    with opened_temporary(fs, path) as (name, fd):
         try:
             fs.ftruncate(fd, 0)
             view, begins = ranges.map(), 0

@@ -16,10 +16,10 @@ from typing import Final
 
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SHIP_FILE
 from segmentlog.storage import fork_safety
-from segmentlog.storage.fork_safety import Held, held_open, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
 _POLL_S: Final = 0.002
 """How often a process polls if another process ships the store."""
@@ -48,16 +48,16 @@ class ShipSignals:
 
     # ------------------------------------------------------------ the shipper
 
-    def acquire_lease(self) -> Held | None:
+    def acquire_lease(self) -> LockableFd | None:
         """Become the shipper of the store until `release_lease`; return None while another process is."""
-        fd = hold_open(self._fs, self.path, os.O_RDWR | os.O_CREAT)
+        fd = open_lockable(self._fs, self.path, os.O_RDWR | os.O_CREAT)
         try:
-            self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
-            let_go(self._fs, fd)
+            close_lockable(self._fs, fd)
             return None
         except BaseException:
-            let_go(self._fs, fd)
+            close_lockable(self._fs, fd)
             raise
         self._is_shipper = True
         return fd
@@ -66,10 +66,10 @@ class ShipSignals:
         """Set the bound method that requests of this process call. It is referenced weakly."""
         self._wake = weakref.WeakMethod(wake)
 
-    def release_lease(self, lease: Held) -> None:
+    def release_lease(self, lease: LockableFd) -> None:
         """Stop being the shipper, and wake all waiters."""
         self._is_shipper = False
-        let_go(self._fs, lease)
+        close_lockable(self._fs, lease)
         self.notify_waiters()
 
     def notify_waiters(self) -> None:
@@ -85,8 +85,8 @@ class ShipSignals:
         if self._is_shipper or self.is_starting:
             return True
         try:
-            with held_open(self._fs, self.path, os.O_RDWR) as fd:
-                self._fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            with opened_lockable(self._fs, self.path, os.O_RDWR) as fd:
+                self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
             return True
         except FileNotFoundError:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from segmentlog.testing.worst_case import WorstCaseDisk as WorstCaseDisk
 
 _HOME_OF = {
-    "SimulatedDisk": "disk",
-    "Died": "faults",
-    "FaultyFileSystem": "faults",
+    "SimulatedDisk": "simulated_disk",
+    "Died": "fault_injection",
+    "FaultyFileSystem": "fault_injection",
     "Claim": "history",
     "Conflict": "history",
     "History": "history",

@@ -75,16 +75,16 @@ class SimulatedProcess(FileSystem):
     def why_unwritable(self, path: str) -> str:
         return ""
 
-    def keep_in_place(self, fd: int) -> None:
+    def disable_copy_on_write(self, fd: int) -> None:
         self._node(fd)
 
     def mount_id(self, fd: int) -> int:
         return self.disk.mount if self.disk.tells_mounts else 0
 
-    def mark(self, fd: int) -> None:
+    def set_inode_mark(self, fd: int) -> None:
         self._node(fd).marked = self.disk.keeps_marks
 
-    def is_marked(self, fd: int) -> bool:
+    def has_inode_mark(self, fd: int) -> bool:
         return self._node(fd).marked
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:

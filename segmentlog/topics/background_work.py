@@ -138,7 +138,7 @@ class Background:
         for partition in opened:
             name = PartitionName(partition.topic, partition.number)
             try:
-                partition.let_go_of_deleted()
+                partition.unmap_deleted_segments()
                 if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
                     partition.flush()
                 self._went_well("flushed", name)
@@ -244,7 +244,7 @@ class Background:
         """Check as many bytes of sealed segments as the budget allows by now (monotonic); seconds until the next."""
         if self._scrubber is None:
             raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
-        return self._scrubber.tick(self._clock.monotonic_ms() if now_ms is None else now_ms)
+        return self._scrubber.scrub(self._clock.monotonic_ms() if now_ms is None else now_ms)
 
     def scrub_report(self) -> ScrubReport:
         """What the scrubber found so far. Empty while scrubbing is off."""

@@ -181,7 +181,7 @@ class Compactor:
         with failures_ignored(SegmentlogError):
             partition = self._partitions.open_partition(*name)
             topic_id, generation = partition.topic_id, partition.generation
-            partition.note_uncleanable(str(error))
+            partition.record_uncleanable(str(error))
         if known is None or known.why != str(error):
             logger.warning("%s/%d: cannot be compacted: %s", *name, error)
         self._uncleanable[name] = _Uncleanable(str(error), topic_id, generation, retry_ms, pause_s)

@@ -17,7 +17,7 @@ from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.log.partition import Partition
-from segmentlog.log.state_peek import Glance, glance, lost_ranges, sealed_size
+from segmentlog.log.state_peek import StateSummary, lost_ranges, read_state, sealed_size
 from segmentlog.policy.lost_ranges import count_offsets
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
@@ -46,7 +46,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
 
     topic: str
     number: int
-    glance: Glance
+    summary: StateSummary
     segment_count: int
     size_bytes: int
     lost: tuple[LostRange, ...]
@@ -61,12 +61,12 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
     @property
     def offset_count(self) -> int:
         """Offsets from the log's start to its end, without those in lost ranges."""
-        return count_offsets(self.lost, self.glance.log.log_start_offset, self.glance.log.log_end_offset)
+        return count_offsets(self.lost, self.summary.log.log_start_offset, self.summary.log.log_end_offset)
 
     @property
     def unshipped_count(self) -> int:
         """Offsets that are not in the object store, without those in lost ranges."""
-        return count_offsets(self.lost, self.glance.shipped_offset, self.glance.log.log_end_offset)
+        return count_offsets(self.lost, self.summary.shipped_offset, self.summary.log.log_end_offset)
 
 
 class TopicStates(NamedTuple):
@@ -123,7 +123,7 @@ class Partitions:
                 if not self.partition_count % _BREATH:
                     time.sleep(0)
                 folder = f"{topic.folder}/{number}"
-                seen = _page_of(opened.get((name, number))) or glance(self._fs, folder, boot_id)
+                seen = _page_of(opened.get((name, number))) or read_state(self._fs, folder, boot_id)
                 if seen is None:
                     continue
                 known = before.get((name, number))
@@ -133,7 +133,7 @@ class Partitions:
                 found.partitions[number] = self._state(name, number, folder, seen, known)
             yield found
 
-    def _state(self, name: str, number: int, folder: str, seen: Glance, known: _Known) -> PartitionState:
+    def _state(self, name: str, number: int, folder: str, seen: StateSummary, known: _Known) -> PartitionState:
         log = seen.log
         files = (log.generation, log.active_base_offset, log.log_start_offset)
         try:
@@ -149,7 +149,7 @@ class Partitions:
             self._unsynced_s(seen, known),
         )  # fmt: skip
 
-    def _unsynced_s(self, seen: Glance, known: _Known) -> float:
+    def _unsynced_s(self, seen: StateSummary, known: _Known) -> float:
         now_ms = self._clock.monotonic_ms()
         if not seen.unsynced_count:
             known.clean_ms = now_ms
@@ -157,10 +157,10 @@ class Partitions:
         return max(0, now_ms - max(seen.sync.synced_at_ms, known.clean_ms)) / 1000
 
 
-def _page_of(partition: Partition | None) -> Glance | None:
+def _page_of(partition: Partition | None) -> StateSummary | None:
     if partition is None:
         return None
     try:
-        return Glance.of(partition.handle.page)
+        return StateSummary.from_page(partition.handle.page)
     except (StateDamaged, ValueError):  # closed meanwhile
         return None

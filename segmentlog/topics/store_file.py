@@ -44,7 +44,7 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
         if is_interrupt(error):
             raise
         raise StoreVersionError(path, f"the folder cannot be made: {error.strerror}") from error
-    with fork_safety.held_open(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
+    with fork_safety.opened_lockable(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
         fs.flock(folder_fd, EXCLUSIVE)  # of two processes that make it, one does
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}

@@ -34,7 +34,15 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import DiskFull, InvalidConfig, PartitionBusy, StoreVersionError, TopicExists, UnknownTopic
+from segmentlog.errors import (
+    DiskFull,
+    InvalidConfig,
+    LocalError,
+    PartitionBusy,
+    StoreVersionError,
+    TopicExists,
+    UnknownTopic,
+)
 from segmentlog.format.file_names import (
     ADMINISTRATION_FILE,
     ALTERING_PREFIX,
@@ -46,7 +54,7 @@ from segmentlog.format.file_names import (
     STORE_FILE,
     new_topic_id,
 )
-from segmentlog.storage.file_locks import ProcessLock, free_to_move
+from segmentlog.storage.file_locks import ProcessLock, folder_exclusively_locked
 from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.fs import NO_ROOM, FileSystem
 from segmentlog.storage.grant_file import read_grant, write_grant
@@ -95,7 +103,7 @@ class Administration:
             self._note(fd, _AT_WORK)
             try:
                 yield
-            except (InvalidConfig, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
+            except (InvalidConfig, LocalError, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
                 self._note(fd, 0)
                 raise
             self._note(fd, _LEFT_BEHIND if leaves else 0)
@@ -150,6 +158,7 @@ class Administration:
         """Change a topic's settings, durably; its id. Appends that come after it see it. Raises `InvalidConfig`."""
         with self._changing():
             file = self.adopt(name)
+            self._check_writable(name, "alter")
             settings = file.config.replace(changes)
             wanted = file.partitions if partitions is None else partitions
             check_partition_count(wanted)
@@ -182,12 +191,16 @@ class Administration:
             self._fs.unlink(note)
 
     def rename(self, name: str, new_name: str) -> str:
-        """Give a topic another name, durably; its id. Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`."""
+        """Give a topic another name, durably; its id.
+
+        Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `LocalError`.
+        """
         with self._changing():
             file = self.adopt(name)
             folder = f"{self._path}/{new_name}"
             if self._fs.exists(folder, follow=False):
                 raise TopicExists(new_name)
+            self._check_writable(name, "rename")
             with self._moving(name, "rename it"), self._noted(file.topic_id):
                 self._fs.rename(f"{self._path}/{name}", folder)
                 self._tell(folder, StatePage.count_move)
@@ -197,17 +210,30 @@ class Administration:
     def delete(self, name: str, topic_id: str | None = None) -> tuple[str, str]:
         """Take a topic away, durably; its id, and the folder that is left of it, for `remove`.
 
-        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`.
+        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`, `LocalError`.
         """
         with self._changing(leaves=True):
             # Compare the id under the lock: another process may have recreated the topic since it was looked up.
             file = self._topics.read(name, topic_id)
+            self._check_writable(name, "delete")
             gone = f"{self._path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
             with self._moving(name, "delete it"):
                 self._fs.rename(f"{self._path}/{name}", gone)
                 self._tell(gone, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id, gone
+
+    def _check_writable(self, name: str, what: str) -> None:
+        """Raise `LocalError` unless this process may write the topic's folders and the state page of each partition.
+
+        The process may be allowed to rename the folder all the same. Then the change would be made, and no process
+        that has a partition open would notice it.
+        """
+        folder = f"{self._path}/{name}"
+        partitions = [f"{folder}/{number}" for number in self._fs.listdir(folder) if number.isdecimal()]
+        for path in (folder, *partitions, *(f"{partition}/{STATE_FILE}" for partition in partitions)):
+            if why := self._fs.why_unwritable(path):
+                raise LocalError(errno.EACCES, f"cannot {what} the topic, as {why}; nothing was changed", folder)
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
@@ -216,7 +242,7 @@ class Administration:
         What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
         is not waited for for ever: every other change of topics would wait, too.
         """
-        with free_to_move(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
+        with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
             if not is_free:
                 raise PartitionBusy(name, what)
             yield

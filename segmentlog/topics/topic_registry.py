@@ -24,7 +24,7 @@ from segmentlog.format.file_names import REPLICA_FILE, STORE_FILE, TOPIC_FILE, c
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
-from segmentlog.log.state_peek import epoch_at, resumes_at
+from segmentlog.log.state_peek import epoch_at, find_lost_range_end
 from segmentlog.records import PartitionId, RecoveryMode, RecoveryReport
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
@@ -75,12 +75,12 @@ class Topic:
         """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
         return self._topics.open_partition(self.name, number, self.id)
 
-    def resumes_at(self, number: int, offset: int) -> tuple[int, int] | None:
+    def find_lost_range_end(self, number: int, offset: int) -> tuple[int, int] | None:
         """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
 
         Opens no partition. Raises OSError, and what `Partition.check_position` does of one that is open here.
         """
-        return self._topics.resumes_at(self.name, number, self.id, offset)
+        return self._topics.find_lost_range_end(self.name, number, self.id, offset)
 
     def partitions(self) -> list[Partition]:
         """All of them, opened."""
@@ -146,7 +146,7 @@ class Topics:
         self.store_id = self._open(create and not self.read_only)
         if not self.read_only:
             self.administration.sweep()
-        self._neighbour = None if self.read_only else NetworkMark.leave(fs, path, clock.now_ms())
+        self._neighbour = None if self.read_only else NetworkMark.warn_and_create(fs, path, clock.now_ms())
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
@@ -338,11 +338,11 @@ class Topics:
             self._finish_transactions()  # whoever comes first after a crash finishes what it left undecided
         return partition
 
-    def resumes_at(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
-        """See `Topic.resumes_at`."""
+    def find_lost_range_end(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
+        """See `Topic.find_lost_range_end`."""
         partition = self._partitions.get((name, number))
         if partition is None or partition.is_stale or partition.topic_id != topic_id:
-            return resumes_at(self.fs, f"{self.path}/{name}/{number}", offset)
+            return find_lost_range_end(self.fs, f"{self.path}/{name}/{number}", offset)
         if not partition.epoch or offset >= partition.log_end_offset:
             return None
         end_offset = partition.check_position(offset)

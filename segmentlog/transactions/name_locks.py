@@ -9,9 +9,9 @@ from itertools import starmap
 
 from segmentlog.format.file_names import PRODUCERS_FOLDER, folder_name_of
 from segmentlog.storage.file_locks import is_current
-from segmentlog.storage.fork_safety import Held, LockableFiles, held_open, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, LockableFiles, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.interrupt_check import failures_ignored
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE, SHARED, held
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, SHARED, interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_lease import Registration, lock_fence, write_fence
 from segmentlog.transactions.transaction_log import TransactionState
@@ -25,7 +25,7 @@ class Names:
         self._read_only = topics.read_only
         self._folder = f"{topics.path}/{PRODUCERS_FOLDER}"
 
-    @held
+    @interrupt_safe_context
     def locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
         """Hold the lock under which everything about a name is decided; the descriptor of its fence.
 
@@ -33,19 +33,19 @@ class Names:
         """
         path = f"{self._folder_of(name)}/fence"
         while True:
-            with held_open(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
+            with opened_lockable(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
                 lock_fence(self._fs, name, fd, wait_s)
                 if is_current(self._fs, fd, path):  # else the name was forgotten: others lock another file by now
                     yield fd
                     return
 
-    def _open_fence(self, fs: LockableFiles, path: str, flags: int) -> Held:
+    def _open_fence(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
         while True:
             for folder in (self._folder, os.path.dirname(path)):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(folder)
             try:
-                return hold_open(fs, path, flags)
+                return open_lockable(fs, path, flags)
             except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
                 pass
 
@@ -56,15 +56,15 @@ class Names:
         files: list[int] = []
         path = self._lease_path(name, state)
         try:
-            files.extend(starmap(hold_open, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
+            files.extend(starmap(open_lockable, ((self._fs, path, os.O_RDWR | os.O_CREAT),)))
             self._fs.flock(files[0], EXCLUSIVE)
             write_fence(self._fs, fence_fd, state.producer_id, state.epoch)
             write_down()
-            files.extend(starmap(hold_open, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
+            files.extend(starmap(open_lockable, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
             return Registration(self._fs, name, state, files[1], (files[0], path))
         except BaseException:
             for fd in files:
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
             raise
 
     def has_file(self, path: object) -> bool:
@@ -81,9 +81,9 @@ class Names:
         """Whether the instance that the state is of still has its lease; a dead one's is removed."""
         path = self._lease_path(name, state)
         try:
-            with held_open(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
+            with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
                 # Shared: two who look at the same time must not take each other for the instance.
-                self._fs.flock(fd, SHARED | AT_ONCE)
+                self._fs.flock(fd, SHARED | NON_BLOCKING)
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):

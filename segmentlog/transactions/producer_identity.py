@@ -1,4 +1,4 @@
-"""Who a producer is to the logs: its id and epoch, the number of its next record in each partition, its transaction."""
+"""Identity of a producer: its id and epoch, the number of its next record in each partition, its transaction."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from segmentlog.errors import (
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producer_snapshot import SEQUENCE_END
-from segmentlog.log.append.batch_encoding import Columns
+from segmentlog.log.append.batch_encoding import RecordColumns
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.interrupt_safe import held
+from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.assigned_ids import new_store_id
 from segmentlog.transactions.transaction_coordinator import Transactions
@@ -90,11 +90,11 @@ class Identity:
         if self._is_closed:  # nothing fences it any more
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
-            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
+            raise StoreClosed.forked(f"producer {self.label}")
 
     # ------------------------------------------------------------ appending
 
-    @held
+    @interrupt_safe_context
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
         """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
         self._check_usable()
@@ -114,7 +114,7 @@ class Identity:
             self._transactions.add_partitions(self._registration, fresh)
             transaction.logs.update(fresh)
 
-    def append(self, log: Partition, columns: Columns, ack: Ack | None, create_ms: int | None) -> int:
+    def append(self, log: Partition, columns: RecordColumns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under this producer's next numbers, after an interrupt the same again; the first record's offset."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
@@ -123,7 +123,7 @@ class Identity:
         count = sum(batch.last_offset_delta + 1 for batch in batches)
         return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
-    def append_positions(self, log: Partition, columns: Columns) -> int:
+    def append_positions(self, log: Partition, columns: RecordColumns) -> int:
         """The same with positions of a group: who commits again commits others."""
         return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
 

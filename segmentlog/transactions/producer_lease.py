@@ -10,10 +10,10 @@ from segmentlog.errors import ProducerBusy, ProducerFenced, StoreClosed
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_locks import lock_within
 from segmentlog.storage.file_operations import write_all
-from segmentlog.storage.fork_safety import let_go
+from segmentlog.storage.fork_safety import close_lockable
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.interrupt_safe import UNLOCK, held
+from segmentlog.storage.interrupt_safe import UNLOCK, interrupt_safe_context
 from segmentlog.transactions.transaction_log import TransactionState
 
 _FENCE: Final = struct.Struct("<qh")
@@ -50,7 +50,7 @@ class Registration:
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
 
-    @held
+    @interrupt_safe_context
     def deciding(self) -> Iterator[int]:
         """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
         self.check()
@@ -82,7 +82,7 @@ class Registration:
         self._fence_fd = self._lease_fd = -1
         for fd in fds:
             if fd >= 0:
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
 
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:

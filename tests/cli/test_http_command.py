@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,13 +17,20 @@ import segmentlog
 from segmentlog.http.serving import HttpServer
 
 
-def _started(store: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """(the process, where its pages are)."""
-    process = subprocess.Popen(arguments_of(store, *arguments), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    found = re.search(r"http://[^) \n]+", process.stderr.readline())
-    assert found
-    return process, found[0]
+@contextmanager
+def _started(store: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the program; the process and the address of its pages. At the end the process is killed if it still runs.
+
+    Without that, a failed assertion would wait in `Popen.__exit__` for a server that does not end.
+    """
+    with subprocess.Popen(arguments_of(store, *arguments), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r"http://[^) \n]+", process.stderr.readline())
+            assert found
+            yield process, found[0]
+        finally:
+            process.kill()
 
 
 def _end(process: subprocess.Popen[str], number: int) -> str:
@@ -34,11 +43,20 @@ def _end(process: subprocess.Popen[str], number: int) -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_http_answers_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None:
     """And makes the store if there is none."""
-    process, url = _started(tmp_path / "store", "http", "--listen", "127.0.0.1:0")
-    with process:
+    with _started(tmp_path / "store", "http", "--listen", "127.0.0.1:0") as (process, url):
         assert httpx.get(f"{url}/healthz").text == "ok\n"
         assert _end(process, number) == "stopped\n"
     assert (tmp_path / "store" / "store.json").exists()
+
+
+def test_a_failed_assertion_ends_the_server(tmp_path: Path) -> None:
+    """The helper of these tests kills the process, and the failure is reported."""
+    with (
+        pytest.raises(AssertionError, match="of a test"),
+        _started(tmp_path / "store", "http", "--listen", "127.0.0.1:0") as (process, _),
+    ):
+        raise AssertionError("of a test")
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_what_is_asked_for_in_vain(tmp_path: Path) -> None:
@@ -56,11 +74,11 @@ def test_what_is_asked_for_in_vain(tmp_path: Path) -> None:
 
 def test_serve_looks_after_the_http_door(tmp_path: Path) -> None:
     """It is a process of its own: killed it is started again, and it goes with the supervisor."""
-    process, url = _started(
-        tmp_path / "store", "serve", "--listen", "127.0.0.1:0", "--workers", "1", "--http", "127.0.0.1:0",
+    arguments = (
+        "serve", "--listen", "127.0.0.1:0", "--workers", "1", "--http", "127.0.0.1:0",
         "--allowed-host", "logs.example", "--advertise", "kafka.example:9092",
     )  # fmt: skip
-    with process:
+    with _started(tmp_path / "store", *arguments) as (process, url):
         assert httpx.get(f"{url}/healthz").text == "ok\n"
         for name, status in (("logs.example", 200), ("kafka.example", 200), ("other.example", 421)):
             assert httpx.get(f"{url}/topics", headers={"host": name}).status_code == status, name

@@ -71,7 +71,7 @@ def contents(store: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def held_by_us(store: Path, name: str) -> Any:
-    """The lease of a partition, for a ``with``."""
+    """Return the lease of a partition, for a ``with``."""
 
     @contextmanager
     def held() -> Iterator[None]:
@@ -238,7 +238,7 @@ def test_details_of_a_compacted_topic(call: Run, store: Path) -> None:
     assert (one["cleaned_offset"], one["dirty_ratio"], one["last_compaction"]) == (0, 1.0, None)
     assert call("compact", "users/0")[0] == 0
     with segmentlog.open(store, background=False) as opened:
-        opened.topic("users").partition(1).note_uncleanable("it is full of holes")
+        opened.topic("users").partition(1).record_uncleanable("it is full of holes")
     one, other = documents(call("details", "users", "--json")[1])[0]["partitions"]
     assert (one["cleaned_offset"], one["dirty_ratio"], one["uncleanable"]) == (2000, 0.0, None)
     assert (one["last_compaction"]["records_before"], one["last_compaction"]["records_after"]) == (2000, 50)

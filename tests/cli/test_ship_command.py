@@ -39,7 +39,7 @@ class Shell:
         return done.stdout, done.stderr
 
     def json(self, *args: str, store: str = "store", status: int = 0) -> list[dict[str, object]]:
-        """The lines of JSON that a command prints."""
+        """Return the lines of JSON that a command prints."""
         return [json.loads(line) for line in self.run(*args, "--json", store=store, status=status)[0].splitlines()]
 
     def values(self, store: str) -> list[str]:
@@ -117,7 +117,7 @@ def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
     said = [str(line["message"]) for line in lines]
     assert f"shipping to {shell.url}" in said[0]
     assert "shipped 3 offsets in 1 uploads" in said[1], said
-    assert re.search(r"ended: 5 offsets in \d+ uploads; all of it is there", said[-1]), said
+    assert re.search(r"ended: 5 offsets in \d+ uploads; everything is uploaded", said[-1]), said
     shell.run("restore", shell.url, str(shell.folder / "copy"))
     assert shell.values("copy") == ["one", "two", "three", "four", "five"]
 
@@ -215,7 +215,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
     folder.mkdir()
     (folder / "letter").write_text("dear")
     for command in ("restore", "takeover"):
-        assert "is not empty (it holds letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
+        assert "is not empty (it contains letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
     assert [path.name for path in folder.iterdir()] == ["letter"]
     assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
 

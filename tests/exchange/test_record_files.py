@@ -123,7 +123,7 @@ def test_a_file_that_is_no_parquet(filled: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- there and back
 
-EXAMPLES = int(os.environ.get("SEGMENTLOG_TRANSFER_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("SEGMENTLOG_TRANSFER_EXAMPLES", "30"))
 PARTITIONS = 3
 
 _text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', max_size=6)).map(str.encode)
@@ -581,7 +581,7 @@ def test_a_link_and_permissions_stay(many: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def redis_port(tmp_path: Path) -> Iterator[int]:
-    """A redis-server on a free port, with nothing in it."""
+    """Provide a redis-server on a free port, with nothing in it."""
     server = shutil.which("redis-server")
     if server is None:
         if os.environ.get("CI") == "true":
@@ -632,3 +632,16 @@ def test_a_redis_that_is_not_there(tmp_path: Path) -> None:
     done = cli(tmp_path / "store", "import", "redis://127.0.0.1:1/0", "clicks")
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("field", ["key", "value", "headers"])
+def test_large_records_are_gathered_by_their_bytes(field: str) -> None:
+    """A list of records is complete with 16 MiB, or with ``size`` small records. No record is lost."""
+    large = "x" * (6 << 20)
+    content = [{"name": "h", "value": large}] if field == "headers" else large
+    documents = [{"value": str(number), field: content} for number in range(7)]
+    documents += [{"value": str(number)} for number in range(7, 20)]
+    lists = list(records_of(iter(documents), Fields(), 10))
+    assert [len(rows) for rows in lists] == [3, 3, 10, 4]
+    found = [value for rows in lists for value in rows.values if value is not None and len(value) < 3]
+    assert found == [b"%d" % number for number in range(7 if field == "value" else 0, 20)]

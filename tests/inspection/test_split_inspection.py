@@ -18,12 +18,12 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.format.control import Marker
 from segmentlog.format.examine import Broken
 from segmentlog.inspection.finding import Finding, Tally
-from segmentlog.inspection.segment_inspection import Flaw, Gap, SegmentFound, Tracked
+from segmentlog.inspection.segment_inspection import Flaw, Gap, SegmentFindings, Tracked
 from segmentlog.inspection.split_inspection import (
     KnownSegments,
     SegmentJob,
+    inspect_job,
     list_segment_jobs,
-    look,
     pack,
     split,
     unpack,
@@ -38,7 +38,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 def known_segments(store: Path) -> KnownSegments:
     """Every segment of topic "t", as it is now."""
     fs = FileSystem()
-    looked = [look(fs, job) for job in list_segment_jobs(fs, str(store), "t")]
+    looked = [inspect_job(fs, job) for job in list_segment_jobs(fs, str(store), "t")]
     return KnownSegments(one for one in looked if one is not None)
 
 
@@ -50,7 +50,7 @@ def findings(store: Path, inspect: KnownSegments) -> list[Finding]:
 # ---------------------------------------------------------------- packed
 
 
-def broken_error(one: SegmentFound) -> list[tuple[object, ...]]:
+def broken_error(one: SegmentFindings) -> list[tuple[object, ...]]:
     """The errors within, which are equal to nothing but themselves."""
     return [broken.error.args for broken in one.broken]
 
@@ -63,7 +63,7 @@ def test_what_is_packed_comes_back(
     batches: list[tuple[int, int, int, int]], tracked: list[tuple[int, int, int, int, int, int, int, bool, bool, bool]]
 ) -> None:
     """Whatever numbers are in it: every column, every batch of a producer, every marker, all the rest."""
-    found = SegmentFound(
+    found = SegmentFindings(
         5, "x/00000000000000000005.log", 1000, 900, 77, 800,
         gaps=[Gap(1, 2, 3)], flaws=[Flaw(1, 2, 3, 4, "odd")], unreadable=[(4096, 4096)], epochs={1: 5, 3: 50},
         max_timestamp=9,
@@ -150,4 +150,4 @@ def test_a_segment_that_is_gone_is_nobodys_finding(tmp_path: Path) -> None:
     fs = FileSystem()
     jobs = list_segment_jobs(fs, str(tmp_path / "store"), "t")
     log_files(folder)[1].unlink()
-    assert [look(fs, job) is None for job in jobs] == [False, True, False]
+    assert [inspect_job(fs, job) is None for job in jobs] == [False, True, False]

@@ -63,9 +63,9 @@ def test_nobody_else_changes_a_page_or_a_checkpoint() -> None:
 _LOST = LostRange(3, 6, 1, "for a test", 0)
 _CHECKPOINT_FIRST: list[Callable[[Ledger, LogState], object]] = [
     lambda ledger, log: ledger.reserve_offsets(log, log.offset_ceiling + 1000),
-    lambda ledger, log: ledger.note_producers(),
+    lambda ledger, log: ledger.record_producers(),
     lambda ledger, log: ledger.trim(log, 2, None),
-    lambda ledger, log: ledger.move_recovery_point(log, ledger.page.sync.read()),
+    lambda ledger, log: ledger.advance_recovery_point(log, ledger.page.sync.read()),
 ]
 
 
@@ -94,7 +94,7 @@ _WRITES: list[Callable[[Partition], object]] = [
     lambda log: log.trim(2),
     lambda log: log.truncate(3),
     lambda log: log.append([b"x"], producer=ProducerStamp(1 << 61, 0, 0)),
-    lambda log: log.handle.ledger.note_compaction(3, 1, 0),
+    lambda log: log.handle.ledger.record_compaction(3, 1, 0),
     lambda log: log.close(),
 ]
 
@@ -131,7 +131,7 @@ def test_a_truncation_is_announced_before_anything_is_written(tmp_path: Path) ->
     with handle.append_locked(), handle.sync_locked():
         fs.fail("pwritev", errno.ENOSPC)
         with pytest.raises(DiskFull):
-            handle.ledger.begin_truncation(page.log.read(), _LOST, 0)
+            handle.ledger.start_truncation(page.log.read(), _LOST, 0)
         assert page.writing == REWRITING
         fs.heal()
     log.append([b"5"])
@@ -167,7 +167,7 @@ def test_a_truncation_that_was_cut_short_is_ended_by_whoever_moves_the_recovery_
             if other.handle.page.writing != REWRITING:
                 continue
             announced += 1
-        other.move_recovery_point()
+        other.advance_recovery_point()
         again = open_log(folder)
         was_cut = bool(again.lost_ranges())
         offset = again.append([b"new"], ack="durable")
@@ -182,5 +182,5 @@ def test_a_truncation_that_was_cut_short_is_ended_by_whoever_moves_the_recovery_
 
 def test_a_store_into_a_word_is_one_call_into_c() -> None:
     """Nothing looks for an interrupt before it is done, as it would at the start of a function written in Python."""
-    for name in ("begin_append", "end_append", "mark_failed", "unmark_failed"):
+    for name in ("start_append", "end_append", "mark_failed", "unmark_failed"):
         assert name not in vars(Ledger), f"{name} is made in `adopt`, of `partial`"

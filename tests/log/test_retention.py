@@ -16,7 +16,7 @@ from segmentlog.errors import OffsetOutOfRange
 from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.scrubber import Scrubber, ScrubTarget
-from segmentlog.log.lease import Lease
+from segmentlog.log.lease import CleanerLease
 from segmentlog.log.partition import Partition
 from segmentlog.objects.local.partition_snapshot import LocalPartition
 from segmentlog.testing import FaultyFileSystem, SimulatedDisk
@@ -57,7 +57,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def logs(tmp_path: Path, clock: FakeClock) -> Logs:
-    """The partition of this test."""
+    """Return the partition of this test."""
     return Logs(tmp_path / "t" / "0", clock)
 
 
@@ -321,7 +321,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
     """While another one holds the lease, the report says that, and nothing goes."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
-    with Lease(other.handle).hold() as held:
+    with CleanerLease(other.handle).hold() as held:
         assert held
         report = log.retain()
     assert (report.busy, report.removed, report.log_start_offset) == (True, (), 0)

@@ -30,7 +30,7 @@ from segmentlog.log import offset_grants
 from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.storage.fork_safety import Held
+from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -91,7 +91,7 @@ def test_an_append_waits_for_a_shipper_that_is_starting(
     asked, become = threading.Event(), ShipSignals.acquire_lease
     want = ShipSignals.request_cycle
 
-    def become_late(self: ShipSignals) -> Held | None:
+    def become_late(self: ShipSignals) -> LockableFd | None:
         assert asked.wait(60)
         return become(self)
 
@@ -161,7 +161,7 @@ def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
     """The records are there, as the error says, and are shipped once somebody does."""
     with LogStore(tmp_path / "store") as store:
         log = store.create_topic("t").partition(0)
-        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on disk here.*nobody ships") as caught:
+        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on the local disk.*no process ships") as caught:
             log.append([b"a", b"b"], ack="shipped")
         assert (caught.value.base_offset, caught.value.end_offset) == (0, 2)
         assert log.durable_offset == 2

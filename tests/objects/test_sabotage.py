@@ -60,7 +60,7 @@ real_put = Shipper._publish
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
     for state in self._states.by_key.values():
-        state.local.partition.handle.ledger.note_shipped(state.local.partition.durable_offset)
+        state.local.partition.handle.ledger.record_shipped(state.local.partition.durable_offset)
     real_put(self, manifest)
 
 

@@ -38,7 +38,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, cache_dir: Path) -> Iterator[LogStore]:
-    """A store of 45 records in five segments, of which four lie in the object store alone."""
+    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
     with tiered_store(tmp_path, cache_dir=cache_dir) as opened:
         yield opened
 
@@ -49,7 +49,7 @@ def log(store: LogStore) -> Partition:
     return store.topic("a").partition(0)
 
 
-def let_go(log: Partition) -> None:
+def close_lockable(log: Partition) -> None:
     """Nobody has a segment of it mapped any more."""
     gc.collect()
     log._open_segments.unmap_deleted()
@@ -76,17 +76,17 @@ def test_what_is_cleared_is_brought_anew(log: Partition, cache_dir: Path, what: 
     """Whoever has something mapped reads on in it; all others, and who looks for a time, bring it once more."""
     for _ in range(2):
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert log.offset_for_timestamp(1_017) == 17
         reading = log.read(0)
         assert next(reading).values[0] == value(0)
         clear(cache_dir, what)
         assert [batch.values[0] for batch in reading] == [value(number) for number in range(1, 45)]
-        let_go(log)
+        close_lockable(log)
     assert remote(log) == [0, 10, 20, 30]
 
 
@@ -106,7 +106,7 @@ def test_what_was_aborted_is_not_served_for_it(tmp_path: Path, cache_dir: Path, 
     with LogStore(tmp_path / "store", background=False, cache_dir=cache_dir) as store:
         log = store.topic("a").partition(0)
         values(log)
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert values(log, isolation="read_committed") == wanted
 
@@ -117,7 +117,7 @@ def test_it_comes_back_though_it_was_cleared(
 ) -> None:
     """Truncating does, and the end of shipping, after which all of it is here."""
     assert values_by_offset(log) == ALL
-    let_go(log)
+    close_lockable(log)
     clear(cache_dir, what)
     assert log.truncate(35) is not None
     assert remote(log) == [0, 10, 20]
@@ -175,7 +175,7 @@ def test_a_store_that_is_opened_by_its_url_brings_it_anew(tmp_path: Path, store:
     with segmentlog.open(url_of(tmp_path), cache_dir=there, background=False) as attached:
         log = attached.topic("a").partition(0)
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(there, ".log")
         assert values_by_offset(log) == ALL
         clear(there, ".log")

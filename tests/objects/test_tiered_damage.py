@@ -41,7 +41,7 @@ ALL = {number: value(number) for number in range(45)}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of 45 records in five segments, of which four lie in the object store alone."""
+    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
     with tiered_store(tmp_path) as opened:
         yield opened
 
@@ -276,7 +276,7 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
     store = LogStore(folder / "store", background=False, fs=fs)
     log = store.create_topic("a", **TIERED).partition(0)
     fill(log, 15)
-    log.move_recovery_point()
+    log.advance_recovery_point()
     data = Path(log.segments()[0].path).read_bytes()
     bucket = LocalBucket(str(folder / "bucket"))
     bucket.put("manifest.json", b"{}")
@@ -358,7 +358,7 @@ def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
     monkeypatch.setattr(tiered_module, "PARALLEL", 0)
     log = Partition("/t/0", "t", 0, lambda: config, fs=fs)
     fill(log, 15)
-    log.move_recovery_point()
+    log.advance_recovery_point()
     path = log.segments()[0].path
     data = read_file(fs, path)
     bucket.put("segments/x", data)

@@ -21,8 +21,8 @@ from segmentlog.errors import InvalidConfig, StoreFenced
 from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.server.codec.generated import produce
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import produce
 from segmentlog.server.embedded import Server
 from segmentlog.store import LogStore
 

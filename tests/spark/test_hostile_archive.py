@@ -26,7 +26,7 @@ from segmentlog.spark.pipelines.output_folders import file_checksum
 from segmentlog.spark.pipelines.table_folder import FORMAT, TableFile, TableFolder, TableState
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.untrusted_folder import NotAllowed, open_plain, path_below, read_plain
+from segmentlog.storage.untrusted_folder import UntrustedPath, open_plain, path_below, read_plain
 
 DAY = "date=2026-07-31"
 RUN = "000001-0011aabb"
@@ -59,7 +59,7 @@ def manifest_of(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, document: Any) -> ArchiveFolder:
-    """The archive with this manifest."""
+    """Return the archive with this manifest."""
     own = folder / "_segmentlog"
     own.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document) if not isinstance(document, bytes) else None
@@ -122,12 +122,12 @@ def test_names_that_lead_elsewhere(tmp_path: Path, outside: Path, where: str, na
         assert "bring it back from a backup" in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path}/a/_segmentlog/manifest.json: ")
     assert check_relative_path(name)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(UntrustedPath):
         path_below(str(tmp_path), name)
 
 
 def changed(document: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
-    """The manifest with another value in one place."""
+    """Return the manifest with another value in one place."""
     document = json.loads(json.dumps(document))
     place = document
     for key in keys[:-1]:
@@ -216,7 +216,7 @@ def test_a_file_that_is_none(tmp_path: Path, outside: Path, kind: str, monkeypat
     place(kind, folder / FILE, outside)
     with pytest.raises(ArchiveDamaged, match=f"{FILE}: it is .*; run {RUN} has put"):
         archived.check_files(manifest.runs)
-    with pytest.raises((NotAllowed, FileNotFoundError)):
+    with pytest.raises((UntrustedPath, FileNotFoundError)):
         open_plain(FileSystem(), str(folder / FILE))
     for name in ("lock", "manifest.json"):
         place(kind, folder / "_segmentlog" / name, outside)
@@ -302,7 +302,7 @@ def test_a_file_without_end(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(NotAllowed, match="no such file has more than"):
+    with pytest.raises(UntrustedPath, match="at most; it was not read"):
         read_plain(FileSystem(), str(path), 1 << 20)
     assert read_plain(FileSystem(), __file__, 1 << 20) == Path(__file__).read_bytes()
 
@@ -347,7 +347,7 @@ def test_a_table_with_links_in_place_of_files(tmp_path: Path, outside: Path) -> 
     assert folder.paths(state, {0}) == [str(path)]
     path.unlink()
     path.symlink_to(outside)
-    with pytest.raises(NotAllowed, match="symbolic link"):
+    with pytest.raises(UntrustedPath, match="symbolic link"):
         folder.paths(state, {0})
     (path.parent / "_segmentlog.json").rename(tmp_path / "state")
     (path.parent / "_segmentlog.json").symlink_to(tmp_path / "state")

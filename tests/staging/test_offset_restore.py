@@ -14,7 +14,7 @@ import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, DiskFull, RecordTooLarge
 from segmentlog.inspection.store_inspection import inspect_store
-from segmentlog.log.append.batch_encoding import Columns
+from segmentlog.log.append.batch_encoding import RecordColumns
 from segmentlog.log.partition import Partition
 from segmentlog.staging.offset_restore import OffsetStager, OffsetTaken, Restorer, restore_staged
 from segmentlog.staging.staged_files import Staged
@@ -41,11 +41,11 @@ def rows_at(offsets: Sequence[int]) -> list[Row]:
 
 
 def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: TopicConfig | None = None) -> Staged:
-    """The rows in a file, as batches of partition 0."""
+    """Return the rows in a file, as batches of partition 0."""
     stager = OffsetStager(FS, str(path), 0, "t", config or TopicConfig())
     if rows:
         offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
-        columns = Columns(list(values), list(keys), np.array(timestamps), list(headers))
+        columns = RecordColumns(list(values), list(keys), np.array(timestamps), list(headers))
         try:
             stager.add(0, np.array(offsets), columns, size_bytes)
         except BaseException:
@@ -74,7 +74,7 @@ def restored(log: Partition, staged: Staged) -> int:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Partition:
-    """An empty partition."""
+    """Return an empty partition."""
     store = opened(segmentlog.open(tmp_path / "store", background=False))
     return store.create_topic("t", retention_ms=-1, segment_bytes=1 << 20).partition(0)
 

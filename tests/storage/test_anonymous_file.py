@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from segmentlog.errors import DiskFull
-from segmentlog.storage.anonymous_file import ScratchFile, free_bytes
+from segmentlog.storage.anonymous_file import AnonymousFile, free_bytes
 from segmentlog.storage.fs import Buffer, FileSystem
 
 
@@ -25,7 +25,7 @@ class FullFileSystem(FileSystem):
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
     """It is there as long as a view of it is, and no name in the folder; beyond its size nothing is added."""
-    file = ScratchFile(FileSystem(), str(tmp_path), 100)
+    file = AnonymousFile(FileSystem(), str(tmp_path), 100)
     one = file.add([b"one", b"", b"two"])
     assert one == [b"one", b"", b"two"]
     assert file.add([b"x" * 95]) is None
@@ -39,7 +39,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
 
 def test_no_room(tmp_path: Path) -> None:
     """A full disk is an error of the one who adds."""
-    file = ScratchFile(FullFileSystem(), str(tmp_path), 100)
+    file = AnonymousFile(FullFileSystem(), str(tmp_path), 100)
     with pytest.raises(DiskFull):
         file.add([b"one"])
     file.close()
@@ -49,12 +49,12 @@ def test_no_room(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     """Where there is no folder there is no file, and no descriptor is left."""
     with pytest.raises(OSError, match="none"):
-        ScratchFile(FileSystem(), str(tmp_path / "none"), 100)
+        AnonymousFile(FileSystem(), str(tmp_path / "none"), 100)
 
 
 def test_of_no_use_in_a_child(tmp_path: Path) -> None:
     """A forked child adds nothing to its parent's file."""
-    file = ScratchFile(FileSystem(), str(tmp_path), 100)
+    file = AnonymousFile(FileSystem(), str(tmp_path), 100)
     child = os.fork()
     if not child:
         os._exit(0 if file.add([b"child"]) is None else 1)

@@ -18,8 +18,8 @@ def test_a_mark_stays_with_the_file_and_not_with_the_descriptor(tmp_path: Path) 
     path = tmp_path / "file"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        assert not inode_mark.is_marked(fd)
-        inode_mark.mark(fd)
+        assert not inode_mark.has_mark(fd)
+        inode_mark.set_mark(fd)
         os.link(path, tmp_path / "other name")
         (tmp_path / "copy").write_bytes(path.read_bytes())
         assert [_is_marked(tmp_path / name) for name in ("file", "other name", "copy")] == [True, True, False]
@@ -30,7 +30,7 @@ def test_a_mark_stays_with_the_file_and_not_with_the_descriptor(tmp_path: Path) 
 def _is_marked(path: Path) -> bool:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return inode_mark.is_marked(fd)
+        return inode_mark.has_mark(fd)
     finally:
         os.close(fd)
 
@@ -44,8 +44,8 @@ def test_a_kernel_without_hints_vouches_for_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
-        inode_mark.mark(fd)
-        assert not inode_mark.is_marked(fd)
+        inode_mark.set_mark(fd)
+        assert not inode_mark.has_mark(fd)
     finally:
         os.close(fd)
 
@@ -69,4 +69,4 @@ def test_what_is_not_a_file_has_no_mount() -> None:
     fd = os.open("/", os.O_RDONLY)
     os.close(fd)
     assert inode_mark.mount_id(fd) == 0
-    assert not inode_mark.is_marked(fd)
+    assert not inode_mark.has_mark(fd)

@@ -29,7 +29,7 @@ _T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topics ``t`` and ``u``."""
+    """Provide a store with topics ``t`` and ``u``."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         store.create_topic("u")
@@ -44,7 +44,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def faulty(store: LogStore, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """The same store as another process sees it, in which something may happen before any call."""
+    """Provide the same store as another process sees it, in which something may happen before any call."""
     with LogStore(store.path, background=False, fs=fs) as faulty:
         yield faulty
 
@@ -187,7 +187,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
     """A rename and a deletion say so in the end, with nothing changed, and other topics are not held up."""
     monkeypatch.setattr("segmentlog.topics.topic_admin._PATIENCE_S", 0.1)
     log = store.topic("t").partition(0)
-    with log.handle.staying(), log.handle.staying():  # more than once, too
+    with log.handle.folder_locked(), log.handle.folder_locked():  # more than once, too
         with pytest.raises(PartitionBusy, match="stop it to rename it"):
             faulty.rename_topic("t", "v")
         with pytest.raises(PartitionBusy, match="stop it to delete it"):
@@ -195,7 +195,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
         faulty.rename_topic("u", "v")
     assert log.append([b"1"], ack="durable") == 0
     assert faulty.rename_topic("t", "w").partition(0).log_end_offset == 1
-    with pytest.raises(UnknownTopic), log.handle.staying():
+    with pytest.raises(UnknownTopic), log.handle.folder_locked():
         pass
 
 

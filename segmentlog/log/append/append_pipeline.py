@@ -1,7 +1,7 @@
-"""The road of every append: encode, place, and sync as the caller or the topic's policy asks.
+"""The path of every append: encode, place, and sync as the caller or the topic's policy asks.
 
-columns     encode (no lock) -> place (the append lock) -> sync (the sync lock), each in a file of this folder
-durable     the same for all threads that ask at the same time (`group_commit`)
+append_columns   encode (no lock) -> place (append lock) -> sync (sync lock), each in a module of this package
+durable appends  the same, shared by all threads that wait at the same time (`group_commit`)
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from segmentlog.config import TopicConfig
+from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import Columns, check_timestamps, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import RecordColumns, check_timestamps, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wait_shipped import wait_shipped
@@ -26,7 +28,7 @@ Ack = Literal["written", "durable", "shipped"]
 _DURABLE: Final = ("durable", "shipped")
 
 
-class Appends:
+class AppendPipeline:
     """Appends to one partition. Thread-safe."""
 
     def __init__(self, handle: Handle, appender: Appender, syncer: Syncer, *, background: bool) -> None:
@@ -35,23 +37,23 @@ class Appends:
         self._syncer = syncer
         self.group = GroupCommit(handle, appender, syncer)
         self._background = background
-        """Somebody asks `sync_due` now and then; if nobody does, every append asks for itself."""
+        """Whether a background thread calls `sync_due` regularly; if not, each append checks itself."""
 
-    def columns(self, columns: Columns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None) -> int:
-        """Append lists that were checked; records without a timestamp get ``create_ms``, or the time."""
+    def append_columns(
+        self, columns: RecordColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
+    ) -> int:
+        """Append checked columns. Records without a timestamp get ``create_ms``, or the current time.
+
+        Does not check the timestamps: the caller has accepted the records, which may have waited since.
+        """
         handle = self._handle
         if not columns.values:
             return handle.page.log.read().log_end_offset
-        if handle.page.words[CONFIG_WORD] != handle.config_version:
-            handle.refresh_config()
-        config = handle.config
-        now_ms = handle.clock.now_ms()
-        if columns.timestamps is not None:
-            check_timestamps(columns.timestamps, config, now_ms)
-        # In a transaction nobody waits for the disk: its commit does, for all of it.
+        config, now_ms = self._current_config(), handle.clock.now_ms()
+        # Appends of a transaction do not wait for the disk: the commit waits once for all of them.
         if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
             base_offset = self.group.append(
-                columns if create_ms is None else columns.stamped(create_ms), config, now_ms, stamp
+                columns if create_ms is None else columns.with_timestamps(create_ms), config, now_ms, stamp
             )
             if ack == "shipped":
                 wait_shipped(handle, base_offset, base_offset + len(columns.values))
@@ -61,10 +63,20 @@ class Appends:
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
         return base_offset
 
-    def batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
-        """Append finished batches; with a ``stamp`` under that producer's numbers, counted on from batch to batch.
+    def check_timestamps(self, timestamps: Int64Array) -> None:
+        """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts now."""
+        check_timestamps(timestamps, self._current_config(), self._handle.clock.now_ms())
 
-        A batch of Kafka's has its producer's numbers since its client made it: they are the stamp's.
+    def _current_config(self) -> TopicConfig:
+        handle = self._handle
+        if handle.page.words[CONFIG_WORD] != handle.config_version:
+            handle.refresh_config()
+        return handle.config
+
+    def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
+        """Append encoded batches. With a ``stamp`` they get that producer's numbers, counted on from batch to batch.
+
+        A batch of a Kafka client already has its producer's numbers; they are those of the stamp.
         """
         base_offset, next_offset = self.place(batches, stamp)
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
@@ -73,7 +85,7 @@ class Appends:
     def place(
         self, batches: Sequence[EncodedBatch], stamp: ProducerStamp | None, *, wakes: bool = True
     ) -> tuple[int, int]:
-        """The same, and nothing is synced: (offset of the first record, offset after the last)."""
+        """Append encoded batches without syncing. Return (offset of the first record, offset after the last)."""
         if stamp is not None:
             following = stamp
             for batch in batches:
@@ -86,16 +98,16 @@ class Appends:
     # ------------------------------------------------------------ when it is synced
 
     def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int, stamp: ProducerStamp | None) -> None:
-        """What the caller asks of an append of these offsets, or else the policy."""
+        """Sync as the caller of an append of these offsets asks, or as the policy requires."""
         if ack in _DURABLE or self._handle.config.fsync.kind == "always":
             self._syncer.sync_records(base_offset, next_offset)
             if ack == "shipped" and (stamp is None or not stamp.transactional):
                 wait_shipped(self._handle, base_offset, next_offset)
-        elif self.owes_sync():
+        elif self.needs_sync():
             self._syncer.sync()
 
-    def owes_sync(self) -> bool:
-        """Whether the policy, by count, size or age, wants what was just appended synced before that returns."""
+    def needs_sync(self) -> bool:
+        """Return whether the policy (by count, size or age) requires a sync before the append returns."""
         handle = self._handle
         policy = handle.config.fsync
         if policy.kind == "always":
@@ -111,7 +123,7 @@ class Appends:
         return due or (not self._background and self.sync_due())
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
-        """Whether the policy wants an fsync now (monotonic milliseconds), or within ``slack_ms``, appends or none."""
+        """Return whether the policy requires an fsync now (monotonic milliseconds) or within ``slack_ms``."""
         handle = self._handle
         log, sync = handle.page.log.read(), handle.page.sync.read()
         return background_sync_due(
@@ -125,20 +137,22 @@ class Appends:
     # ------------------------------------------------------------ a clean close
 
     def close_cleanly(self) -> None:
-        """fsync, and leave the log so that the next open has nothing to do; if others append, the last of them does.
+        """Sync, and leave the log so that the next open has nothing to do.
 
-        Only who appended owes it.
+        If others append, the last to close does this.
+
+        Only a process that has appended must call this.
         """
         handle = self._handle
         self._syncer.sync()
-        with handle.telling("it was not left clean"), handle.append_locked():
+        with handle.translating_errors("it was not left clean"), handle.append_locked():
             page = handle.page
             log = page.log.read()
-            self._appender.leave_cleanly(log)
+            self._appender.close_cleanly(log)
             with handle.sync_locked():
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
-                    return  # another process appended meanwhile, and will close after us
-                # The page first: whoever appends after a death between the two must reserve offsets anew.
-                handle.ledger.give_back_offsets(log)
-                self._syncer.move_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)
+                    return  # another process appended meanwhile, and will close later
+                # The page first: after a death between the two, the next append must reserve offsets again.
+                handle.ledger.release_reserved_offsets(log)
+                self._syncer.advance_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)

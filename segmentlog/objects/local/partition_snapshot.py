@@ -32,7 +32,7 @@ from segmentlog.format.producer_snapshot import encode_aborted
 from segmentlog.log.handle import Handle
 from segmentlog.log.partition import Partition
 from segmentlog.log.segment_tiering import is_remote
-from segmentlog.log.transaction_index import Known, find_sealed, keep
+from segmentlog.log.transaction_index import SegmentAborts, read_sealed_aborts, write_txn_index
 from segmentlog.policy.upload_policy import LocalLog, LocalSegment
 from segmentlog.records import EpochStart
 from segmentlog.storage.file_operations import read_file
@@ -215,7 +215,7 @@ class LocalPartition:
         is_active = bool(segments) and segments[-1].base_offset == log.active_base_offset
         if is_active and end_offset < log.log_end_offset and 0 <= position < log.end_position:
             try:
-                data = self._handle.map_segment(log.active_base_offset).upto(log.end_position)
+                data = self._handle.map_segment(log.active_base_offset).view_to(log.end_position)
                 while position < len(data) and offset - end_offset < _MARKERS_MAX:
                     header = decode_header(data, position)
                     if not header.is_control or (header.base_offset, header.next_offset) != (offset, offset + 1):
@@ -298,7 +298,7 @@ class LocalPartition:
         known = next(one for one in log.segments if one.base_offset == segment)
         try:
             mapped = self._handle.map_segment(segment)
-            data = mapped.upto(position + size_bytes)[position:]
+            data = mapped.view_to(position + size_bytes)[position:]
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
             raise SegmentReplaced(str(error)) from error
         now = self._handle.page.log.read()
@@ -323,7 +323,7 @@ class LocalPartition:
     def producer_snapshot(self, segment: int) -> bytes | None:
         """Return the producer snapshot at the base offset of a segment; None if its file does not exist."""
         try:
-            with self._handle.staying():
+            with self._handle.folder_locked():
                 return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
         except FileNotFoundError:
             return None
@@ -346,7 +346,7 @@ class LocalPartition:
         handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
         stem = segment_stem(handle.folder, base)
         try:
-            with handle.staying():
+            with handle.folder_locked():
                 offsets, times = (read_file(handle.fs, stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
         except FileNotFoundError:  # the disk was full when the segment was sealed
             return None
@@ -362,13 +362,13 @@ class LocalPartition:
             aborted = encode_aborted(size_bytes, found.aborted)
             if not found.is_kept:
                 with contextlib.suppress(OSError):  # another attempt is made before the segment is evicted
-                    keep(handle, base, found)
+                    write_txn_index(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
 
-    def _aborted(self, segment: LocalSegment) -> Known:
+    def _aborted(self, segment: LocalSegment) -> SegmentAborts:
         handle, base = self._handle, segment.base_offset
-        return find_sealed(handle, base, lambda: handle.around(base, segment.end_offset))
+        return read_sealed_aborts(handle, base, lambda: handle.around(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
         """Store all indexes of a sealed segment, so that lookups and reads of committed records do not need its bytes.
@@ -376,9 +376,9 @@ class LocalPartition:
         Raise FileNotFoundError for a deleted segment, and `DiskFull`, OSError.
         """
         self.max_timestamp(segment.base_offset)
-        found = self._aborted(segment) if log.has_producers else Known(segment.size_bytes, sealed=True)
+        found = self._aborted(segment) if log.has_producers else SegmentAborts(segment.size_bytes, sealed=True)
         if not found.is_kept:
-            keep(self._handle, segment.base_offset, found)
+            write_txn_index(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:
         """Return the largest timestamp in a segment; -1 if it has none."""
@@ -387,7 +387,7 @@ class LocalPartition:
     def contains_chunk(self, chunk: Chunk) -> bool:
         """Return whether the segment file contains the chunk's bytes at the chunk's position."""
         try:
-            data = self._handle.map_segment(chunk.segment).upto(chunk.position + chunk.size_bytes)[chunk.position :]
+            data = self._handle.map_segment(chunk.segment).view_to(chunk.position + chunk.size_bytes)[chunk.position :]
         except (OSError, SegmentlogError):
             return False
         return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64

@@ -55,7 +55,7 @@ class PartitionUploadState:
         """Pass the published end offset and offset grant on to local readers and appenders, and wake them."""
         handle = self.local.partition.handle
         with contextlib.suppress(UnknownTopic):
-            handle.ledger.note_shipped(entry.end_offset)
+            handle.ledger.record_shipped(entry.end_offset)
             handle.wake_followers()
             if entry.offset_grant > self.offset_grant:
                 offset_grants.extend(handle, entry.offset_grant)

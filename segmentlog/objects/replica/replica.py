@@ -33,9 +33,9 @@ from segmentlog.objects.replica.downloads import FullDownloader
 from segmentlog.objects.replica.mirror import Mirror, MirrorStatus
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
-from segmentlog.storage.fork_safety import Held, held_open, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 from segmentlog.topics.background_threads import Worker
 
 _INTERVAL_MAX_MS: Final = 3_600_000
@@ -106,7 +106,7 @@ class Replica:
         self._bucket = bucket or open_bucket(url)
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._status_s = 0.0
-        self._lock: Held | None = self._lock_folder(wanted)
+        self._lock: LockableFd | None = self._lock_folder(wanted)
         self._mirror = Mirror(
             self._bucket, self.path, FullDownloader(self._bucket, self._fs),
             topic_patterns=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
@@ -131,7 +131,7 @@ class Replica:
 
     # ------------------------------------------------------------ the folder
 
-    def _lock_folder(self, topics: tuple[str, ...]) -> Held:
+    def _lock_folder(self, topics: tuple[str, ...]) -> LockableFd:
         """Check that the folder can be this replica, mark it, and lock it."""
         fs, mark = self._fs, f"{self.path}/{REPLICA_FILE}"
         manifest, _ = require_manifest(self._bucket)
@@ -145,10 +145,10 @@ class Replica:
                 why = f"{self.path} is not empty (it contains {names[0]}); choose an empty or new folder"
                 raise ShippingRefused(self._bucket.url, why)
             replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
-        fd = hold_open(fs, mark, os.O_RDWR)
+        fd = open_lockable(fs, mark, os.O_RDWR)
         try:
             try:
-                fs.flock(fd, EXCLUSIVE | AT_ONCE)
+                fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
                 why = f"another process refreshes {self.path}; one is enough, and any number of processes can read it"
                 raise ShippingRefused(self._bucket.url, why) from None
@@ -156,7 +156,7 @@ class Replica:
             if found != wanted:
                 raise ShippingRefused(self._bucket.url, f"{self.path} is a replica of another store or topics: {found}")
         except BaseException:
-            let_go(fs, fd)
+            close_lockable(fs, fd)
             raise
         return fd
 
@@ -223,7 +223,7 @@ class Replica:
             lock, self._lock = self._lock, None
             if lock is not None:
                 self._mirror.close()
-                let_go(self._fs, lock)
+                close_lockable(self._fs, lock)
 
 
 def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], None]) -> None:
@@ -235,9 +235,9 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
     mark = f"{path}/{REPLICA_FILE}"
     if not fs.exists(mark):
         return
-    with held_open(fs, mark, os.O_RDWR) as fd:
+    with opened_lockable(fs, mark, os.O_RDWR) as fd:
         try:
-            fs.flock(fd, EXCLUSIVE | AT_ONCE)
+            fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
             raise ShippingRefused(url, f"a process refreshes the replica {path}; stop that process first") from None
         found = json.loads(read_file(fs, mark) or b"{}")

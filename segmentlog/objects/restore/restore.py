@@ -55,7 +55,7 @@ from segmentlog.objects.restore.parallel_jobs import Job, run_jobs
 from segmentlog.objects.restore.point_in_time import CutPartition, PointInTimeRestore
 from segmentlog.records import LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
-from segmentlog.storage.file_locks import free_to_move
+from segmentlog.storage.file_locks import folder_exclusively_locked
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file, replace_file_by_parts
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders
@@ -130,7 +130,7 @@ def restore(
         if (complete := attempt.prepare()) is not None:
             return complete
         try:
-            with free_to_move(fs, path, 0.0) as is_alone:
+            with folder_exclusively_locked(fs, path, 0.0) as is_alone:
                 if not is_alone:
                     raise ShippingRefused(bucket.url, f"another process restores into {path}; one is enough")
                 if (complete := attempt.prepare()) is not None:  # another process finished it before the lock

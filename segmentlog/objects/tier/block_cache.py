@@ -22,7 +22,7 @@ from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
 from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import write_all
-from segmentlog.storage.fork_safety import Held, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, FileSystem, opened
 from segmentlog.weak_sets import members_of
 
@@ -158,9 +158,9 @@ class BlockCache:
     def open(self, file: CachedFile) -> OpenCachedFile:
         """Open a cached file. Raise `CacheLost` if it was deleted."""
         with _translating_errors(self.bucket.url, file.path):
-            fd = hold_open(FileSystem(), file.path, os.O_RDWR)
+            fd = open_lockable(FileSystem(), file.path, os.O_RDWR)
             if FileSystem().fstat(fd).st_ino != file.inode:
-                let_go(FileSystem(), fd)
+                close_lockable(FileSystem(), fd)
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
         found = OpenCachedFile(file, fd)
         self._opened.add(found)
@@ -363,10 +363,10 @@ class CachedFile:
 class OpenCachedFile:
     """An open cached file. Missing blocks can be downloaded while it exists. It implements `storage.fs.Ranges`."""
 
-    def __init__(self, file: CachedFile, fd: Held) -> None:
+    def __init__(self, file: CachedFile, fd: LockableFd) -> None:
         self.file = file
         self._fs = FileSystem()
-        self._fd: Held | None = fd
+        self._fd: LockableFd | None = fd
         self._mutex = fork_safety.lock(self, "_mutex")
 
     @property
@@ -400,7 +400,7 @@ class OpenCachedFile:
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:
-                let_go(self._fs, fd)
+                close_lockable(self._fs, fd)
 
     def write(self, data: Data, position: int) -> None:
         """Write downloaded bytes. Raise `DiskFull`, `StoreClosed`."""

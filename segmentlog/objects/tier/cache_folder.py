@@ -13,9 +13,9 @@ from typing import Final
 from segmentlog.errors import DiskFull, InvalidConfig, SegmentlogError
 from segmentlog.format.file_names import REPLICA_FILE
 from segmentlog.storage import fork_safety
-from segmentlog.storage.fork_safety import Held, hold_open, let_go
+from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable
 from segmentlog.storage.fs import NO_ROOM, FileSystem
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
 _PREFIX: Final = "segmentlog-"
 
@@ -35,7 +35,7 @@ class CacheFolder:
             while True:
                 self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
                 with contextlib.suppress(FileNotFoundError):
-                    lock = hold_open(fs, f"{self.path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
+                    lock = open_lockable(fs, f"{self.path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
                     fs.flock(lock, EXCLUSIVE)
                     if fs.exists(f"{self.path}/{REPLICA_FILE}"):  # false if another process removed it before the lock
                         break
@@ -44,7 +44,7 @@ class CacheFolder:
                 raise DiskFull(parent) from error
             expected = f"a folder that can be written to ({error.strerror})"
             raise InvalidConfig("cache_dir", parent, expected) from error
-        self._lock: Held | None = lock
+        self._lock: LockableFd | None = lock
         fork_safety.on_fork(self, "_forget")
         _sweep(fs, parent)
 
@@ -62,7 +62,7 @@ class CacheFolder:
         lock, self._lock = self._lock, None
         if lock is not None:
             _remove(self._fs, self.path)
-            let_go(self._fs, lock)
+            close_lockable(self._fs, lock)
 
 
 def _sweep(fs: FileSystem, parent: str) -> None:
@@ -72,12 +72,12 @@ def _sweep(fs: FileSystem, parent: str) -> None:
         if not name.startswith(_PREFIX) or not _is_ours(fs, mark):
             continue
         with contextlib.suppress(OSError, SegmentlogError):
-            fd = hold_open(fs, mark, os.O_RDWR)
+            fd = open_lockable(fs, mark, os.O_RDWR)
             try:
-                fs.flock(fd, EXCLUSIVE | AT_ONCE)
+                fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
                 _remove(fs, f"{parent}/{name}")
             finally:
-                let_go(fs, fd)
+                close_lockable(fs, fd)
 
 
 def _is_ours(fs: FileSystem, mark: str) -> bool:

@@ -40,7 +40,7 @@ from segmentlog.objects.upload.store_files import StoreFiles
 from segmentlog.objects.upload.store_scan import entries_by_partition
 from segmentlog.objects.upload.tail_uploader import TailUploader
 from segmentlog.storage import fork_safety
-from segmentlog.storage.fork_safety import Held
+from segmentlog.storage.fork_safety import LockableFd
 from segmentlog.topics.topic_registry import Topics
 
 GRACE_MS: Final = 5 * 60_000
@@ -107,7 +107,7 @@ class Shipper:
     def _reset(self) -> None:
         """Set the initial state; also in a forked child, where the parent keeps shipping."""
         topics, bucket, parallel = self._topics, self.bucket, self._parallel
-        self._lease: Held | None = None
+        self._lease: LockableFd | None = None
         self._binding: Binding | None = None
         self._owner: Owner | None = None
         self._publisher = ManifestPublisher(topics, bucket)

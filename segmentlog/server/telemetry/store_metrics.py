@@ -60,7 +60,7 @@ class StoreTelemetry:
             states[key] = state
             labels[key] = self._labels.get(key) or labels_of(definitions.LOG_END.labels, key)
             rows.append(_values(state))
-            shipped.append((state.glance.shipped_offset, state.unshipped_count))
+            shipped.append((state.summary.shipped_offset, state.unshipped_count))
         self._labels = labels
         counts = self._partitions
         parts = [
@@ -81,7 +81,7 @@ class StoreTelemetry:
     def _render_groups(self, states: dict[tuple[str, int], PartitionState]) -> list[str]:
         def end_of(tp: TopicPartition) -> int | None:
             state = states.get((tp.topic, tp.partition))
-            return None if state is None else state.glance.log.log_end_offset
+            return None if state is None else state.summary.log.log_end_offset
 
         def lost_of(tp: TopicPartition) -> Sequence[LostRange]:
             return states[tp.topic, tp.partition].lost
@@ -105,11 +105,11 @@ class StoreTelemetry:
 
 def _values(state: PartitionState) -> tuple[float, ...]:
     """In the order of `families.PARTITION`."""
-    log, sync = state.glance.log, state.glance.sync
+    log, sync = state.summary.log, state.summary.sync
     return (
         log.log_start_offset, log.log_end_offset, sync.durable_offset, log.last_stable_offset, state.size_bytes,
-        state.segment_count, log.epoch, state.lost_offsets, state.glance.unsynced_count, state.unsynced_s,
-        sync.sync_count, int(state.glance.has_failed),
+        state.segment_count, log.epoch, state.lost_offsets, state.summary.unsynced_count, state.unsynced_s,
+        sync.sync_count, int(state.summary.has_failed),
     )  # fmt: skip
 
 

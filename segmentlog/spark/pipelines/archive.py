@@ -195,7 +195,7 @@ def _todo(
             except RecordsGone as error:
                 if not allow_gaps:
                     raise
-                start = error.resumes_at
+                start = error.find_lost_range_end
                 if ends[number] > start:
                     gaps[number] = (position, start)
         if ends[number] > start:

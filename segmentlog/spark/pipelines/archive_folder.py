@@ -38,7 +38,7 @@ from segmentlog.spark.pipelines.output_folders import (
 from segmentlog.spark.pipelines.run_history import Mark
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.untrusted_folder import NotAllowed, check_folder, is_plain_file, path_below, read_plain
+from segmentlog.storage.untrusted_folder import UntrustedPath, check_folder, is_plain_file, path_below, read_plain
 
 FORMAT: Final = 1
 _OWN: Final = "_segmentlog"
@@ -169,7 +169,7 @@ class ArchiveFolder:
             manifest = msgspec.json.decode(read_plain(self._fs, path, _MANIFEST_MAX_BYTES), type=Manifest)
         except FileNotFoundError:
             return None
-        except NotAllowed as error:
+        except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
         except NotADirectoryError:
             raise SegmentlogError(f"{self.path}: it is not a folder; an archive is one") from None
@@ -230,7 +230,7 @@ class ArchiveFolder:
         """
         try:
             return self._finish(manifest, on_step)
-        except NotAllowed as error:
+        except UntrustedPath as error:
             raise ArchiveDamaged(error.path, error.why) from None
 
     def _finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
@@ -272,7 +272,7 @@ class ArchiveFolder:
                 try:
                     path = path_below(self.path, file.path)
                     is_there = is_plain_file(path)
-                except NotAllowed as error:
+                except UntrustedPath as error:
                     raise ArchiveDamaged(error.path, f"{error.why}; run {run.id} has put {file.path} there") from None
                 if not is_there:
                     raise ArchiveDamaged(path, f"the file is missing; run {run.id} has put it there")

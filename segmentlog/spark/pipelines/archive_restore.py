@@ -27,7 +27,7 @@ from segmentlog.spark.pipelines.digests import NOTHING, digests_of
 from segmentlog.spark.pipelines.output_folders import locked
 from segmentlog.spark.pipelines.run_history import by_partition, read_ranges
 from segmentlog.spark.spark_errors import explained
-from segmentlog.spark.store_opening import folder_of
+from segmentlog.spark.store_opener import folder_of
 from segmentlog.staging.offset_restore import OffsetStager, Restorer, restore_staged
 from segmentlog.staging.staged_files import Staged
 from segmentlog.staging.staging_folder import StagingFolder, sweep_abandoned

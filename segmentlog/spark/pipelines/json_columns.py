@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from segmentlog.consuming.cursor import offset_of_last
 from segmentlog.errors import InvalidConfig, LogTruncated, SegmentlogError
 from segmentlog.spark.spark_errors import explained
-from segmentlog.spark.store_opening import open_on_driver
+from segmentlog.spark.store_opener import open_on_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -12,9 +12,9 @@ import xxhash
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.storage.file_locks import is_current
-from segmentlog.storage.fork_safety import held_open
+from segmentlog.storage.fork_safety import opened_lockable
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.interrupt_safe import AT_ONCE, EXCLUSIVE
+from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 from segmentlog.storage.untrusted_folder import is_plain_file, open_plain
 
 _PART_BYTES: Final = 1 << 20
@@ -48,9 +48,9 @@ def locked(path: str, who: str) -> Iterator[None]:
     fs = FileSystem()
     is_plain_file(path)
     while True:
-        with held_open(fs, path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
+        with opened_lockable(fs, path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
             try:
-                fs.flock(fd, EXCLUSIVE | AT_ONCE)
+                fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
                 raise SegmentlogError(f"{who} is at work there ({path} is locked); wait until it is done") from None
             if not is_current(fs, fd, path):
@@ -86,7 +86,7 @@ def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
 
 
 def file_checksum(path: str) -> str:
-    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `NotAllowed` for what is no regular file."""
+    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `UntrustedPath` for what is no regular file."""
     digest = xxhash.xxh3_128()
     with open(open_plain(FileSystem(), path), "rb") as file:
         while part := file.read(_PART_BYTES):

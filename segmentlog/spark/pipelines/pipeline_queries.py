@@ -20,7 +20,7 @@ from segmentlog.errors import InvalidConfig, TopicExists
 from segmentlog.quantities import parse_duration_ms
 from segmentlog.spark.foreach_batch import append_batches
 from segmentlog.spark.spark_errors import SparkFailed, explained, reason_of
-from segmentlog.spark.store_opening import folder_of, open_on_driver, place_of
+from segmentlog.spark.store_opener import folder_of, open_on_driver, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 import segmentlog
 from segmentlog.errors import LogTruncated, SegmentlogError
 from segmentlog.objects.bucket.url import is_url
-from segmentlog.spark.store_opening import Place, open_store, place_of
+from segmentlog.spark.store_opener import Place, open_store, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,14 +44,22 @@ class AnotherHistory(SegmentlogError):
 
 
 class RecordsGone(SegmentlogError):
-    """Offsets ``[position, resumes_at)`` went before they were read."""
+    """Offsets ``[position, find_lost_range_end)`` went before they were read."""
 
-    def __init__(self, log: str, position: int, resumes_at: int, why: str, advice: str) -> None:
-        super().__init__(log, position, resumes_at, why, advice)
-        self.log, self.position, self.resumes_at, self.why, self.advice = log, position, resumes_at, why, advice
+    def __init__(self, log: str, position: int, find_lost_range_end: int, why: str, advice: str) -> None:
+        super().__init__(log, position, find_lost_range_end, why, advice)
+        self.log, self.position, self.find_lost_range_end, self.why, self.advice = (
+            log,
+            position,
+            find_lost_range_end,
+            why,
+            advice,
+        )
 
     def __str__(self) -> str:
-        return f"{self.log}: offsets {self.position} to {self.resumes_at - 1} are gone: {self.why}; {self.advice}"
+        return (
+            f"{self.log}: offsets {self.position} to {self.find_lost_range_end - 1} are gone: {self.why}; {self.advice}"
+        )
 
 
 def open_to_settle(path: str) -> LogStore:

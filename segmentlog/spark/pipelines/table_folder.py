@@ -27,7 +27,7 @@ from segmentlog.spark.pipelines.output_folders import data_files, locked, mounte
 from segmentlog.spark.pipelines.run_history import Mark
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.storage.untrusted_folder import NotAllowed, check_folder, is_plain_file, read_plain
+from segmentlog.storage.untrusted_folder import UntrustedPath, check_folder, is_plain_file, read_plain
 
 FORMAT: Final = 1
 _STATE: Final = "_segmentlog.json"
@@ -134,13 +134,13 @@ class TableFolder:
         return f"{self._versions}/work"
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
-        """Of the files with the rows of some buckets. Raises `NotAllowed` where one is no regular file."""
+        """Of the files with the rows of some buckets. Raises `UntrustedPath` where one is no regular file."""
         return [self._file(state, file) for file in state.files if file.bucket in buckets]
 
     def _file(self, state: TableState, file: TableFile) -> str:
         path = f"{self.folder(state.version)}/{file.name}"
         if not is_plain_file(path):
-            raise NotAllowed(path, "the file is missing; --rebuild makes the table anew")
+            raise UntrustedPath(path, "the file is missing; --rebuild makes the table anew")
         return path
 
     def sweep(self) -> None:

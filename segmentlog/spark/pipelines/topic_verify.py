@@ -23,16 +23,16 @@ from segmentlog.inspection.finding import Finding, Tally
 from segmentlog.inspection.split_inspection import (
     KnownSegments,
     SegmentJob,
-    SegmentLooked,
+    SegmentResult,
+    inspect_job,
     list_segment_jobs,
-    look,
     split,
 )
 from segmentlog.inspection.store_inspection import inspect_store, list_topics
 from segmentlog.objects.bucket.url import is_url
 from segmentlog.objects.replica.remote_store import open_store_files
 from segmentlog.objects.tier.remote_reader import remote_segments_readable
-from segmentlog.spark.store_opening import Place, opened_for_task, place_of
+from segmentlog.spark.store_opener import Place, opened_for_task, place_of
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _look_in_tasks(
     topic: str,
     jobs: Sequence[SegmentJob],
     on_progress: OnProgress | None,
-) -> list[SegmentLooked]:
+) -> list[SegmentResult]:
     """What the tasks found. Raises `StoreNotShared`."""
     if not jobs:
         return []
@@ -125,7 +125,7 @@ def _look_in_tasks(
 
 def _look_at_share(
     place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
-) -> list[SegmentLooked] | str:
+) -> list[SegmentResult] | str:
     """In a task: what is in these segments, by their paths in the driver's ``folder``.
 
     The name of this host if it does not see the folder at all.
@@ -145,7 +145,7 @@ def _look_at_share(
         found = [
             replace(looked, path=folder + looked.path.removeprefix(here))
             for job in moved
-            if (looked := look(fs, job)) is not None
+            if (looked := inspect_job(fs, job)) is not None
         ]
     done_bytes.add(sum(job.size_bytes for job in share))
     return found

@@ -24,7 +24,7 @@ from segmentlog.spark.pipelines.json_columns import (
 from segmentlog.spark.pipelines.pipeline_queries import QueryReport, read_topic, run_batch
 from segmentlog.spark.source_options import A_VIEW
 from segmentlog.spark.spark_errors import SparkFailed, explained
-from segmentlog.spark.store_opening import open_on_driver
+from segmentlog.spark.store_opener import open_on_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

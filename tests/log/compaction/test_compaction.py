@@ -24,7 +24,7 @@ from segmentlog.format.batch import LOG_APPEND_TIME
 from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.store_inspection import Tally
 from segmentlog.log.handle import Handle
-from segmentlog.log.lease import Lease
+from segmentlog.log.lease import CleanerLease
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.file_operations import link_over
@@ -322,7 +322,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
     """While another one holds the lease, a pass reports that, and changes nothing."""
     log, other = logs.open(), logs.open()
     logs.put(log, "a=1", "a=2")
-    with Lease(other.handle).hold() as held:
+    with CleanerLease(other.handle).hold() as held:
         assert held
         report = log.compact()
         assert report.busy

@@ -66,7 +66,7 @@ def bucket() -> Counting:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of one topic: six sealed segments of 4 MiB, and a batch."""
+    """Provide a store of one topic: six sealed segments of 4 MiB, and a batch."""
     with LogStore(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("a", segment_records=16).partition(0)
         for number in range(6 * 16 + 1):
@@ -267,13 +267,13 @@ def test_what_fails_for_others_is_asked_for_once_more(tmp_path: Path) -> None:
         held, joined = file.open(), threading.Event()
         begin = file._start_downloads
 
-        def telling(*args: Any) -> Any:
+        def count_joined(*args: Any) -> Any:
             found = begin(*args)
             if found[1]:
                 joined.set()
             return found
 
-        file._start_downloads = telling  # type: ignore[method-assign]
+        file._start_downloads = count_joined  # type: ignore[method-assign]
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(held.need, 0, 10)
             assert asked.acquire(timeout=30)

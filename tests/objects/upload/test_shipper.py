@@ -65,7 +65,7 @@ def files() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path, files: FaultyFileSystem) -> Iterator[LogStore]:
-    """A store of two topics."""
+    """Provide a store of two topics."""
     with LogStore(tmp_path / "store", background=False, fs=files) as opened:
         opened.create_topic("a", 2, fsync="always")
         opened.create_topic("b", fsync="always")
@@ -81,7 +81,7 @@ def shipper(store: LogStore, bucket: Unreliable) -> Iterator[Shipper]:
 
 
 def restored(bucket: Memory, folder: Path) -> dict[str, list[bytes | None]]:
-    """The values of all partitions in a restore."""
+    """Return the values of all partitions in a restore."""
     restore(bucket, str(folder), parallel=0)
     with LogStore(folder, background=False, fs=NoSyncFileSystem()) as store:
         return {
