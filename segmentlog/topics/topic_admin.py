@@ -178,10 +178,9 @@ class Administration:
             for number in range(file.partitions, wanted):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
-                if (
-                    granted is not None
-                ):  # otherwise a takeover that adds the same partition would assign the same offsets
-                    write_grant(self._fs, f"{folder}/{number}", replace(granted, ceiling=0))
+                # Otherwise a takeover that adds the same partition would assign the same offsets.
+                if granted is not None:
+                    write_grant(self._fs, f"{folder}/{number}", replace(granted, end_offset=0))
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
