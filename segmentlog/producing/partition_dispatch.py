@@ -14,7 +14,7 @@ from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, er
 from segmentlog.producing.delivery import EVERY_PARTITION, Chunk
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
@@ -27,7 +27,7 @@ class Spreader:
     """Spreads chunks over the partitions of their topics: for one thread a topic at a time."""
 
     def __init__(
-        self, topics: Topics, identity: Identity | None, partitioner: Partitioner | None, ack: Ack | None
+        self, topics: Topics, identity: ProducerIdentity | None, partitioner: Partitioner | None, ack: Ack | None
     ) -> None:
         self.topics: dict[str, Topic] = {}
         """Those that records were sent to, by name."""

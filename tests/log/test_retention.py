@@ -430,12 +430,12 @@ def test_who_looks_while_segments_go_does_not_miss_them_for_good(tmp_path: Path,
 
     def look() -> None:
         looks.append(len(other.segments()))
-        shipped.look()
+        shipped.snapshot()
 
     fs.before(method, look)
     log.trim(2)
     assert starts(other) == starts(log) == [2, 3]
-    found = shipped.look()
+    found = shipped.snapshot()
     assert found is not None, "it is never shipped again, before it rolls"
     assert [one.base_offset for one in found.segments] == [2, 3]
     assert looks
