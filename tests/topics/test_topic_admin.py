@@ -731,7 +731,7 @@ def test_a_copy_of_a_topic_s_folder_is_told(store: LogStore) -> None:
 
     shutil.copytree(f"{store.path}/t", f"{store.path}/copy")
     found = [one for one in inspect_store(store.path) if one.severity == "damage"]
-    assert [(one.topic, "same id as topic 'copy'" in one.what) for one in found] == [("t", True)]
+    assert [(one.topic, "the id of topic 'copy'" in one.what) for one in found] == [("t", True)]
 
 
 def test_internal_topics_have_ids_too(store: LogStore) -> None:
