@@ -301,7 +301,7 @@ class KafkaListener:
             self._serve(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
             self._meter.count_event(Event.TLS_FAILED)
-            self._tls_refusals.note(host, error)
+            self._tls_refusals.report(host, error)
             sock.close()
             self._uncount(host, guest)
 

@@ -38,7 +38,7 @@ class ServerWorker:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
         door, users = _connection_security(security, host)
-        self._refreshers: list[Callable[[], object]] = [authorizer.look]
+        self._refreshers: list[Callable[[], object]] = [authorizer.refresh]
         if users is not None:
             self._refreshers.append(users.version)
         if door.tls is not None:

@@ -19,7 +19,7 @@ from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write
 
 from segmentlog.security.acl_file import Acls
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
-from segmentlog.security.acls import Authorizer, OpenAuthorizer, _Decisions
+from segmentlog.security.acls import Authorizer, OpenAuthorizer, _CachedDecisions
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.security.security_errors import SecurityFileError
 
@@ -187,17 +187,17 @@ _QUESTIONS = st.tuples(
 @given(st.lists(_RULES, max_size=8), st.lists(_QUESTIONS, max_size=20))
 def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: list[Any]) -> None:
     """Of the index, and of what is remembered of it when the same is asked again."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     for question in questions + questions:
         expected = naive(rules, *question)
         assert decisions.decide(*question) is expected
-        assert decisions.known[question] is expected
+        assert decisions.cached[question] is expected
 
 
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
     """Where some name is allowed, `allows_any` says so."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
     some = any(naive(rules, principal, host, operation, kind, name) for name in names)
@@ -211,7 +211,7 @@ def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPat
     for number in range(1000):
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, f"x{number}") is False
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t") is True
-    assert len(authorizer._file.current().known) <= 100
+    assert len(authorizer._file.current().cached) <= 100
 
 
 def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptu
         "# mine\nallow User:ann write topic:t\nallow User:bob read group:a,b\nsuper User:root User:other\n"
     )
     for _ in range(3):
-        authorizer.look()
+        authorizer.refresh()
     (doubt,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert "line 3" in doubt
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
@@ -267,7 +267,7 @@ def test_a_server_does_not_start_with_a_broken_file(make: Make, tmp_path: Path) 
     """Nor without the file that it was told of."""
     with pytest.raises(SecurityFileError, match="line 1"):
         make("nonsense")
-    with pytest.raises(SecurityFileError, match="no such file"):
+    with pytest.raises(SecurityFileError, match="does not exist"):
         Authorizer(str(tmp_path / "none"))
 
 

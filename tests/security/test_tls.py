@@ -121,7 +121,7 @@ def test_a_renewed_certificate_is_taken_for_new_connections(
     tmp_path: Path, server: Pair, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a restart, also when its two files come one after the other."""
-    tls = ServerTls(*server, look_every_s=0)
+    tls = ServerTls(*server, check_interval_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     assert connect(tls.context(), client_context(authority))[1] == first
     (tmp_path / "new").mkdir()
@@ -143,7 +143,7 @@ def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
     server: Pair, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever renews certificates may take the old one away first: the pair before stays in use."""
-    tls = ServerTls(*server, look_every_s=0)
+    tls = ServerTls(*server, check_interval_s=0)
     context = tls.context()
     check = tls_module._check_readable
 
@@ -160,7 +160,7 @@ def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
 
 def test_a_young_file_is_read_again(tmp_path: Path, server: Pair, authority: trustme.CA) -> None:
     """A second renewal within the step of a file system's clock is not missed."""
-    tls = ServerTls(*server, look_every_s=0)
+    tls = ServerTls(*server, check_interval_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     (tmp_path / "new").mkdir()
     renewed = write_pair(tmp_path / "new", "server", authority.issue_cert("localhost"))
@@ -178,7 +178,7 @@ def test_a_look_costs_nothing_in_between(server: Pair) -> None:
     context = tls.context()
     os.unlink(server.key)
     assert tls.context() is context
-    assert not tls.wants_certificates
+    assert not tls.requires_certificates
 
 
 @pytest.fixture
@@ -207,15 +207,15 @@ def broken(tmp_path: Path, server: Pair, authority: trustme.CA) -> dict[str, str
         ("none", "key", None, "certificate cannot be read: No such file"),
         ("certificate", "none", None, "key cannot be read: No such file"),
         ("certificate", "folder", None, "directory"),
-        ("certificate", "other key", None, "not that of the certificate"),
+        ("certificate", "other key", None, "does not belong to the certificate"),
         ("certificate", "empty", None, "PEM"),
         ("certificate", "text", None, "PEM"),
         ("text", "key", None, "PEM"),
         ("empty", "key", None, "PEM"),
         ("key", "certificate", None, "PEM"),
         ("certificate", "key", "none", "CA's certificate cannot be read"),
-        ("certificate", "key", "text", "no certificates"),
-        ("certificate", "key", "empty", "no certificates"),
+        ("certificate", "key", "text", "no certificate in PEM"),
+        ("certificate", "key", "empty", "no certificate in PEM"),
         ("certificate", "encrypted", None, "encrypted"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_renewed_certificate_is_logged_once_with_its_names(
 ) -> None:
     """Whatever it takes for both files to be the new ones."""
     caplog.set_level(logging.INFO, "segmentlog.server")
-    tls = ServerTls(server.certificate, server.key, look_every_s=0)
+    tls = ServerTls(server.certificate, server.key, check_interval_s=0)
     tls.context()
     assert not caplog.records
     write_pair(tmp_path, "server", authority.issue_cert("db.example", "10.0.0.7"))
