@@ -69,14 +69,14 @@ _IMPLIED_BY: Final = {
 
 
 def is_about(rule: Rule, operation: Operation) -> bool:
-    """Whether a rule applies to the operation: by name, as ALL, or because an allowed operation implies it."""
+    """Return whether a rule applies to the operation: by name, as ALL, or because an allowed operation implies it."""
     return rule.operation in (operation, Operation.ALL) or (
         rule.permission is Permission.ALLOW and rule.operation in _IMPLIED_BY.get(operation, ())
     )
 
 
 def is_for(rule: Rule, principal: Principal, host: str) -> bool:
-    """Whether a rule applies to the principal and the address."""
+    """Return whether a rule applies to the principal and the address."""
     return rule.principal in (ANYBODY, str(principal)) and rule.host in (ANYTHING, host)
 
 
@@ -101,7 +101,7 @@ class RuleIndex:
             yield from self._prefixed.get(name[:length], ())
 
     def allow(self, principal: Principal, host: str, operation: Operation, name: str) -> bool:
-        """Whether the rules allow the operation on the named resource."""
+        """Return whether the rules allow the operation on the named resource."""
         is_allowed = False
         for rule in self._about(name):
             if is_for(rule, principal, host) and is_about(rule, operation):
@@ -111,7 +111,7 @@ class RuleIndex:
         return is_allowed
 
     def allow_any(self, principal: Principal, host: str, operation: Operation) -> bool:
-        """Whether the rules allow the operation on some name: an allowing rule that no denying rule covers entirely."""
+        """Return whether the rules allow the operation on some name: no denying rule covers all of an allowing rule."""
         allowed: list[Rule] = []
         denied_names, denied_prefixes = set(), set()
         for rule in self._all():
@@ -161,7 +161,7 @@ class RuleFilter(NamedTuple):
     permission: int
 
     def is_known(self) -> bool:
-        """Whether this version knows all values of the filter."""
+        """Return whether this version knows all values of the filter."""
         return (
             self.resource_type in (_ANY, *ResourceType)
             and self.pattern in _PATTERNS
@@ -170,7 +170,7 @@ class RuleFilter(NamedTuple):
         )
 
     def matches(self, rule: Rule) -> bool:
-        """Whether the filter matches a rule."""
+        """Return whether the filter matches a rule."""
         return (
             self.resource_type in (_ANY, rule.resource_type)
             and self._matches_name(rule)

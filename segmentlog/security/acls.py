@@ -83,13 +83,13 @@ class Authorizer:
     def allows(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
-        """Whether the principal may perform the operation on the named resource from this address."""
+        """Return whether the principal may perform the operation on the named resource from this address."""
         decisions = self._file.current()
         cached = decisions.cached.get((principal, host, operation, resource_type, name))
         return decisions.decide(principal, host, operation, resource_type, name) if cached is None else cached
 
     def allows_any(self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether the principal may perform the operation on any resource of this type that might exist."""
+        """Return whether the principal may perform the operation on any resource of this type that might exist."""
         decisions = self._file.current()
         cached = decisions.cached.get((principal, host, operation, resource_type, None))
         return decisions.decide(principal, host, operation, resource_type, None) if cached is None else cached

@@ -51,7 +51,7 @@ def _text_of(tag: int, name: bytes) -> str:
 
 
 def covers(names: tuple[str, ...], host: str) -> bool:
-    """Whether the names contain ``host``, so that clients that connect to it accept the certificate.
+    """Return whether the names contain ``host``, so that clients that connect to it accept the certificate.
 
     A ``*`` stands for the whole first label of a DNS name. An IP address matches only an IP address.
     """

@@ -34,7 +34,7 @@ def _look_up_full_name(pid: int) -> None:
 
 
 def is_own_name(asked: str, names: frozenset[str]) -> bool:
-    """Whether a ``Host`` header has one of the names, or an address, to which no other name can resolve."""
+    """Return whether a ``Host`` header has one of the names, or an address, to which no other name can resolve."""
     name = without_port(asked).lower()
     if name in names or (name and name == _full_names.get(os.getpid())):
         return True
@@ -46,7 +46,7 @@ def is_own_name(asked: str, names: frozenset[str]) -> bool:
 
 
 def is_cross_site(site: str | None, origin: str | None, host: str) -> bool:
-    """Whether a browser sends the request for a page of another site, according to its headers."""
+    """Return whether a browser sends the request for a page of another site, according to its headers."""
     if site is None and origin is not None:
         return origin.partition("://")[2].lower() != host.lower()
     return site not in (None, "same-origin", "none")

@@ -46,9 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``. Raise OSError if it cannot be resolved.
+    """Return whether only this machine can reach a server that listens on ``host``.
 
-    An empty name means all addresses of the machine.
+    Raise OSError if the name cannot be resolved. An empty name means all addresses of the machine.
     """
     host = host.removeprefix("[").removesuffix("]")
     if not host:

@@ -43,7 +43,7 @@ def saslprep(text: str) -> str:
 
 
 def is_prepared(text: str) -> bool:
-    """Whether SASLprep leaves ``text`` unchanged."""
+    """Return whether SASLprep leaves ``text`` unchanged."""
     try:
         return saslprep(text) == text
     except ValueError:

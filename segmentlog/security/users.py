@@ -122,7 +122,7 @@ class Users:
         return self._file.current().challenge(name, mechanism)
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether it is the user's password. Takes the same time for an unknown user."""
+        """Return whether it is the user's password. Takes the same time for an unknown user."""
         known = self._file.current()
         mechanism = known.mechanism_for(name)
         credential, is_known = known.challenge(name, mechanism)

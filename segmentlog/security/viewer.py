@@ -62,12 +62,12 @@ class Viewer(NamedTuple):
     host: str
 
     def may_see(self, thing: Thing, name: str = "") -> bool:
-        """Whether the principal may see the named thing; schemas and the cluster need no name."""
+        """Return whether the principal may see the named thing; schemas and the cluster need no name."""
         operation, resource = _RIGHTS[thing]
         return self.allows(operation, resource, _ONLY.get(thing, name))
 
     def allows(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Whether the principal may perform the operation on the resource.
+        """Return whether the principal may perform the operation on the resource.
 
         An internal topic additionally requires a right on the cluster; see the table above.
         """

@@ -159,7 +159,7 @@ class KafkaListener:
         return self._thread.is_alive() and not self._is_closed
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Whether the lock is free within ``patience_s`` seconds, and the threads that accept and serve are alive."""
+        """Return whether the lock is free within ``patience_s`` seconds, and the serving threads are alive."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()

@@ -93,7 +93,7 @@ class SaslSession:
         return self._state is _State.AUTHENTICATED
 
     def permits(self, api_key: int) -> bool:
-        """Whether a request of this API is allowed now. If not, the connection must be closed."""
+        """Return whether a request of this API is allowed now. If not, the connection must be closed."""
         if self._state is _State.AUTHENTICATED:
             return self._clock() < self._ends_s or api_key in _TO_BEGIN
         if self._state is _State.INITIAL:

@@ -363,8 +363,8 @@ class Supervisor:
         self._lock.release()
 
 
-def _log(level: int, child: _ChildProcess, what: str) -> None:
-    logger.log(level, "%s (process %d) %s", child.name, child.pid, what, extra={"worker": child.number})
+def _log(level: int, child: _ChildProcess, message: str) -> None:
+    logger.log(level, "%s (process %d) %s", child.name, child.pid, message, extra={"worker": child.number})
 
 
 def _how_ended(pid: int) -> str | None:
