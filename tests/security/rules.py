@@ -23,7 +23,7 @@ def write_rules(folder: Path, *lines: str, **options: Any) -> Authorizer:
 
 
 def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, name: str, host: str = HOST) -> str:
-    """The operations that somebody may do, in Kafka's words."""
+    """Return the operations that a principal may perform, under Kafka's names."""
     return " ".join(
         operation.name.lower()
         for operation in Operation

@@ -1,4 +1,4 @@
-"""The file of rules: what people may write in it, what is told of mistakes, and what stays when programs change it."""
+"""The ACL file: its format, the messages for mistakes, and what stays when programs change it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_line_may_have_several_operations_and_several_super_users() -> None:
     ],
 )
 def test_a_mistake_is_told_with_its_line(line: str, told: str) -> None:
-    """What is wrong, where, and what would be right; nothing of the file counts."""
+    """The error has the line, the fault and a remedy; no rule of the file applies."""
     with pytest.raises(SecurityFileError) as error:
         parse(f"# one\nsuper User:admin\n{line}\nallow User:b read topic:t")
     assert str(error.value).startswith("acls, line 3: ")
@@ -159,7 +159,7 @@ def test_usual_rules_raise_no_doubt() -> None:
 
 
 def test_bytes_that_are_no_text_are_told_with_their_line() -> None:
-    """Of a file that was copied as something else."""
+    """A file that is not UTF-8 causes an error with the line."""
     with pytest.raises(SecurityFileError, match="line 2: not UTF-8"):
         parse_acls("acls", b"super User:a\nallow User:\xff read topic:t")
 

@@ -48,7 +48,7 @@ def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
 def test_loopback_needs_nothing(host: str) -> None:
-    """Nobody else reaches it."""
+    """Other machines cannot reach it."""
     check_safe(host, tls=False, sasl=False, insecure=False)
     assert is_loopback(host)
     assert mechanisms_for(host, tls=False, insecure=False) == MECHANISMS
@@ -87,7 +87,7 @@ def test_half_of_tls_is_none() -> None:
 
 
 def test_passwords_go_over_no_open_line() -> None:
-    """PLAIN is offered where it is encrypted, on loopback, or where somebody said that he knows."""
+    """PLAIN is offered with TLS, on loopback, or with --insecure."""
     assert mechanisms_for("0.0.0.0", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("nowhere.example.org", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("0.0.0.0", tls=True, insecure=False) == MECHANISMS

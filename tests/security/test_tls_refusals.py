@@ -32,7 +32,7 @@ Logged = Callable[[], list[str]]
 
 @pytest.fixture
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Return the authority that signs all certificates."""
     return trustme.CA()
 
 
@@ -89,7 +89,7 @@ def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") ->
 
 
 def send(server: Server, data: bytes) -> None:
-    """What a client without TLS sends."""
+    """Send what a client without TLS sends."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S) as sock:
         sock.sendall(data)
         sock.recv(1)
