@@ -88,14 +88,14 @@ class Broker:
             with self._mutex:
                 self._groups = self._groups or GroupCoordinator(
                     self.store, self.clock, self.settings.groups,
-                    worker=self.cluster.own_id, coordinates=self.cluster.is_coordinator,
+                    worker=self.cluster.own_id, is_coordinator_of=self.cluster.is_coordinator,
                 )  # fmt: skip
         return self._groups
 
     def resume_groups(self) -> None:
         """Load the groups that were coordinated before a restart; their members' session timeouts start now."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
-            self.groups.take_up()
+            self.groups.start_sessions()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
         """Return a partition, open it if necessary. Raise `UnknownTopic`. A partition that is open costs next to

@@ -236,7 +236,7 @@ def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.Lo
 
 
 def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The line has the numbers of added and removed rules, and warnings; no user's name, and no line without a change."""
+    """The line has the numbers of added and removed rules, and warnings, but no names. No change, no line."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     authorizer = make("allow User:ann read topic:t", "super User:root")
     assert not caplog.records

@@ -156,7 +156,7 @@ def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize("operation", [SET, APPEND])
 def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
-    """A client that sets a key relies on it, so an unknown key is an error, and nothing else of the request is applied."""
+    """A client relies on a key that it sets, so an unknown key is an error, and nothing of the request is applied."""
     answer = alter(desk, ("log.cleaner.threads", operation, "1"), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
     assert "log.cleaner.threads" in answer.error_message

@@ -43,7 +43,7 @@ from segmentlog.server.request_budget import ClientGone
 from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 PARTITIONS = 24
 MANY = 40
@@ -93,9 +93,9 @@ class World:
             log.append_wire(memoryview(foreign([Sent(b"k", b"v")], producer=((1 << 61) + number, 0, 0))))
         some = [OffsetCommitRequestPartition(number, 7, committed_metadata="m" * 500) for number in range(partitions)]
         self.desk.ask(8, 2, OffsetCommitRequest(GROUP, topics=[OffsetCommitRequestTopic(TOPIC, partitions=some)]))
-        numbers = self.store.transactions.remote.begin(TRANSACTION, 60_000, None)
+        numbers = self.store.transactions.server_transactions.register(TRANSACTION, 60_000, None)
         logs = [self.store.open_partition(TOPIC, number) for number in range(min(partitions, PARTITIONS))]
-        self.store.transactions.remote.add(TRANSACTION, Numbers(*numbers), logs)
+        self.store.transactions.server_transactions.add_partitions(TRANSACTION, ProducerIdAndEpoch(*numbers), logs)
         self.decompressed = 0
 
     def prepare(self, key: int) -> None:

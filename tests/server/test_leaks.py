@@ -227,7 +227,7 @@ class World:
         return (
             {name: (self.store.topic(name).id, self.store.topic(name).config) for name in self.store.topics()},
             [partition.log_end_offset for partition in self.store.opened_partitions() if partition.topic == HIDDEN],
-            {group: self.store.group_offsets.positions(group) for group in self.store.groups.names()},
+            {group: self.store.group_offsets.by_topic_id(group) for group in self.store.groups.names()},
             (self.folder / "acls").read_text(),
         )
 

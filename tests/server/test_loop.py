@@ -221,7 +221,7 @@ def test_a_client_that_left_costs_one_look_a_request(
 def test_one_that_takes_long_does_not_keep_the_others_waiting(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that takes long unexpectedly is answered when it is done, and its connection then continues as usual."""
+    """A request that takes long unexpectedly is answered when it is done; its connection then continues as usual."""
     server = serve()
     append_wire, is_slow, goes_on = Partition.append_wire, threading.Event(), threading.Event()
 

@@ -141,7 +141,7 @@ def test_what_a_truncation_took_is_told(store: LogStore, server: Server) -> None
 
 
 def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: Path) -> None:
-    """Their metrics come from the shared state page; partitions not opened since the machine started are only counted."""
+    """Their metrics come from the shared state page; those not opened since the machine started are only counted."""
     path = tmp_path / "store"
     pid = os.fork()
     if not pid:

@@ -18,7 +18,7 @@ from wire import Sent, foreign
 from segmentlog.format.file_names import PRODUCER_IDS_FILE
 from segmentlog.format.producer_snapshot import CLIENT_IDS, OLD_IDS, STORE_IDS
 from segmentlog.log.producer_state import ProducerStamp
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.security.acls import OpenAuthorizer
@@ -192,7 +192,7 @@ def test_a_restored_store_knows_the_ids(tmp_path: Path, serve: Serve, how: str) 
         numbers = assigned(broker)
         assert produce(broker, numbers, 0) == (ErrorCode.NONE, 0)
         broker.close()
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     if how == "restore":
         restore(bucket, str(tmp_path / "new"))
         new = serve(tmp_path / "new")

@@ -21,7 +21,7 @@ from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinG
 from segmentlog.server.codec.generated.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
 from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest
 from segmentlog.server.request_context import RequestContext
 
@@ -81,20 +81,20 @@ def join_group(call: RequestContext, request: JoinGroupRequest) -> JoinGroupResp
     wanted = JoinRequest(
         member_id=request.member_id,
         instance_id=request.group_instance_id,
-        fresh_id=groups.new_member_id(request.group_instance_id or call.client_id),
+        new_member_id=groups.new_member_id(request.group_instance_id or call.client_id),
         client_id=call.client_id,
         client_host=call.client_host,
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=rebalance_ms,
         protocol_type=request.protocol_type,
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
-        is_told_its_id=call.version >= _JOIN_RETURNS_ID,
-        may_skip_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
+        requires_known_member_id=call.version >= _JOIN_RETURNS_ID,
+        supports_skipping_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
         may_see=partial(call.may_see, Thing.TOPIC),
     )
     try:
         return _joined(call, groups.join(request.group_id, wanted, call.is_disconnected))
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return _joined(call, JoinAnswer(error=unavailable.code, member_id=request.member_id))
 
 
@@ -127,9 +127,9 @@ def sync_group(call: RequestContext, request: SyncGroupRequest) -> SyncGroupResp
             request.group_id, request.member_id, request.generation_id,
             [(one.member_id, bytes(one.assignment)) for one in request.assignments],
             instance_id=request.group_instance_id, protocol_type=request.protocol_type, protocol=request.protocol_name,
-            is_left=call.is_disconnected,
+            is_disconnected=call.is_disconnected,
         )  # fmt: skip
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return SyncGroupResponse(error_code=unavailable.code)
     return SyncGroupResponse(
         error_code=answer.error,
@@ -147,7 +147,7 @@ def heartbeat(call: RequestContext, request: HeartbeatRequest) -> HeartbeatRespo
             error = call.broker.groups.heartbeat(
                 request.group_id, request.member_id, request.generation_id, instance_id=request.group_instance_id
             )
-        except Unavailable as unavailable:
+        except GroupUnavailable as unavailable:
             error = unavailable.code
     return HeartbeatResponse(error_code=error)
 
@@ -162,7 +162,7 @@ def leave_group(call: RequestContext, request: LeaveGroupRequest) -> LeaveGroupR
     leavers = list(members)
     try:
         results = call.broker.groups.leave(request.group_id, leavers if is_many else [(request.member_id, None)])
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return LeaveGroupResponse(error_code=unavailable.code)
     if not is_many:
         return LeaveGroupResponse(error_code=results[0][1])

@@ -26,9 +26,9 @@ from segmentlog.server.codec.generated.consumer_group_heartbeat import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.consumer_types import JOINS, STEPS_OUT, Beat, Heartbeat
-from segmentlog.server.groups.describe import ShownConsumer, describe_consumer
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.consumer_types import JOIN_EPOCH, STATIC_LEAVE_EPOCH, HeartbeatAnswer, HeartbeatFields
+from segmentlog.server.groups.describe import ConsumerDescription, describe_consumer_group
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import wire_id
@@ -52,8 +52,8 @@ def consumer_group_heartbeat(
     if names is not None and not all(call.may_see(Thing.TOPIC, name) for name in names):
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     try:
-        return _response(call.broker.groups.beat(request.group_id, _heartbeat(call, request)))
-    except Unavailable as unavailable:
+        return _response(call.broker.groups.consumer_heartbeat(request.group_id, _heartbeat(call, request)))
+    except GroupUnavailable as unavailable:
         return ConsumerGroupHeartbeatResponse(error_code=unavailable.code)
 
 
@@ -62,15 +62,15 @@ def _problem_of(call: RequestContext, request: ConsumerGroupHeartbeatRequest) ->
     epoch = request.member_epoch
     if not request.group_id:
         return "the group id must not be empty"
-    if not request.member_id and (epoch != JOINS or call.version >= _MAKES_ITS_ID):
+    if not request.member_id and (epoch != JOIN_EPOCH or call.version >= _MAKES_ITS_ID):
         return "the member id must not be empty"
     if request.instance_id == "" or request.rack_id == "":
         return "the instance id and the rack id must not be empty"
-    if epoch < STEPS_OUT:
+    if epoch < STATIC_LEAVE_EPOCH:
         return f"{epoch} is not a valid member epoch"
-    if epoch == STEPS_OUT and request.instance_id is None:
+    if epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
         return f"only a static member, with an instance id, may leave with epoch {epoch}"
-    if epoch != JOINS:
+    if epoch != JOIN_EPOCH:
         return None
     if request.rebalance_timeout_ms < 0:
         return "a joining member must send its rebalance timeout"
@@ -81,9 +81,9 @@ def _problem_of(call: RequestContext, request: ConsumerGroupHeartbeatRequest) ->
     return None
 
 
-def _heartbeat(call: RequestContext, request: ConsumerGroupHeartbeatRequest) -> Heartbeat:
+def _heartbeat(call: RequestContext, request: ConsumerGroupHeartbeatRequest) -> HeartbeatFields:
     names, owned = request.subscribed_topic_names, request.topic_partitions
-    return Heartbeat(
+    return HeartbeatFields(
         member_id=request.member_id or str(uuid.uuid4()),
         epoch=request.member_epoch,
         instance_id=request.instance_id,
@@ -108,7 +108,7 @@ def _ids(owned: Iterable[beats.TopicPartitions]) -> frozenset[PartitionId]:
     )
 
 
-def _response(answer: Beat) -> ConsumerGroupHeartbeatResponse:
+def _response(answer: HeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
     response = ConsumerGroupHeartbeatResponse(
         error_code=answer.error, error_message=answer.message, member_id=answer.member_id, member_epoch=answer.epoch,
         heartbeat_interval_ms=answer.heartbeat_ms,
@@ -134,19 +134,19 @@ def _describe(call: RequestContext, group: str, request: ConsumerGroupDescribeRe
         return DescribedGroup(group_id=group, error_code=error)
     store = call.broker.store
     try:
-        found = describe_consumer(call.broker.groups, store, group)
+        found = describe_consumer_group(call.broker.groups, store, group)
         if found is None:
             message = call.text_if_room(f"Group {group} is not a consumer group.")
             return DescribedGroup(group_id=group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
         names = store.topic_names({topic_id for one in found.members for topic_id in (*one.assigned, *one.target)})
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     shown = {*names.values(), *(name for one in found.members for name in one.topics)}
     if not all(call.may_see(Thing.TOPIC, name) for name in shown):
         return DescribedGroup(group_id=group, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    sizes = [_size_of(one, names) for one in found.members]
+    sizes = [_member_size_bytes(one, names) for one in found.members]
     if not call.reserve_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     described = DescribedGroup(
@@ -160,14 +160,14 @@ def _describe(call: RequestContext, group: str, request: ConsumerGroupDescribeRe
     return described
 
 
-def _size_of(one: ShownConsumer, names: dict[str, str]) -> tuple[int, int]:
+def _member_size_bytes(one: ConsumerDescription, names: dict[str, str]) -> tuple[int, int]:
     """Return (elements, characters of text) that a member takes in a response."""
     described = [names[topic_id] for topic_id in (*one.assigned, *one.target) if topic_id in names]
     numbers = sum(map(len, (*one.assigned.values(), *one.target.values())))
     return 1 + len(one.topics) + len(described) + numbers, sum(map(len, (*one.topics, *described, one.regex or "")))
 
 
-def _member(one: ShownConsumer, names: dict[str, str]) -> Member:
+def _member(one: ConsumerDescription, names: dict[str, str]) -> Member:
     return Member(
         member_id=one.id, instance_id=one.instance_id, rack_id=one.rack_id, member_epoch=one.epoch,
         client_id=one.client_id, client_host=one.client_host, subscribed_topic_names=list(one.topics),

@@ -22,9 +22,9 @@ from segmentlog.server.codec.generated.describe_groups import (
 from segmentlog.server.codec.generated.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.classic_types import State
-from segmentlog.server.groups.describe import describe, overview
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.classic_types import GroupState
+from segmentlog.server.groups.describe import describe, group_overview
 from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.request_context import TOO_MUCH, RequestContext
@@ -56,7 +56,7 @@ def list_groups(call: RequestContext, request: ListGroupsRequest) -> ListGroupsR
                 continue
             if not may_see_all and not call.may_see(Thing.GROUP, group):
                 continue
-            found = overview(broker.groups, broker.store, group)
+            found = group_overview(broker.groups, broker.store, group)
             if not call.reserve_room(1):
                 return ListGroupsResponse(error_code=TOO_MUCH)
             if (not states or found.state.lower() in states) and (not types or found.type in types):
@@ -66,7 +66,7 @@ def list_groups(call: RequestContext, request: ListGroupsRequest) -> ListGroupsR
                         group_type=found.type,
                     )
                 )  # fmt: skip
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return ListGroupsResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return ListGroupsResponse(error_code=code_of(problem))
@@ -84,12 +84,12 @@ def _describe(call: RequestContext, group: str, request: DescribeGroupsRequest) 
         return DescribedGroup(group_id=group, error_code=error)
     try:
         found = describe(call.broker.groups, call.broker.store, group)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     if found is None:
-        described = DescribedGroup(group_id=group, group_state=State.DEAD)
+        described = DescribedGroup(group_id=group, group_state=GroupState.DEAD)
         if call.version >= _DESCRIBE_NOT_FOUND:
             described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             described.error_message = call.text_if_room(f"Group {group} not found.")
@@ -131,7 +131,7 @@ def _delete(call: RequestContext, group: str) -> DeletableGroupResult:
     if error is ErrorCode.NONE:
         try:
             error = call.broker.groups.delete(group)
-        except Unavailable as unavailable:
+        except GroupUnavailable as unavailable:
             error = unavailable.code
         except (SegmentlogError, OSError) as problem:
             error, message = code_of(problem), message_of(problem)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import CommittedOffset, is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
@@ -37,8 +37,8 @@ from segmentlog.server.codec.generated.offset_fetch import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.coordinator import Appended
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.coordinator import AppendedOffsets
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
 from segmentlog.server.request_budget import merge_topics
@@ -66,7 +66,7 @@ def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetC
     """Commit offsets. The response is sent once they are durable or shipped; the connection continues meanwhile."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[OffsetCommitResponsePartition] = []
     for once in merge_topics(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
@@ -85,7 +85,7 @@ def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetC
             if code is ErrorCode.NONE and topic is not None:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, partition.partition_index, offset,
                         partition.committed_leader_epoch, partition.committed_metadata or "",
                     )
@@ -111,10 +111,10 @@ def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetC
 
 
 def _commit(
-    call: RequestContext, request: OffsetCommitRequest, positions: list[NewPosition]
-) -> tuple[ErrorCode, Appended | None]:
+    call: RequestContext, request: OffsetCommitRequest, positions: list[OffsetCommit]
+) -> tuple[ErrorCode, AppendedOffsets | None]:
     try:
-        error, appended = call.broker.groups.commit(
+        error, appended = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id,
@@ -122,7 +122,7 @@ def _commit(
         if error is ErrorCode.STALE_MEMBER_EPOCH and call.version < _COMMIT_STALE:
             error = ErrorCode.UNSUPPORTED_VERSION
         return error, appended
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
         return code_of(problem), None
@@ -235,8 +235,8 @@ def _fetch(call: RequestContext, requested: OffsetFetchRequestGroup, *, is_stabl
     positions = call.broker.store.group_offsets
     try:
         # Read pending offsets first: a transaction decided in between is then in the committed offsets.
-        pending = positions.undecided(group) if is_stable else set()
-        known = positions.positions(group)
+        pending = positions.pending_by_topic_id(group) if is_stable else set()
+        known = positions.by_topic_id(group)
     except (SegmentlogError, OSError) as problem:
         response.error_code = code_of(problem)
         return response
@@ -279,7 +279,7 @@ def _member_error(call: RequestContext, requested: OffsetFetchRequestGroup) -> E
         return ErrorCode.NONE
     try:
         return call.broker.groups.may_fetch(requested.group_id, requested.member_id, requested.member_epoch)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code
 
 
@@ -351,8 +351,8 @@ def offset_delete(call: RequestContext, request: OffsetDeleteRequest) -> OffsetD
                 accepted.append((TopicPartition(asked.name, one.partition_index), answer))
         response.topics.append(response_topic)
     try:
-        codes = call.broker.groups.forget(request.group_id, [tp for tp, _ in accepted])
-    except Unavailable as unavailable:
+        codes = call.broker.groups.delete_offsets(request.group_id, [tp for tp, _ in accepted])
+    except GroupUnavailable as unavailable:
         return OffsetDeleteResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return OffsetDeleteResponse(error_code=code_of(problem))

@@ -21,7 +21,7 @@ from segmentlog.server.error_codes import code_of
 from segmentlog.server.handlers.transaction_handlers import code_for, refusal
 from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import is_visible
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -58,9 +58,11 @@ def _take_over(call: RequestContext, name: str, request: InitProducerIdRequest) 
         return _refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (request.producer_id < 0) is not (request.producer_epoch < 0):
         return _refused(ErrorCode.INVALID_REQUEST)
-    expected = None if request.producer_id < 0 else Numbers(request.producer_id, request.producer_epoch)
+    expected = None if request.producer_id < 0 else ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        numbers = call.broker.store.transactions.remote.begin(name, request.transaction_timeout_ms, expected)
+        numbers = call.broker.store.transactions.server_transactions.register(
+            name, request.transaction_timeout_ms, expected
+        )
     except ProducerHeld as error:
         logger.warning("a client was rejected: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))

@@ -38,7 +38,7 @@ from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_epoch
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -165,10 +165,11 @@ def _transaction_check(
     wire = parse_wire_batch(data)
     if not wire.is_transactional:
         return _reject_transactional  # which is not called
-    remote, numbers = call.broker.store.transactions.remote, Numbers(wire.producer_id, wire.producer_epoch)
+    remote = call.broker.store.transactions.server_transactions
+    numbers = ProducerIdAndEpoch(wire.producer_id, wire.producer_epoch)
     if call.version >= _JOINS_FROM:
-        remote.add(name, numbers, [partition])
-    return remote.guard(name, numbers, partition)
+        remote.add_partitions(name, numbers, [partition])
+    return remote.append_check(name, numbers, partition)
 
 
 def _owns(call: RequestContext, producer_id: int) -> bool:
@@ -181,7 +182,7 @@ def _owns(call: RequestContext, producer_id: int) -> bool:
     transactions = call.broker.store.transactions
     if transactions.assigned_ids.is_assigned(producer_id, str(call.principal)):
         return True
-    if producer_id in OLD_IDS and not transactions.holds(producer_id):
+    if producer_id in OLD_IDS and not transactions.has_producer_id(producer_id):
         return False
     raise InvalidWireBatch.unassigned(producer_id)
 

@@ -47,7 +47,7 @@ _PATTERN_PART: Final = re.compile(r"\.\*|\\?(.)", re.DOTALL)
 def _visible_transactions(call: RequestContext) -> Iterator[tuple[str, TransactionState]]:
     """Yield the transactional ids that this worker coordinates and the client may describe."""
     for name, state in call.each(sorted(call.broker.store.transactions.states().items())):
-        is_named = state.remote or not name.startswith(ANONYMOUS)
+        is_named = state.is_server_name or not name.startswith(ANONYMOUS)
         if is_named and refusal(call, name, Operation.DESCRIBE) is ErrorCode.NONE:
             yield name, state
 
@@ -172,7 +172,7 @@ def _abort(call: RequestContext, name: str, number: int, producer_id: int, *, co
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if committed:  # only the transaction's coordinator knows all of its partitions
             return ErrorCode.INVALID_TXN_STATE
-        call.broker.store.transactions.abort_at(partition, producer_id)
+        call.broker.store.transactions.abort_in_partition(partition, producer_id)
     except (SegmentlogError, OSError) as error:
         return code_of(error)
     return ErrorCode.NONE

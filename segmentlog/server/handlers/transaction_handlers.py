@@ -26,7 +26,7 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.request_context import RequestContext
 from segmentlog.server.topic_ids import is_visible
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -63,14 +63,14 @@ def add_partitions_to_txn(call: RequestContext, request: AddPartitionsToTxnReque
     """Add all partitions to a transaction or none; from version 4 on, which brokers use, to several transactions."""
     if call.version < _ADD_OF_BROKERS:
         name = request.v3_and_below_transactional_id
-        numbers = Numbers(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        numbers = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         results = _add(call, name, numbers, request.v3_and_below_topics)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
     if not call.allows_cluster(Operation.CLUSTER_ACTION):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response = AddPartitionsToTxnResponse()
     for one in call.each(request.transactions):
-        name, numbers = one.transactional_id, Numbers(one.producer_id, one.producer_epoch)
+        name, numbers = one.transactional_id, ProducerIdAndEpoch(one.producer_id, one.producer_epoch)
         results = _add(call, name, numbers, one.topics, verify_only=one.verify_only)
         response.results_by_transaction.append(AddPartitionsToTxnResult(name, results))
     return response
@@ -79,7 +79,7 @@ def add_partitions_to_txn(call: RequestContext, request: AddPartitionsToTxnReque
 def _add(
     call: RequestContext,
     name: str,
-    numbers: Numbers,
+    numbers: ProducerIdAndEpoch,
     topics: Sequence[AddPartitionsToTxnTopic],
     *,
     verify_only: bool = False,
@@ -121,17 +121,17 @@ def _open(call: RequestContext, name: str, number: int) -> tuple[Partition | Non
         return None, code_of(error)
 
 
-def _join(call: RequestContext, name: str, numbers: Numbers, logs: Sequence[Partition]) -> ErrorCode:
+def _join(call: RequestContext, name: str, numbers: ProducerIdAndEpoch, logs: Sequence[Partition]) -> ErrorCode:
     try:
-        call.broker.store.transactions.remote.add(name, numbers, logs)
+        call.broker.store.transactions.server_transactions.add_partitions(name, numbers, logs)
     except (SegmentlogError, OSError) as error:
         return code_for(call, error, _FENCED_FROM)
     return ErrorCode.NONE
 
 
-def _verify(call: RequestContext, name: str, numbers: Numbers, log: Partition) -> ErrorCode:
+def _verify(call: RequestContext, name: str, numbers: ProducerIdAndEpoch, log: Partition) -> ErrorCode:
     try:
-        call.broker.store.transactions.remote.guard(name, numbers, log)()
+        call.broker.store.transactions.server_transactions.append_check(name, numbers, log)()
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)
         is_abortable = code is ErrorCode.INVALID_TXN_STATE and call.version >= _VERIFY_ABORTABLE
@@ -147,8 +147,8 @@ def add_offsets_to_txn(call: RequestContext, request: AddOffsetsToTxnRequest) ->
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if code is ErrorCode.NONE:
         try:
-            positions = call.broker.store.group_offsets.make_log()
-            code = _join(call, name, Numbers(request.producer_id, request.producer_epoch), [positions])
+            positions = call.broker.store.group_offsets.open_or_create_log()
+            code = _join(call, name, ProducerIdAndEpoch(request.producer_id, request.producer_epoch), [positions])
         except (SegmentlogError, OSError) as error:
             code = code_of(error)
     return AddOffsetsToTxnResponse(error_code=code)
@@ -166,10 +166,12 @@ def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     code = refusal(call, name)
     if code is not ErrorCode.NONE:
         return EndTxnResponse(error_code=code)
-    numbers = Numbers(request.producer_id, request.producer_epoch)
+    numbers = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         transactions = call.broker.store.transactions
-        following = transactions.remote.end(name, numbers, committed=request.committed, bumps=bumps)
+        following = transactions.server_transactions.end_transaction(
+            name, numbers, committed=request.committed, bumps=bumps
+        )
         if request.committed and call.broker.settings.acks_all == "shipped":
             transactions.wait_shipped()
     except NotShipped:  # the outcome is decided; a repeated request waits again

@@ -6,7 +6,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.generated.txn_offset_commit import (
@@ -18,12 +18,12 @@ from segmentlog.server.codec.generated.txn_offset_commit import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.group_offsets import find_topic
 from segmentlog.server.request_budget import merge_topics
 from segmentlog.server.request_context import RequestContext
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 _ABORTABLE_FROM: Final = 4
 _JOINS_FROM: Final = 5
@@ -38,7 +38,7 @@ def txn_offset_commit(call: RequestContext, request: TxnOffsetCommitRequest) -> 
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     error = error or refusal(call, request.group_id, Operation.READ)
     response = TxnOffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[TxnOffsetCommitResponsePartition] = []
     for once in merge_topics(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
@@ -54,7 +54,7 @@ def txn_offset_commit(call: RequestContext, request: TxnOffsetCommitRequest) -> 
             if topic is not None and code is ErrorCode.NONE:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, one.partition_index, one.committed_offset, one.committed_leader_epoch,
                         one.committed_metadata or "",
                     )
@@ -67,23 +67,23 @@ def txn_offset_commit(call: RequestContext, request: TxnOffsetCommitRequest) -> 
     return response
 
 
-def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: list[NewPosition]) -> ErrorCode:
-    name, numbers = request.transactional_id, Numbers(request.producer_id, request.producer_epoch)
-    remote = call.broker.store.transactions.remote
+def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: list[OffsetCommit]) -> ErrorCode:
+    name, numbers = request.transactional_id, ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    remote = call.broker.store.transactions.server_transactions
     try:
-        log = call.broker.store.group_offsets.make_log()
+        log = call.broker.store.group_offsets.open_or_create_log()
         if call.version >= _JOINS_FROM:
-            remote.add(name, numbers, [log])
-        guard = remote.guard(name, numbers, log)
+            remote.add_partitions(name, numbers, [log])
+        guard = remote.append_check(name, numbers, log)
         guard()
         stamp = ProducerStamp(*numbers, sequence=-1, transactional=True, check=guard)
-        code = call.broker.groups.commit(
+        code = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id, stamp=stamp,
         )[0]  # fmt: skip
         return _in_version(call, request.group_id, code)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code
     except WrongState as problem:
         return ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_FROM else code_of(problem)

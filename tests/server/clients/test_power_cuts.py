@@ -315,7 +315,7 @@ def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, w
 
 @pytest.mark.usefixtures("java")
 def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
-    """Power cuts at three points of a transaction: the client aborts it, and what it knows to be committed exists once."""
+    """Three power cuts during transactions: the client aborts those, and committed records exist once."""
     create(server, "t")
     client = start(java_command("Persist", server.address, "app", "t"))
 

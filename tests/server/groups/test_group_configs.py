@@ -134,11 +134,11 @@ def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
     assert (first.error_code, first.heartbeat_interval_ms) == (0, 5_000)
     assert alter(desk, (SESSION, SET, "10000"), (HEARTBEAT, SET, "2000")) == ErrorCode.NONE
     clock.advance(11_000)
-    desk.broker.groups.tick()
+    desk.broker.groups.run_due()
     answer = join(desk, epoch=first.member_epoch)
     assert (answer.error_code, answer.heartbeat_interval_ms) == (0, 2_000)
     clock.advance(10_000)
-    desk.broker.groups.tick()
+    desk.broker.groups.run_due()
     assert join(desk, epoch=first.member_epoch).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
