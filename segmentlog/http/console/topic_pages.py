@@ -261,7 +261,7 @@ def _segment_blocks(log: Partition) -> list[SegmentBlock]:
 def _retention(log: Partition) -> dict[str, Any]:
     """Return what retention would delete now."""
     try:
-        report = log.retain(dry_run=True)
+        report = log.apply_retention(dry_run=True)
     except (SegmentlogError, OSError) as error:
         return {"error": client_message(error)}
     return {"error": "", "removed": report.removed, "size_bytes": report.size_bytes, "busy": report.busy}
