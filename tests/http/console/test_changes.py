@@ -40,7 +40,7 @@ def test_a_configuration_is_changed_with_errors_beside_the_fields(store: LogStor
     assert store.topic("t").partition_count == 3
     answer = client.post("/ui/topics/t/config", data={**was, **given, "partitions": "2"})
     assert answer.status_code == 422
-    assert "records of a partition cannot be moved" in answer.text
+    assert "partitions cannot be removed" in answer.text
     # Right each, and not together; and the other way round.
     answer = client.post(
         "/ui/topics/t/config", data={**was, **given, "min.compaction.lag.ms": "2d", "max.compaction.lag.ms": "1d"}
