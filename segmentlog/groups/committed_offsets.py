@@ -26,7 +26,7 @@ from segmentlog.format.file_names import OFFSETS_TOPIC, topic_id_of_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import fork_safety
-from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.internal_compaction import InternalCompaction
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class CommittedOffsets:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._log: Partition | None = None
-        self._tidy = Tidy()
+        self._compaction = InternalCompaction()
         self._mutex = fork_safety.lock(self, "_mutex")
         self._reset_view()
         fork_safety.on_fork(self, "_reset_view")
@@ -234,8 +234,8 @@ class CommittedOffsets:
         log = self.open_or_create_log()
         end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
         with self._mutex:
-            self._tidy.count()
-            self._tidy.tidy(log)
+            self._compaction.count()
+            self._compaction.compact_if_due(log)
         return end_offset
 
     def sync(self, end_offset: int) -> None:
@@ -290,7 +290,7 @@ class CommittedOffsets:
             else:
                 self._add_batch(batch)
             self._position = batch.next_offset
-            self._tidy.count()
+            self._compaction.count()
 
     def _add_batch(self, batch: RecordBatch) -> None:
         entries = []

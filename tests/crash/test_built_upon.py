@@ -149,7 +149,9 @@ def _end_again(store: LogStore) -> None:
     """The client has had no answer, and asks another worker of the server."""
     state = store.transactions.states()["n"]
     with suppress(WrongState):  # it was told, and a crash would be no reason to ask again
-        store.transactions.server_transactions.end_transaction("n", ProducerIdAndEpoch(state.producer_id, state.epoch), committed=True)
+        store.transactions.server_transactions.end_transaction(
+            "n", ProducerIdAndEpoch(state.producer_id, state.epoch), committed=True
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from segmentlog.topics.background_threads import Worker, Workers
+from segmentlog.topics.background_threads import BackgroundThread, BackgroundThreads
 
 
 def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest
     def interrupted(thread: threading.Thread) -> NoReturn:
         raise KeyboardInterrupt
 
-    worker = Worker("test", tick)
+    worker = BackgroundThread("test", tick)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -40,7 +40,7 @@ def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch)
     def interrupted(thread: threading.Thread) -> NoReturn:
         raise KeyboardInterrupt
 
-    worker = Worker("test", lambda: 60.0)
+    worker = BackgroundThread("test", lambda: 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -51,7 +51,7 @@ def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
     """Nobody waits for the threads of a store to start; what one is woken for meanwhile it does at once then."""
     ticked = {"early": threading.Event(), "late": threading.Event()}
-    workers = Workers()
+    workers = BackgroundThreads()
 
     def tick_of(name: str) -> Callable[[], float]:
         def tick() -> float:
@@ -72,7 +72,7 @@ def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
 
 def test_workers_that_are_stopped_before_they_started_never_start() -> None:
     """A store that is closed as soon as it was opened leaves no thread behind."""
-    workers = Workers()
+    workers = BackgroundThreads()
     worker = workers.add("never", lambda: 60.0)
     workers.ensure_running()
     workers.stop()
@@ -92,7 +92,7 @@ def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPa
         ticked.set()
         return 60.0
 
-    workers = Workers()
+    workers = BackgroundThreads()
     workers.add("test", tick)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more)
@@ -118,7 +118,7 @@ def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
             raise SystemExit  # ends a thread in silence
         return 60.0
 
-    worker = Worker("mortal", tick)
+    worker = BackgroundThread("mortal", tick)
     worker.ensure_running()
     _soon(lambda: not worker.is_running)
     worker.ensure_running()

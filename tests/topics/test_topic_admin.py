@@ -185,7 +185,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
     store: LogStore, faulty: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rename and a deletion say so in the end, with nothing changed, and other topics are not held up."""
-    monkeypatch.setattr("segmentlog.topics.topic_admin._PATIENCE_S", 0.1)
+    monkeypatch.setattr("segmentlog.topics.topic_admin._LOCK_WAIT_S", 0.1)
     log = store.topic("t").partition(0)
     with log.handle.folder_locked(), log.handle.folder_locked():  # more than once, too
         with pytest.raises(PartitionBusy, match="stop it to rename it"):

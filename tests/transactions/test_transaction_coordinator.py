@@ -942,7 +942,9 @@ def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypat
     remote = store.transactions.server_transactions
     numbers = remote.register("client", 60_000)
     remote.add_partitions("client", numbers, [log])
-    stamp = segmentlog.ProducerStamp(numbers.producer_id, numbers.epoch, 0, True, remote.append_check("client", numbers, log))
+    stamp = segmentlog.ProducerStamp(
+        numbers.producer_id, numbers.epoch, 0, True, remote.append_check("client", numbers, log)
+    )
     log.append([b"1"], producer=stamp)
     _no_room_for(monkeypatch, store, "CompleteCommit")
     following = remote.end_transaction("client", numbers, committed=True, bumps=True)

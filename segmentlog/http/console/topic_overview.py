@@ -19,7 +19,7 @@ from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.file_names import INTERNAL_TOPICS
 from segmentlog.storage import fork_safety
 from segmentlog.storage.segment import list_segments
-from segmentlog.topics.partition_states import Partitions, PartitionState, TopicStates
+from segmentlog.topics.partition_states import PartitionState, PartitionStates, TopicStates
 
 if TYPE_CHECKING:
     from segmentlog.clock import Clock
@@ -95,7 +95,7 @@ class Survey:
         self._store = store
         self._clock = clock
         self._is_off = is_off
-        self._partitions = Partitions(store, clock, store.fs)
+        self._partitions = PartitionStates(store, clock, store.fs)
         self._mutex = fork_safety.lock(self, "_mutex")
         self._last: Look | None = None
         self._before: Look | None = None

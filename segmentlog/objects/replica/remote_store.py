@@ -27,7 +27,7 @@ from segmentlog.objects.tier.remote_reader import reaching
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 
 _REFRESH_MAX_MS: Final = 3_600_000
 _CLOSING_S: Final = 10.0
@@ -78,7 +78,7 @@ class Attached:
         self._mirror = Mirror(self._bucket, self.path, self.fs, wanted=as_patterns("only_topics", topics), parallel=0,
                               fs=self._fs, clock=clock or Clock())  # fmt: skip
         self._cache.refresh = self.turn
-        self._worker = Worker("attached", self._tick, self._refresh_s) if threads else None
+        self._worker = BackgroundThread("attached", self._tick, self._refresh_s) if threads else None
         try:
             self._begin()
         except BaseException:

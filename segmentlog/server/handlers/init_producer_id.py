@@ -60,7 +60,9 @@ def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProduce
         return _refused(ErrorCode.INVALID_REQUEST)
     expected = None if request.producer_id < 0 else ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        numbers = call.broker.store.transactions.server_transactions.register(name, request.transaction_timeout_ms, expected)
+        numbers = call.broker.store.transactions.server_transactions.register(
+            name, request.transaction_timeout_ms, expected
+        )
     except ProducerHeld as error:
         logger.warning("a client of the server is refused: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))

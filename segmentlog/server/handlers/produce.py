@@ -163,7 +163,10 @@ def _enter(call: Call, name: str | None, partition: Partition, data: Buffer) -> 
     wire = parse_wire_batch(data)
     if not wire.is_transactional:
         return _keep_out  # which nobody asks
-    remote, numbers = call.broker.store.transactions.server_transactions, ProducerIdAndEpoch(wire.producer_id, wire.producer_epoch)
+    remote, numbers = (
+        call.broker.store.transactions.server_transactions,
+        ProducerIdAndEpoch(wire.producer_id, wire.producer_epoch),
+    )
     if call.version >= _JOINS_FROM:
         remote.add_partitions(name, numbers, [partition])
     return remote.append_check(name, numbers, partition)

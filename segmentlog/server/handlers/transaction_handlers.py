@@ -77,7 +77,12 @@ def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> Add
 
 
 def _add(
-    call: Call, name: str, numbers: ProducerIdAndEpoch, topics: Sequence[AddPartitionsToTxnTopic], *, verify_only: bool = False
+    call: Call,
+    name: str,
+    numbers: ProducerIdAndEpoch,
+    topics: Sequence[AddPartitionsToTxnTopic],
+    *,
+    verify_only: bool = False,
 ) -> list[AddPartitionsToTxnTopicResult]:
     codes: dict[tuple[str, int], ErrorCode] = {}
     logs: list[Partition] = []
@@ -161,7 +166,9 @@ def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
     numbers = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         transactions = call.broker.store.transactions
-        following = transactions.server_transactions.end_transaction(name, numbers, committed=request.committed, bumps=bumps)
+        following = transactions.server_transactions.end_transaction(
+            name, numbers, committed=request.committed, bumps=bumps
+        )
         if request.committed and call.broker.settings.acks_all == "shipped":
             transactions.wait_shipped()
     except NotShipped:  # it is decided, and asked again it waits again

@@ -89,7 +89,9 @@ class Client:
                 return code
         return self.send(self.batch(*values, partition=partition, topic=topic), partition=partition, topic=topic)
 
-    def end(self, *, committed: bool = True, version: int | None = None, numbers: ProducerIdAndEpoch | None = None) -> int:
+    def end(
+        self, *, committed: bool = True, version: int | None = None, numbers: ProducerIdAndEpoch | None = None
+    ) -> int:
         """EndTxn."""
         asked = numbers or self.numbers
         answer = self.desk.ask(26, version or (5 if self.is_new else 3), EndTxnRequest(self.name, *asked, committed))
