@@ -1,4 +1,4 @@
-"""Who may do what: `Authorizer` by the rules of a file, `OpenAuthorizer` where there is none."""
+"""Authorization: `Authorizer` applies the rules of a file, `OpenAuthorizer` allows everything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segmentlog.security.watched_file import LOOK_EVERY_S, WatchedFile, reloads
 from segmentlog.storage.fs import FileSystem
 
 _KNOWN_MAX: Final = 20_000
-"""Decisions that are remembered. Beyond that all are forgotten: clients may ask for any names."""
+"""Most cached decisions. Beyond that, all are dropped: clients may ask for any names."""
 
 
 class _Decisions:
-    """One state of the file, and what followed from it so far."""
+    """The rules of one version of the file, with cached decisions."""
 
     def __init__(self, acls: Acls, super_users: frozenset[str]) -> None:
         self.acls = acls
@@ -31,7 +31,7 @@ class _Decisions:
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str | None
     ) -> bool:
-        """``name`` None: any."""
+        """Return whether the operation is allowed; ``name`` None: on any resource."""
         if str(principal) in self._super_users:
             is_allowed = True
         else:
@@ -58,10 +58,10 @@ def _warn(decisions: _Decisions) -> None:
 
 
 class Authorizer:
-    """Decides by the rules of a file, those of half a second ago at the oldest. Thread-safe.
+    """Authorizes by the rules of a file, which are at most half a second old. Thread-safe.
 
-    What is wrong with the file raises `SecurityFileError` and OSError when this is made. A file that is broken or gone
-    later leaves the former rules in force, and an error in the log.
+    Creation raises `SecurityFileError` and OSError for an invalid file. If the file is invalid or missing later, the
+    previous rules stay in force, and an error is logged.
     """
 
     def __init__(
@@ -78,55 +78,55 @@ class Authorizer:
             )  # fmt: skip
             _warn(self._file.current())
         except FileNotFoundError:
-            raise SecurityFileError(path, "there is no such file; an empty one denies everything") from None
+            raise SecurityFileError(path, "there is no such file; an empty file denies everything") from None
 
     def allows(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
-        """Whether somebody may do that to the resource of this name, from that address."""
+        """Return whether a principal at a host may perform the operation on the resource of this name."""
         decisions = self._file.current()
         known = decisions.known.get((principal, host, operation, resource_type, name))
         return decisions.decide(principal, host, operation, resource_type, name) if known is None else known
 
     def allows_any(self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether there may be a resource of this type that somebody may do that to."""
+        """Return whether a principal at a host may perform the operation on any resource of this type."""
         decisions = self._file.current()
         known = decisions.known.get((principal, host, operation, resource_type, None))
         return decisions.decide(principal, host, operation, resource_type, None) if known is None else known
 
     def authorized_operations(self, principal: Principal, host: str, resource_type: ResourceType, name: str) -> int:
-        """What somebody may do to a resource, as answers to Metadata and Describe requests have it: a bit for each."""
+        """Return the allowed operations on a resource as a bit set, as Metadata and Describe responses contain it."""
         return sum(
             1 << operation
             for operation in SUPPORTED[resource_type]
             if self.allows(principal, host, operation, resource_type, name)
         )
 
-    # ------------------------------------------------------------ the rules themselves
+    # ------------------------------------------------------------ reading and changing rules
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no rules to show or to change, and everything is allowed."""
+        """Return whether there are no rules, and everything is allowed."""
         return False
 
     def look(self) -> None:
-        """Read the file if it changed, as a decision does; for a server that no client asks."""
+        """Read the file if it has changed, as a decision does; for a server without requests."""
         self._file.current()
 
     def reload(self) -> None:
-        """Look at the file now, and not within the next half second."""
+        """Read the file now if it has changed, instead of within half a second."""
         self._file.reload()
 
     def rules(self, wanted: RuleFilter) -> list[Rule]:
-        """The rules that somebody asks for, each once, as they are on disk now."""
+        """Return the rules that match a filter, without duplicates, as they are on disk now."""
         return list(dict.fromkeys(filter(wanted.matches, self._file.reload().acls.rules)))
 
     def add(self, rules: Iterable[Rule]) -> None:
-        """Add rules, durably; this process goes by them at once. Raises `SecurityFileError` and OSError."""
+        """Add rules, durably; this process applies them at once. Raises `SecurityFileError` and OSError."""
         self._change(lambda before: (with_rules(self.path, before, rules), None))
 
     def remove(self, unwanted: Iterable[RuleFilter]) -> list[Rule]:
-        """Remove the rules that any of the filters means, durably; those that there were. Raises as `add` does."""
+        """Remove the rules that match any of the filters, durably, and return them. Raises as `add` does."""
         filters = list(unwanted)
 
         def change(before: bytes) -> tuple[bytes, list[Rule]]:
@@ -138,7 +138,10 @@ class Authorizer:
     def _change(self, change: Callable[[bytes], tuple[bytes, list[Rule] | None]]) -> list[Rule]:
         def change_what_is_there(before: bytes | None) -> tuple[bytes | None, list[Rule]]:
             if before is None:
-                raise SecurityFileError(self.path, "the file is gone, and what it said goes on to count")
+                raise SecurityFileError(
+                    self.path,
+                    "the file was deleted; its rules stay in force until the server is restarted; restore it first",
+                )
             after, result = change(before)
             return after, result or []
 
@@ -148,10 +151,10 @@ class Authorizer:
 
 
 class OpenAuthorizer(Authorizer):
-    """Where there is no file of rules: whoever got in may do everything."""
+    """The authorizer without a file of rules: it allows everything."""
 
     def __init__(self) -> None:
-        """It needs nothing."""
+        """Create an authorizer without rules."""
 
     def allows(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
@@ -166,7 +169,7 @@ class OpenAuthorizer(Authorizer):
         return True
 
     def look(self) -> None:
-        """There is nothing to read."""
+        """Do nothing: there is no file."""
 
     def reload(self) -> None:
-        """There is nothing to read."""
+        """Do nothing: there is no file."""

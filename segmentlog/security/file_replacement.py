@@ -1,4 +1,4 @@
-"""Changing a file that people and other processes change and read as well: one at a time, whole, with its owner."""
+"""Changes files that people and other processes also read and change: atomically, and with the same owner."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def change_file(
     path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
     fs: FileSystem | None = None,
 ) -> T:  # fmt: skip
-    """Call ``change`` with what is in the file, None if there is none; it returns what is to be there, and a result.
+    """Call ``change`` with the contents of a file, None if it does not exist; return its result.
 
-    Nobody else changes it meanwhile, and whoever reads finds the old file or the new one, whole, also after a power
-    cut. None for the bytes changes nothing. Without a ``mode`` the file keeps the one it has. Raises OSError.
+    ``change`` returns the new contents, or None for no change, and the result. No other process changes the file
+    meanwhile. Readers see the old or the new contents, also after a power cut. Without a ``mode`` the file keeps its
+    mode. Raises OSError.
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)
@@ -41,7 +42,7 @@ def change_file(
 
 
 def _replace(fs: FileSystem, path: str, data: bytes, mode: int | None) -> None:
-    """As `fs.replace_file`, but secrets lie nowhere for others, not for a moment, and the owner stays."""
+    """Replace a file as `fs.replace_file` does. No other user can read the new data at any time; the owner stays."""
     folder = os.path.dirname(path)
     try:
         found = fs.stat(path)
@@ -50,12 +51,12 @@ def _replace(fs: FileSystem, path: str, data: bytes, mode: int | None) -> None:
         found = fs.stat(folder)
         mode = PRIVATE if mode is None else mode
     temporary = path + TEMPORARY_SUFFIX
-    with contextlib.suppress(FileNotFoundError):  # of a process that was killed; the lock is ours
+    with contextlib.suppress(FileNotFoundError):  # left by a killed process; this process has the lock
         fs.unlink(temporary)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with opened(fs, temporary, flags, PRIVATE) as fd:
-            if os.geteuid() == 0:  # root adds a user, and the server, which is not root, has to read it
+            if os.geteuid() == 0:  # root may add a user, but the server, which must read the file, is not root
                 os.fchown(fd, found.st_uid, found.st_gid)
             os.fchmod(fd, mode)
             write_all(fs, fd, [data], 0)

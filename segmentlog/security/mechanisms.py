@@ -1,4 +1,4 @@
-"""Proving who one is: one exchange of PLAIN (RFC 4616) or SCRAM (RFC 5802, 7677), token by token."""
+"""SASL mechanisms: one exchange of PLAIN (RFC 4616) or SCRAM (RFC 5802, 7677), token by token."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MECHANISMS: Final = (*SCRAM_MECHANISMS, PLAIN)
 
 
 class Exchange(Protocol):
-    """From a client's first token to the name that it has proved."""
+    """An exchange with a client, from its first token to its proved name."""
 
     name: str | None
-    """Who it is; None until that is proved."""
+    """Name of the client; None until it is authenticated."""
 
     def step(self, token: bytes) -> bytes:
-        """The answer to a token. Raises `AuthenticationFailed`."""
+        """Return the answer to a token. Raises `AuthenticationFailed`."""
 
 
 def begin(mechanism: str, users: Users) -> Exchange:
-    """An exchange of one of `MECHANISMS`."""
+    """Start an exchange of one of `MECHANISMS`."""
     return PlainExchange(users) if mechanism == PLAIN else ScramExchange(mechanism, users)
 
 
 class PlainExchange:
-    """Name and password in the clear."""
+    """The exchange of PLAIN: name and password in plain text."""
 
     def __init__(self, users: Users) -> None:
         self.name: str | None = None
@@ -49,7 +49,7 @@ class PlainExchange:
         name, authorize, password = map(prepared, (name, authorize, password))
         if not name or not password:
             raise failed
-        # To be somebody else is not offered, in Kafka neither.
+        # A client cannot act as another user, as in Kafka.
         if not self._users.verify(name, password) or authorize not in ("", name):
             raise failed
         self.name = name
@@ -57,10 +57,10 @@ class PlainExchange:
 
 
 class ScramExchange:
-    """A challenge and its answer, from which nobody learns the password. What the messages hold is left to scramp."""
+    """The exchange of SCRAM, which does not reveal the password. The messages are handled by scramp."""
 
     def __init__(self, mechanism: str, users: Users) -> None:
-        # Here, as it takes 0.1 s: servers without users never need it, others once somebody has come.
+        # Imported here, as it takes 0.1 s: servers without users never need it.
         from scramp import ScramMechanism
 
         self.name: str | None = None
@@ -83,9 +83,9 @@ class ScramExchange:
             self._accept_doubled_nonce(text)
             self._server.set_client_final(text)
             answer = str(self._server.get_server_final()).encode()
-        except (ScramException, ValueError):  # also what is no UTF-8
+        except (ScramException, ValueError):  # also for invalid UTF-8
             answer = b""
-        # Nobody has a key that fits what is made up for unknown users; they are refused whatever they have.
+        # No password fits the made-up credentials of unknown users. Refuse them in any case.
         if not answer or not self._is_known:
             raise AuthenticationFailed(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
@@ -95,12 +95,12 @@ class ScramExchange:
         return answer
 
     def _accept_doubled_nonce(self, client_final: str) -> None:
-        """Accept the nonce of librdkafka before 2.6.1, which puts the client's nonce before the whole nonce once more.
+        """Accept the nonce of librdkafka before 2.6.1, which sends the client's nonce twice before the server's part.
 
-        RFC 5802 wants the nonce of the server's first message, and Kafka 4.3.1 refuses any other; Kafka 3.8.1 took this
-        one (librdkafka's pull request 4895). Accepting it is safe: it is accepted in this one form, which contains
-        the server's nonce; and the proof covers the server's first message as this exchange sent it, so that a
-        message of another exchange does not fit.
+        RFC 5802 requires the nonce of the server's first message, and Kafka 4.3.1 refuses any other; Kafka 3.8.1
+        accepted this form (librdkafka's pull request 4895). It is safe to accept: this form contains the server's
+        nonce, and the proof covers the server's first message of this exchange, so a message of another exchange does
+        not fit.
         """
         nonce, of_server = self._server.nonce, str(self._server.s_nonce)
         doubled = str(nonce).removesuffix(of_server) + str(nonce)
@@ -108,7 +108,8 @@ class ScramExchange:
             self._server.nonce = type(nonce)(doubled)
 
     def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
-        """What scramp asks for: of a name nobody has it is made up, so that this cannot be told from outside."""
+        """Return the credential that scramp needs. For an unknown name it is made up, so that clients see no
+        difference."""
         found, self._is_known = self._users.challenge(name, self._mechanism)
         self._claimed = name
         return found.salt, found.stored_key, found.server_key, found.iterations

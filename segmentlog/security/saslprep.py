@@ -1,7 +1,7 @@
-"""SASLprep (RFC 4013): one spelling for what looks alike, so that passwords typed on different keyboards are equal.
+"""SASLprep (RFC 4013): one spelling for equivalent texts, so that a password is the same on every keyboard.
 
-Some clients prepare names and passwords (RFC 5802 wants it), Kafka's own and librdkafka do not. So users only get names
-and passwords that preparing leaves as they are: those every client sends alike.
+Some clients prepare names and passwords, as RFC 5802 requires; Kafka's own and librdkafka do not. So users can only
+have names and passwords that preparation does not change: all clients send these alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """The prepared form. Raises ValueError, which says nothing of the text, for what has none."""
+    """Return the prepared form. Raises ValueError, whose text does not quote the input, if there is none."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text
@@ -43,7 +43,7 @@ def saslprep(text: str) -> str:
 
 
 def is_prepared(text: str) -> bool:
-    """Whether the text is its own prepared form."""
+    """Return whether preparation leaves the text unchanged."""
     try:
         return saslprep(text) == text
     except ValueError:
@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """As the users file has it; what cannot be prepared fits nobody there, and is taken as it is."""
+    """Return the prepared form, as in the users file. A text without one is returned unchanged; no user matches it."""
     try:
         return saslprep(text)
     except ValueError:

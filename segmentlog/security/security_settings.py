@@ -1,4 +1,4 @@
-"""Which files say who may come in and what they may do: those given, or those of the store."""
+"""Paths of the files with users and access rules: given ones, or those in the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segmentlog.format.file_names import ACLS_FILE, USERS_FILE
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that say who may come in and what they may do; None: whoever reaches us, and everything."""
+    """Paths of the files with users and access rules. None: no authentication; no restrictions."""
 
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -20,9 +20,9 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
 
     def with_those_of(self, store_path: str) -> Security:
-        """The same with the users and the rules that lie in the store, where no others are named.
+        """Return the settings with the users and rules files of the store, for those that are not given.
 
-        A link to what is not there is one, too: whoever reads it says so, where otherwise everybody would come in.
+        A dangling link counts as a file. Reading it fails then; otherwise every client would have access.
         """
         users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
         return msgspec.structs.replace(

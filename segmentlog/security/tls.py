@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and who has to show one. Renewed files count for the next connection."""
+"""TLS: the server's certificate and the check of client certificates. Renewed files apply to the next connection."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SETTLED_NS: Final = 2_000_000_000
 
 
 def server_context(cert_path: str, key_path: str, client_ca_path: str | None = None) -> ssl.SSLContext:
-    """A context for a server: TLS 1.2 or newer; with a CA clients have to have a certificate of it.
+    """Return a context for a server: TLS 1.2 or newer. With a CA, clients must have a certificate that it has signed.
 
-    Raises `SecurityFileError`, which says which of the files cannot be used, and why.
+    Raises `SecurityFileError`, which names the file and the reason.
     """
     for path, what in ((cert_path, "certificate"), (key_path, "key"), (client_ca_path, "CA's certificate")):
         if path is not None:
@@ -38,16 +38,16 @@ def server_context(cert_path: str, key_path: str, client_ca_path: str | None = N
         try:
             context.load_verify_locations(cafile=client_ca_path)
         except (ssl.SSLError, OSError):
-            raise SecurityFileError(client_ca_path, "no certificates in PEM are in it") from None
+            raise SecurityFileError(client_ca_path, "it contains no certificates in PEM format") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 class ServerTls:
-    """The context for the next connection, made anew when one of the files is another. Thread-safe.
+    """The TLS context for the next connection, renewed when a file has changed. Thread-safe.
 
-    What cannot be used raises `SecurityFileError` when this is made; later on the certificate before stays, and an
-    error is logged.
+    Creation raises `SecurityFileError` for invalid files. If a changed file is invalid, the previous certificate stays
+    in use, and an error is logged.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ServerTls:
 
     @property
     def wants_certificates(self) -> bool:
-        """Whether clients prove who they are by TLS."""
+        """Return whether clients authenticate by a TLS certificate."""
         return self._paths[2] is not None
 
     def context(self) -> ssl.SSLContext:
-        """To wrap the next connection's socket with."""
+        """Return the context to wrap the socket of the next connection with."""
         if self._clock() >= self._next_look_s:
             with try_lock(self._mutex) as is_mine:
                 if is_mine:
@@ -88,19 +88,19 @@ class ServerTls:
             return
         is_changed = versions != self._versions
         try:
-            # A new context, and not new files into the old one: handshakes are going on with that.
+            # A new context: running handshakes still use the old one.
             self._context = server_context(*self._paths)
         except SecurityFileError as error:
-            # Certificate and key are two files: for a moment one of them may be older than the other.
+            # Certificate and key are two files: during a renewal they may not fit together for a moment.
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                logger.error("the certificate before stays in use: %s", error)
+                logger.error("the previous certificate stays in use: %s", error)
             return
         self._versions, self._is_settled, self._complaint = versions, is_settled, ""
         if is_changed:
             cert, _, client_ca = self._paths
             names = ", ".join(names_in(cert)) or "no name"
-            told = f"; the authority of clients is in {client_ca}" if client_ca is not None else ""
+            told = f"; client certificates are checked with {client_ca}" if client_ca is not None else ""
             reloads.info("%s or its key changed and was read again: the certificate is for %s%s", cert, names, told)
 
     def _look(self) -> tuple[list[tuple[int, int, int]], bool]:
@@ -108,7 +108,7 @@ class ServerTls:
         for path in self._paths:
             try:
                 found = os.stat(path) if path is not None else None
-            except OSError:  # told when it is read
+            except OSError:  # reported when the file is read
                 found = None
             versions.append((found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else (0, 0, 0))
         newest_ns = max(modified_ns for _, modified_ns, _ in versions)
@@ -116,9 +116,9 @@ class ServerTls:
 
 
 def principal_of(connection: ssl.SSLSocket | ssl.SSLObject) -> Principal | None:
-    """Who is at the other end, by the certificate that was checked; None when there is none.
+    """Return the principal of the peer's checked certificate; None without a certificate.
 
-    As by Kafka's default, the whole distinguished name: ``User:CN=ann,OU=Engineering,O=Acme,C=DE``.
+    As in Kafka's default, its name is the whole distinguished name: ``User:CN=ann,OU=Engineering,O=Acme,C=DE``.
     """
     certificate = connection.getpeercert(binary_form=True)
     return Principal("User", subject_of(certificate)) if certificate else None
@@ -133,7 +133,7 @@ def _check_readable(path: str, what: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Instead of asking for it on a terminal that is none."""
+    """Fail instead of asking for the passphrase: there is no terminal."""
     raise _Encrypted
 
 
@@ -145,14 +145,14 @@ def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str) -> None:
     try:
         context.load_cert_chain(cert_path, key_path, password=_no_passphrase)
     except _Encrypted:
-        raise SecurityFileError(key_path, "the key is encrypted: 'openssl pkey' can write it without") from None
+        raise SecurityFileError(key_path, "the key is encrypted; use 'openssl pkey' to write it unencrypted") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise SecurityFileError(key_path, f"the key is not that of the certificate {cert_path}") from None
+            raise SecurityFileError(key_path, f"the key does not belong to the certificate {cert_path}") from None
         raise SecurityFileError(
-            cert_path, f"the certificate, or the key {key_path}, is none in PEM: {error.reason or error}"
+            cert_path, f"the certificate, or the key {key_path}, is not in PEM format: {error.reason or error}"
         ) from None
-    except OSError as error:  # gone since a look at it: files are being renewed
+    except OSError as error:  # deleted since the check: the files are being renewed
         raise SecurityFileError(
             cert_path, f"the certificate, or the key {key_path}, cannot be read: {error.strerror}"
         ) from None

@@ -1,9 +1,9 @@
-"""The users file: who may come in, and what proves it. No password is in it, nor to be got out of it but by guessing.
+"""The users file: user names and the keys that verify their passwords. Passwords can only be guessed from it.
 
 JSON, UTF-8, readable for its owner alone:
 
     {"format": 1,
-     "secret": "...",                     random; what unknown users are challenged with is made of it
+          "secret": "...",                     random; challenges for unknown users are derived from it
      "users": {
        "ann": {
          "SCRAM-SHA-256": {"salt": "...", "stored_key": "...", "server_key": "...", "iterations": 16384},
@@ -36,12 +36,12 @@ from segmentlog.storage.fs import FileSystem
 logger = logging.getLogger("segmentlog.server")
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-"""By mechanism, the name of its hash."""
+"""By mechanism, the name of its hash function."""
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 1_000_000
-"""Clients refuse more (kafka-python), and every one of them has to do it each time it connects."""
+"""Some clients refuse more (kafka-python), and every client computes them for each connection."""
 DEFAULT_ITERATIONS: Final = 16_384
-"""As many as Kafka takes at the most; 4 ms for each log-in, and for each guess."""
+"""The most that Kafka accepts: 4 ms for each log-in, and for each guess."""
 NAME_MAX: Final = 255
 _SALT_BYTES: Final = 16
 _SALT_BYTES_MIN: Final = 12
@@ -50,14 +50,14 @@ _RESERVED: Final = frozenset(("*", "ANONYMOUS"))
 
 
 class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server knows of a password."""
+    """Data by which a server verifies a password."""
 
     salt: bytes
     stored_key: bytes
     server_key: bytes
     iterations: int
 
-    def __repr__(self) -> str:  # it may get into a traceback
+    def __repr__(self) -> str:  # without the keys, as it may be part of a traceback
         return f"Credential(iterations={self.iterations})"
 
 
@@ -71,7 +71,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class User(NamedTuple):
-    """What may be shown of a user."""
+    """Properties of a user that may be displayed."""
 
     name: str
     mechanisms: tuple[str, ...]
@@ -79,7 +79,7 @@ class User(NamedTuple):
 
 
 def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Credential:
-    """The keys of a password. Takes its time, outside of Python's lock."""
+    """Derive the keys of a password. Takes milliseconds, without holding Python's lock."""
     algorithm = HASHES[mechanism]
     salted = hashlib.pbkdf2_hmac(algorithm, password.encode("utf-8", "surrogatepass"), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", algorithm)
@@ -88,7 +88,7 @@ def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Crede
 
 
 class Users:
-    """The users of a file, as they are there now. Thread-safe. Raises `SecurityFileError` and OSError when made."""
+    """The users in a file, with its latest changes. Thread-safe. Creation raises `SecurityFileError` and OSError."""
 
     def __init__(self, path: str, *, fs: FileSystem | None = None) -> None:
         self.path = path
@@ -96,28 +96,30 @@ class Users:
         try:
             self._file = WatchedFile(path, lambda data: _Known(_decode(path, data)), _Known.changes_to, fs=fs)
         except FileNotFoundError:
-            why = "there is no such file; 'segmentlog users add NAME --users FILE' makes it"
+            why = "there is no such file; 'segmentlog users add NAME --users FILE' creates it"
             raise SecurityFileError(path, why) from None
         if fs.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            logger.warning("%s: others may read it, and guess passwords by it: chmod 600", path)
+            logger.warning(
+                "%s: other users of this machine can read it and guess passwords; run 'chmod 600' on it", path
+            )
 
     def reload(self) -> None:
-        """Look at the file now, and not within the next half second."""
+        """Read the file now if it has changed, instead of within half a second."""
         self._file.reload()
 
     def version(self) -> object:
-        """The same object as long as the file says the same."""
+        """Return an object that stays the same until the contents of the file change."""
         return self._file.current()
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        """(what to challenge somebody of this name with, whether there is such a user).
+        """Return the credential to challenge a user with, and whether the user exists.
 
-        For a name that nobody has it is made up, the same each time, and no password fits.
+        For an unknown name the credential is made up, is the same each time, and fits no password.
         """
         return self._file.current().challenge(name, mechanism)
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether it is the user's password. As slow for a name that nobody has."""
+        """Return whether this is the user's password. Takes the same time for unknown names."""
         known = self._file.current()
         mechanism = known.mechanism_for(name)
         credential, is_known = known.challenge(name, mechanism)
@@ -126,7 +128,7 @@ class Users:
 
 
 class _Known:
-    """One state of the file."""
+    """Parsed contents of the file."""
 
     def __init__(self, document: _Document) -> None:
         self._users = document.users
@@ -134,12 +136,12 @@ class _Known:
         self._iterations = {mechanism: self._usual_iterations(mechanism) for mechanism in HASHES}
 
     def _usual_iterations(self, mechanism: str) -> int:
-        """So many has somebody whom there is not: as most have, or that would tell him."""
+        """Return the iteration count for unknown users: the most frequent one, so that it does not give them away."""
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
     def changes_to(self, now: _Known) -> str:
-        """Say how many users there are now, and how many came, went and got another password. Names nobody."""
+        """Return the number of users, and of added, removed and changed ones. Contains no names."""
         there = self._users.keys() & now._users.keys()
         return (
             f"{len(now._users):,} users; {len(now._users.keys() - there):,} added,"
@@ -148,11 +150,11 @@ class _Known:
         )
 
     def mechanism_for(self, name: str) -> str:
-        """By which a password in the clear is verified."""
+        """Return the mechanism by which a password in plain text is verified."""
         return next((mechanism for mechanism in HASHES if mechanism in self._users.get(name, HASHES)), "SCRAM-SHA-256")
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        # Made up in any case, so that it takes the same time.
+        # Made up in any case, so that known and unknown names take the same time.
         made_up = self._made_up(name, mechanism)
         found = self._users.get(name, {}).get(mechanism)
         return (made_up, False) if found is None else (found, True)
@@ -168,9 +170,9 @@ class _Known:
 def add_user(
     path: str, name: str, password: str, *, iterations: int = DEFAULT_ITERATIONS, fs: FileSystem | None = None
 ) -> bool:
-    """Add a user, or give him another password; whether he is new. Servers that run take him in within a second.
+    """Add a user, or change the password; return whether the user is new. Running servers notice it within a second.
 
-    The file is made if it is not there. Raises `InvalidUser`, `SecurityFileError` and OSError.
+    Creates the file if it does not exist. Raises `InvalidUser`, `SecurityFileError` and OSError.
     """
     check_name(name)
     check_password(password, iterations)
@@ -187,7 +189,7 @@ def add_user(
 
 
 def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
-    """Remove a user; whether there was one. He stays on connections that he has. Raises as `add_user` does."""
+    """Remove a user; return whether the user existed. Open connections stay open. Raises as `add_user` does."""
 
     def remove(before: bytes | None) -> tuple[bytes | None, bool]:
         if before is None:
@@ -198,17 +200,17 @@ def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
         users = {other: found for other, found in document.users.items() if other != name}
         return _encode(msgspec.structs.replace(document, users=users)), True
 
-    if not (fs or FileSystem()).exists(path):  # or a lock would be left where nothing is
-        raise SecurityFileError(path, "there is no such file, and so no user")
+    if not (fs or FileSystem()).exists(path):  # otherwise a lock file would be created
+        raise SecurityFileError(path, "there is no such file, so it contains no user")
     return change_file(path, remove, mode=PRIVATE, fs=fs)
 
 
 def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
-    """The users of a file by their names. Raises `SecurityFileError` and OSError."""
+    """Return the users of a file, sorted by name. Raises `SecurityFileError` and OSError."""
     try:
         document = _decode(path, read_file(fs or FileSystem(), path))
     except FileNotFoundError:
-        raise SecurityFileError(path, "there is no such file; 'segmentlog users add NAME' makes it") from None
+        raise SecurityFileError(path, "there is no such file; 'segmentlog users add NAME' creates it") from None
     return [
         User(name, tuple(found), min(credential.iterations for credential in found.values()))
         for name, found in sorted(document.users.items())
@@ -216,25 +218,25 @@ def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
 
 
 def check_name(name: str) -> None:
-    """Raises `InvalidUser` for what is no name for a user."""
+    """Raise `InvalidUser` unless this is a valid user name."""
     if not 1 <= len(name) <= NAME_MAX or name in _RESERVED or not is_prepared(name):
         raise InvalidUser(
-            f"{name!r} is no name for a user: 1 to {NAME_MAX} characters that SASLprep leaves as they are, and neither"
-            f" {' nor '.join(sorted(_RESERVED))}"
+            f"{name!r} is not a valid user name: use 1 to {NAME_MAX} characters that SASLprep does not change,"
+            f" except {' and '.join(sorted(_RESERVED))}"
         )
 
 
 def check_password(password: str, iterations: int) -> None:
-    """Raises `InvalidUser`, which does not repeat the password."""
+    """Raise `InvalidUser` unless this is a valid password. The error does not contain the password."""
     if not password:
         raise InvalidUser("the password is empty")
-    if not is_prepared(password):  # and say nothing of it
+    if not is_prepared(password):  # the message must not quote it
         raise InvalidUser(
-            "the password has characters that some clients send otherwise than others (SASLprep changes or forbids"
-            " them): choose one of letters, digits and signs"
+            "the password has characters that some clients send differently (SASLprep changes or forbids them);"
+            " use letters, digits and punctuation"
         )
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise InvalidUser(f"{iterations} iterations: from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
+        raise InvalidUser(f"{iterations} iterations are not allowed: use {ITERATIONS_MIN} to {ITERATIONS_MAX}")
 
 
 def _encode(document: _Document) -> bytes:
@@ -242,30 +244,30 @@ def _encode(document: _Document) -> bytes:
 
 
 def _decode(path: str, data: bytes) -> _Document:
-    """Raises `SecurityFileError`, which tells where something is wrong, and not what is there."""
+    """Decode the file. Raises `SecurityFileError`, which names the place of an error, but not its contents."""
     try:
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # What it says of a text holds what is there.
+        # The text of a UnicodeDecodeError contains bytes of the file.
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise SecurityFileError(path, f"not a users file: {why}") from None
     if document.format != _FORMAT:
-        raise SecurityFileError(path, f"it has format {document.format}, and this version knows {_FORMAT}")
+        raise SecurityFileError(path, f"it has format {document.format}; this version reads format {_FORMAT}")
     if len(document.secret) < _SALT_BYTES:
         raise SecurityFileError(path, f"its secret has less than {_SALT_BYTES} bytes")
     for name, found in document.users.items():
         if not found:
-            raise SecurityFileError(path, f"user {name!r} has nothing that proves him")
+            raise SecurityFileError(path, f"user {name!r} has no credentials")
         for mechanism, credential in found.items():
             if mechanism not in HASHES:
-                raise SecurityFileError(path, f"user {name!r}: {mechanism!r} is none of {', '.join(HASHES)}")
+                raise SecurityFileError(path, f"user {name!r}: {mechanism!r} is not one of {', '.join(HASHES)}")
             size = hashlib.new(HASHES[mechanism]).digest_size
             if len(credential.stored_key) != size or len(credential.server_key) != size:
-                raise SecurityFileError(path, f"user {name!r}: the keys of {mechanism} have {size} bytes")
+                raise SecurityFileError(path, f"user {name!r}: the keys of {mechanism} must have {size} bytes")
             if len(credential.salt) < _SALT_BYTES_MIN:
-                raise SecurityFileError(path, f"user {name!r}: a salt has at least {_SALT_BYTES_MIN} bytes")
+                raise SecurityFileError(path, f"user {name!r}: a salt must have at least {_SALT_BYTES_MIN} bytes")
             if not ITERATIONS_MIN <= credential.iterations <= ITERATIONS_MAX:
                 raise SecurityFileError(
-                    path, f"user {name!r}: iterations are from {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+                    path, f"user {name!r}: iterations must be from {ITERATIONS_MIN} to {ITERATIONS_MAX}"
                 )
     return document

@@ -1,6 +1,6 @@
-"""The rights to see things: the Kafka server, REST and the console all ask this module.
+"""Rights to see things. The Kafka server, REST and the console all use this module.
 
-| thing | right | of the store's own topics, in addition |
+| thing | right | for internal topics, in addition |
 |---|---|---|
 | a topic: name, partitions, offsets, sizes | DESCRIBE on the topic | DESCRIBE on the cluster |
 | the records of a topic | READ on the topic | ALTER on the cluster |
@@ -11,8 +11,8 @@
 | schemas, and values that are decoded by one | READ on the topic ``_schemas`` | |
 | the cluster: health, where the store is, rules | DESCRIBE on the cluster | |
 
-The records of the store's own topics name every group, transactional id and topic. So they take the right to change
-the rules themselves: with it a principal can allow itself everything else.
+The records of internal topics contain the names of all groups, transactional ids and topics. So to read them takes the
+right to change the rules: with it, a principal can allow itself everything else anyway.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _RIGHTS: Final = {
     Thing.CLUSTER: (Operation.DESCRIBE, ResourceType.CLUSTER),
 }
 _FIGURES: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
-"""Operations that show no record."""
+"""Operations that reveal no record."""
 _ONLY: Final = {Thing.SCHEMAS: SCHEMAS_TOPIC, Thing.CLUSTER: CLUSTER_NAME}
-"""Things of which there is one."""
+"""Things that exist once in a store."""
 
 
 class Viewer(NamedTuple):
-    """A principal at an address, and the rules that it is judged by. Thread-safe."""
+    """A principal at an address, and the rules that apply to it. Thread-safe."""
 
     authorizer: Authorizer
     principal: Principal

@@ -1,4 +1,4 @@
-"""A file that people change while a server runs: what is in it now, at the cost of a look at its times now and then."""
+"""A file that people change while a server runs. Its times are checked twice a second at most."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
-"""Where a process says what a changed file says now. Of several processes that read one file, one says it."""
+"""Logs what a changed file contains. If several processes read the file, one of them logs it."""
 
 T = TypeVar("T")
 
 LOOK_EVERY_S: Final = 0.5
 _SETTLED_NS: Final = 2_000_000_000
-"""Times of files have steps: a younger file may change once more without a later time, and is read again."""
+"""Times of files are coarse: a younger file may change again without a new time, so it is read again."""
 
 _Version = tuple[int, int, int]
 
 
 class WatchedFile(Generic[T]):
-    """What ``parse`` makes of the file at ``path``. Thread-safe.
+    """The value that ``parse`` returns for the file at ``path``. Thread-safe.
 
-    The first look raises whatever is wrong. Later on a file that is gone or broken changes nothing: what was known
-    goes on to count, and an error is logged, once for each state of the file. A file that says something else is logged
-    with ``describe(before, now)``, which must hold no secret.
+    Creation raises any error. If the file is missing or invalid later, the previous value stays valid, and an error is
+    logged once for each version of the file. A change is logged with ``describe(before, now)``, which must not return
+    secrets.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class WatchedFile(Generic[T]):
         self._next_look_s = clock() + look_every_s
 
     def current(self) -> T:
-        """What is in the file, at most half a second ago."""
+        """Return the value of the file, which is at most half a second old."""
         if self._clock() >= self._next_look_s:
-            # Whoever comes meanwhile need not wait: what was known a moment ago is as good.
+            # Other threads need not wait: the previous value is recent enough for them.
             with try_lock(self._mutex) as is_mine:
                 if is_mine:
                     self._refresh()
         return self._value
 
     def reload(self) -> T:
-        """What is in the file now."""
+        """Return the value of the file as it is now."""
         with self._mutex:
             self._refresh()
         return self._value
@@ -86,12 +86,12 @@ class WatchedFile(Generic[T]):
             complaint = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             if complaint != self._complaint:
                 self._complaint = complaint
-                logger.error("%s: cannot be used, and what it said before goes on to count: %s", self.path, complaint)
+                logger.error("%s: cannot be used: %s; its previous contents stay in effect", self.path, complaint)
             return
         self._version, self._is_settled, self._bytes, self._complaint = version, is_settled, found, ""
 
     def _look(self) -> tuple[_Version, bool]:
-        """Before reading: what is read is then at least as new."""
+        """Return times before the file is read, so that the contents are at least as new."""
         found = self._fs.stat(self.path)
         return (
             (found.st_ino, found.st_mtime_ns, found.st_size),

@@ -207,7 +207,7 @@ def broken(tmp_path: Path, server: Pair, authority: trustme.CA) -> dict[str, str
         ("none", "key", None, "certificate cannot be read: No such file"),
         ("certificate", "none", None, "key cannot be read: No such file"),
         ("certificate", "folder", None, "directory"),
-        ("certificate", "other key", None, "not that of the certificate"),
+        ("certificate", "other key", None, "does not belong to the certificate"),
         ("certificate", "empty", None, "PEM"),
         ("certificate", "text", None, "PEM"),
         ("text", "key", None, "PEM"),

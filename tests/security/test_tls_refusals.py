@@ -116,8 +116,8 @@ def test_each_reason_is_logged_once_with_a_remedy(
     lines = logged()
     assert len(lines) == 4, lines
     assert sum("does not trust its authority" in line and "--advertise" in line for line in lines) == 2
-    assert sum("does not speak TLS" in line for line in lines) == 1
-    assert sum("speaks HTTP" in line for line in lines) == 1
+    assert sum("does not use TLS" in line for line in lines) == 1
+    assert sum("uses HTTP" in line for line in lines) == 1
 
 
 def test_clients_with_certificates_that_do_not_fit(
@@ -131,8 +131,8 @@ def test_clients_with_certificates_that_do_not_fit(
         trustme.CA().issue_cert("ann@x").configure_cert(stranger)
         connect(server, stranger)
         wait_for(lambda: len(logged()) >= 2)
-    assert any("has no certificate" in line for line in logged())
-    assert any("client certificate: " in line and "vouches" in line for line in logged())
+    assert any("sent no certificate" in line for line in logged())
+    assert any("client certificate: " in line and "signed by the authority" in line for line in logged())
 
 
 def test_who_merely_leaves_is_no_warning(
