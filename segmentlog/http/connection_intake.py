@@ -64,7 +64,7 @@ class Arrival(asyncio.Protocol):
                 self._hand_over(encrypted, place)
                 return
         except (OSError, ValueError) as error:  # what TLS raises is one; a certificate that names nobody is the other
-            self._refusals.note(place.host, error)
+            self._refusals.log_failure(place.host, error)
         except BaseException:
             self._give_up(transport, place)
             raise

@@ -68,14 +68,14 @@ _IMPLIED_BY: Final = {
 }
 
 
-def is_about(rule: Rule, operation: Operation) -> bool:
+def covers_operation(rule: Rule, operation: Operation) -> bool:
     """Return whether a rule covers the operation: by itself, with ALL, or because an allowed operation implies it."""
     return rule.operation in (operation, Operation.ALL) or (
         rule.permission is Permission.ALLOW and rule.operation in _IMPLIED_BY.get(operation, ())
     )
 
 
-def is_for(rule: Rule, principal: Principal, host: str) -> bool:
+def applies_to(rule: Rule, principal: Principal, host: str) -> bool:
     """Return whether a rule applies to the principal from this host."""
     return rule.principal in (ANYBODY, str(principal)) and rule.host in (ANYTHING, host)
 
@@ -91,7 +91,7 @@ class RuleIndex:
             by_name.setdefault(rule.name, []).append(rule)
         self._lengths = sorted({len(prefix) for prefix in self._prefixed})
 
-    def _about(self, name: str) -> Iterator[Rule]:
+    def _matching(self, name: str) -> Iterator[Rule]:
         yield from self._literal.get(name, ())
         if name != ANYTHING:
             yield from self._literal.get(ANYTHING, ())
@@ -103,8 +103,8 @@ class RuleIndex:
     def allow(self, principal: Principal, host: str, operation: Operation, name: str) -> bool:
         """Return whether the rules allow the operation on the resource."""
         is_allowed = False
-        for rule in self._about(name):
-            if is_for(rule, principal, host) and is_about(rule, operation):
+        for rule in self._matching(name):
+            if applies_to(rule, principal, host) and covers_operation(rule, operation):
                 if rule.permission is Permission.DENY:
                     return False
                 is_allowed = True
@@ -115,7 +115,7 @@ class RuleIndex:
         allowed: list[Rule] = []
         denied_names, denied_prefixes = set(), set()
         for rule in self._all():
-            if is_for(rule, principal, host) and is_about(rule, operation):
+            if applies_to(rule, principal, host) and covers_operation(rule, operation):
                 if rule.permission is Permission.ALLOW:
                     allowed.append(rule)
                 elif rule.pattern is Pattern.PREFIXED:

@@ -17,7 +17,7 @@ _KNOWN_MAX: Final = 20_000
 """Most cached decisions. Beyond that, all are dropped: clients may ask for any names."""
 
 
-class _Decisions:
+class _CachedDecisions:
     """The rules of one version of the file, with cached decisions."""
 
     def __init__(self, acls: Acls, super_users: frozenset[str]) -> None:
@@ -47,12 +47,12 @@ class _Decisions:
         return is_allowed
 
 
-def _changes(before: _Decisions, now: _Decisions) -> str:
+def _changes(before: _CachedDecisions, now: _CachedDecisions) -> str:
     _warn(now)
     return now.acls.changes_from(before.acls)
 
 
-def _warn(decisions: _Decisions) -> None:
+def _warn(decisions: _CachedDecisions) -> None:
     for doubt in decisions.acls.doubts:
         reloads.warning("%s", doubt)
 
@@ -73,7 +73,7 @@ class Authorizer:
         more = frozenset(super_users)
         try:
             self._file = WatchedFile(
-                path, lambda data: _Decisions(parse_acls(path, data), more), _changes, fs=self._fs,
+                path, lambda data: _CachedDecisions(parse_acls(path, data), more), _changes, fs=self._fs,
                 look_every_s=look_every_s,
             )  # fmt: skip
             _warn(self._file.current())
@@ -109,7 +109,7 @@ class Authorizer:
         """Return whether there are no rules, and everything is allowed."""
         return False
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the file if it has changed, as a decision does; for a server without requests."""
         self._file.current()
 
@@ -168,7 +168,7 @@ class OpenAuthorizer(Authorizer):
     def is_open(self) -> bool:
         return True
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Do nothing: there is no file."""
 
     def reload(self) -> None:

@@ -82,6 +82,6 @@ def network_of(host: str) -> str:
     head, has_gap, tail = host.partition("::")
     groups = head.split(":") if head else []
     if has_gap:
-        behind = tail.split(":") if tail else []
-        groups += ["0"] * (8 - len(groups) - len(behind)) + behind
+        after_gap = tail.split(":") if tail else []
+        groups += ["0"] * (8 - len(groups) - len(after_gap)) + after_gap
     return ":".join(group.lstrip("0") or "0" for group in groups[:_IPV6_NETWORK_GROUPS])

@@ -94,7 +94,7 @@ def _names_in(cert_path: str) -> tuple[str, ...] | None:
         return None
 
 
-def uncovered(cert_path: str, host: str) -> str | None:
+def describe_mismatch(cert_path: str, host: str) -> str | None:
     """Return why clients that connect to ``host`` will refuse a certificate in a PEM file, and the remedy, or None.
 
     Also None if the file cannot be read or is not a certificate: loading it reports that.

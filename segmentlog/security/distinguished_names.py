@@ -71,9 +71,9 @@ def _escape(text: str) -> str:
     core = escaped.strip(" ")
     if not core:
         return "\\ " * len(escaped)
-    before = len(escaped) - len(escaped.lstrip(" "))
-    behind = len(escaped) - len(escaped.rstrip(" "))
-    return "\\ " * before + core + "\\ " * behind
+    leading = len(escaped) - len(escaped.lstrip(" "))
+    trailing = len(escaped) - len(escaped.rstrip(" "))
+    return "\\ " * leading + core + "\\ " * trailing
 
 
 def elements(data: bytes) -> Iterator[Element]:

@@ -93,7 +93,7 @@ def check_safe_for_passwords(host: str, tls: bool, insecure: bool) -> None:
     )
 
 
-def check_safe_to_tell(host: str, insecure: bool) -> None:
+def check_safe_for_metrics(host: str, insecure: bool) -> None:
     """Check the address of the metrics, which are neither encrypted nor protected by passwords."""
     try:
         if insecure or is_loopback(host):

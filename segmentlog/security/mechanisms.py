@@ -28,7 +28,7 @@ class Exchange(Protocol):
         """Return the answer to a token. Raises `AuthenticationFailed`."""
 
 
-def begin(mechanism: str, users: Users) -> Exchange:
+def start_exchange(mechanism: str, users: Users) -> Exchange:
     """Start an exchange of one of `MECHANISMS`."""
     return PlainExchange(users) if mechanism == PLAIN else ScramExchange(mechanism, users)
 

@@ -19,7 +19,7 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     acls: str | None = None
     insecure: bool = False
 
-    def with_those_of(self, store_path: str) -> Security:
+    def with_store_files(self, store_path: str) -> Security:
         """Return the settings with the users and rules files of the store, for those that are not given.
 
         A dangling link counts as a file. Reading it fails then; otherwise every client would have access.

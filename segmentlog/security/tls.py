@@ -64,7 +64,7 @@ class ServerTls:
         self._clock = clock
         self._mutex = fork_safety.lock(self, "_mutex")
         self._complaint = ""
-        self._versions, self._is_settled = self._look()
+        self._versions, self._is_final = self._read_version()
         self._context = server_context(*self._paths)
         self._next_look_s = clock() + look_every_s
 
@@ -83,8 +83,8 @@ class ServerTls:
 
     def _refresh(self) -> None:
         self._next_look_s = self._clock() + self._look_every_s
-        versions, is_settled = self._look()
-        if versions == self._versions and self._is_settled:
+        versions, is_final = self._read_version()
+        if versions == self._versions and self._is_final:
             return
         is_changed = versions != self._versions
         try:
@@ -96,14 +96,14 @@ class ServerTls:
                 self._complaint = str(error)
                 logger.error("the previous certificate stays in use: %s", error)
             return
-        self._versions, self._is_settled, self._complaint = versions, is_settled, ""
+        self._versions, self._is_final, self._complaint = versions, is_final, ""
         if is_changed:
             cert, _, client_ca = self._paths
             names = ", ".join(names_in(cert)) or "no name"
             told = f"; client certificates are checked with {client_ca}" if client_ca is not None else ""
             reloads.info("%s or its key changed and was read again: the certificate is for %s%s", cert, names, told)
 
-    def _look(self) -> tuple[list[tuple[int, int, int]], bool]:
+    def _read_version(self) -> tuple[list[tuple[int, int, int]], bool]:
         versions = []
         for path in self._paths:
             try:

@@ -100,7 +100,7 @@ class TlsRefusals:
         self._said: dict[str, tuple[float, int]] = {}
         """By reason: the time of the last log line, and the number of failed handshakes since."""
 
-    def note(self, host: str, error: Exception) -> None:
+    def log_failure(self, host: str, error: Exception) -> None:
         """Count a failed handshake of a client, and log it if it is due."""
         found = refusal_of(error, self._remedies)
         now_s = self._clock()

@@ -94,7 +94,7 @@ class Users:
         self.path = path
         fs = fs or FileSystem()
         try:
-            self._file = WatchedFile(path, lambda data: _Known(_decode(path, data)), _Known.changes_to, fs=fs)
+            self._file = WatchedFile(path, lambda data: _UserTable(_decode(path, data)), _UserTable.changes_to, fs=fs)
         except FileNotFoundError:
             why = "there is no such file; 'segmentlog users add NAME --users FILE' creates it"
             raise SecurityFileError(path, why) from None
@@ -127,7 +127,7 @@ class Users:
         return hmac.compare_digest(found.stored_key, credential.stored_key) & is_known
 
 
-class _Known:
+class _UserTable:
     """Parsed contents of the file."""
 
     def __init__(self, document: _Document) -> None:
@@ -140,7 +140,7 @@ class _Known:
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
-    def changes_to(self, now: _Known) -> str:
+    def changes_to(self, now: _UserTable) -> str:
         """Return the number of users, and of added, removed and changed ones. Contains no names."""
         there = self._users.keys() & now._users.keys()
         return (

@@ -52,7 +52,7 @@ class WatchedFile(Generic[T]):
         self._clock = clock
         self._mutex = fork_safety.lock(self, "_mutex")
         self._complaint = ""
-        self._version, self._is_settled = self._look()
+        self._version, self._is_final = self._read_version()
         self._bytes = read_file(self._fs, path)
         self._value = parse(self._bytes)
         self._next_look_s = clock() + look_every_s
@@ -75,8 +75,8 @@ class WatchedFile(Generic[T]):
     def _refresh(self) -> None:
         self._next_look_s = self._clock() + self._look_every_s
         try:
-            version, is_settled = self._look()
-            if version == self._version and self._is_settled:
+            version, is_final = self._read_version()
+            if version == self._version and self._is_final:
                 return
             found = read_file(self._fs, self.path)
             if found != self._bytes:
@@ -88,9 +88,9 @@ class WatchedFile(Generic[T]):
                 self._complaint = complaint
                 logger.error("%s: cannot be used: %s; its previous contents stay in effect", self.path, complaint)
             return
-        self._version, self._is_settled, self._bytes, self._complaint = version, is_settled, found, ""
+        self._version, self._is_final, self._bytes, self._complaint = version, is_final, found, ""
 
-    def _look(self) -> tuple[_Version, bool]:
+    def _read_version(self) -> tuple[_Version, bool]:
         """Return times before the file is read, so that the contents are at least as new."""
         found = self._fs.stat(self.path)
         return (

@@ -107,10 +107,12 @@ def warn_of_names(cert_path: str | None, nodes: Iterable[Node]) -> None:
     """Log a warning for each advertised name that the server's certificate does not have: clients refuse it then."""
     if cert_path is None:
         return
-    from segmentlog.security.certificate_names import uncovered  # with `ssl`, which a supervisor has no other use for
+    from segmentlog.security.certificate_names import (
+        describe_mismatch,  # with `ssl`, which a supervisor has no other use for
+    )
 
     for host in dict.fromkeys(node.host for node in nodes):
-        if (why := uncovered(cert_path, host)) is not None:
+        if (why := describe_mismatch(cert_path, host)) is not None:
             logger.warning("%s", why)
 
 

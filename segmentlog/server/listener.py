@@ -298,7 +298,7 @@ class Listener:
             self._enter(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
             self._meter.event(Event.TLS_FAILED)
-            self._tls_refusals.note(host, error)
+            self._tls_refusals.log_failure(host, error)
             sock.close()
             self._forget(host, guest)
 

@@ -52,7 +52,7 @@ _METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 class MetricsServer:
     """Serves until it is closed, in threads. ``is_first``: it tells of the whole store, too, which one of all does.
 
-    Whoever makes it has checked that the address is a safe one (`security.listen_rules.check_safe_to_tell`). Raises
+    Whoever makes it has checked that the address is a safe one (`security.listen_rules.check_safe_for_metrics`). Raises
     OSError for one that is taken, SegmentlogError without the client library.
     """
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.security.mechanisms import MECHANISMS, Exchange, begin
+from segmentlog.security.mechanisms import MECHANISMS, Exchange, start_exchange
 from segmentlog.security.principals import Principal
 from segmentlog.security.security_errors import AuthenticationFailed
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -112,7 +112,7 @@ class SaslSession:
             self._state = _State.FAILED
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled
         self._mechanism = mechanism
-        self._exchange = begin(mechanism, self._users)
+        self._exchange = start_exchange(mechanism, self._users)
         self._state = _State.PROVING_ANEW if anew else _State.EXCHANGING
         self.takes_raw_tokens = version == 0
         return ErrorCode.NONE, enabled

@@ -27,7 +27,7 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.listen_rules import check_safe, check_safe_for_metrics, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, nodes_of, warn_of_names
 from segmentlog.server.server_settings import ServerSettings
@@ -119,12 +119,12 @@ class Supervisor:
         beside: Beside | None = None,
         on_change: Callable[[Supervisor], None] | None = None,
     ) -> None:
-        security = plan.security.with_those_of(plan.path)
+        security = plan.security.with_store_files(plan.path)
         plan = msgspec.structs.replace(plan, security=security)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
         if plan.metrics is not None:
-            check_safe_to_tell(plan.metrics[0], security.insecure)
+            check_safe_for_metrics(plan.metrics[0], security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._child = child

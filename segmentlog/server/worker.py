@@ -38,7 +38,7 @@ class Worker:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
         door, users = _door(security, host)
-        self._looks: list[Callable[[], object]] = [authorizer.look]
+        self._looks: list[Callable[[], object]] = [authorizer.refresh]
         if users is not None:
             self._looks.append(users.version)
         if door.tls is not None:

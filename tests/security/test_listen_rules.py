@@ -35,10 +35,10 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
     """Users and rules of the store that cannot be reached now are there all the same."""
     store = str(tmp_path)
-    assert Security().with_those_of(store) == Security()
+    assert Security().with_store_files(store) == Security()
     for name in (USERS_FILE, ACLS_FILE):
         (tmp_path / name).symlink_to(tmp_path / "not mounted" / name)
-    found = Security().with_those_of(store)
+    found = Security().with_store_files(store)
     assert (found.users, found.acls) == (f"{store}/{USERS_FILE}", f"{store}/{ACLS_FILE}")
     with pytest.raises(SecurityFileError, match="no such file"):
         Users(str(found.users))

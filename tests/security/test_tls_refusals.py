@@ -151,14 +151,14 @@ def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> N
     now_s = 0.0
     refusals = TlsRefusals(logging.getLogger("segmentlog.server"), again_s=600, clock=lambda: now_s)
     for _ in range(1000):
-        refusals.note("10.0.0.7", TimeoutError("it took too long"))
+        refusals.log_failure("10.0.0.7", TimeoutError("it took too long"))
     assert len(logged()) == 1
     now_s = 601.0
-    refusals.note("10.0.0.8", TimeoutError("it took too long"))
+    refusals.log_failure("10.0.0.8", TimeoutError("it took too long"))
     assert len(logged()) == 2
     assert "999 more" in logged()[1]
     for number in range(1000):
-        refusals.note("10.0.0.9", ValueError(f"reason {number}"))
+        refusals.log_failure("10.0.0.9", ValueError(f"reason {number}"))
     assert len(logged()) < 100
 
 
