@@ -43,7 +43,7 @@ def every_version() -> Iterator[tuple[str, int]]:
 
 
 def codec_of(name: str, version: int) -> Codec:
-    """The functions for it; data messages with the version before them."""
+    """Return the functions for it; data messages with the version before them."""
     message = MESSAGES[name]
     if message.kind == "data":
         module = import_module("segmentlog.server.codec.generated.consumer_protocol")

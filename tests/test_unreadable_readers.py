@@ -22,7 +22,7 @@ from wire import Sent, append_sent, encoded, foreign, forged
 import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
@@ -428,7 +428,7 @@ def test_http(store: LogStore, kind: str) -> None:
     append_around(store.open_partition("t", 0), kind)
     body = {"content-type": "application/vnd.kafka.v2+json"}
     accept = {"accept": "application/vnd.kafka.binary.v2+json"}
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         made = {"name": "i", "format": "binary", "auto.offset.reset": "earliest"}
         assert client.post("/consumers/g", json=made, headers=body).status_code == 200
         instance = "/consumers/g/instances/i"
@@ -463,7 +463,7 @@ def client(store: LogStore) -> Iterator[WireClient]:
 
 
 def fetched(client: WireClient, offset: int) -> Any:
-    """The answer to a fetch from there on."""
+    """Return the answer to a fetch from there on."""
     wanted = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
     request = FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[wanted])
     return client.ask(1, 11, request).responses[0].partitions[0]
@@ -502,7 +502,7 @@ def test_a_fetch_has_what_comes_before_damage(
 def test_a_stream_ends_with_it(store: LogStore) -> None:
     """After the records before it; the last event has the message."""
     append_around(store.open_partition("t", 0))
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         text = client.get("/topics/t/stream?from=earliest").text
     assert text.index("before") < text.index("Continue at offset 4")
 
@@ -524,7 +524,7 @@ def test_a_page_of_records_ends_before_it(store: LogStore, spoil: str) -> None:
     if spoil == "damaged":
         path = Path(log.folder, "00000000000000000000.log")
         flip(path, path.read_bytes().index(b"spoilt"))
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         page = client.get("/topics/t/partitions/0/records?offset=0").json()
         assert [one["offset"] for one in page["records"]] == [0]
         assert page["next_offset"] == 1

@@ -35,7 +35,7 @@ def readable(log: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def payloads(log: Partition) -> list[bytes]:
-    """The payloads of unreadable batches, without what depends on their place."""
+    """Return the payloads of unreadable batches, without what depends on their place."""
     found = []
     for batch in log.read(log.log_start_offset):
         try:

@@ -62,7 +62,7 @@ def zstd_window(log: int) -> Callable[[bytes], bytes]:
 
 
 def with_checksum(raw: bytes) -> bytes:
-    """An LZ4 frame that ends in a checksum."""
+    """Return an LZ4 frame that ends in a checksum."""
     return lz4.frame.compress(raw, content_checksum=True)
 
 

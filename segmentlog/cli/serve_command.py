@@ -62,7 +62,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
               help="Disk for local programs' records in Kafka's format; up to a quarter of what is free.")  # fmt: skip
-@click.option("--ship", metavar="URL", help="Ship the store to an object store meanwhile (docs/ship.md).")
+@click.option("--ship", metavar="URL", help="Ship the store to an object store meanwhile (docs/replicate.md).")
 @click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="How often.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context

@@ -51,7 +51,7 @@ class Consumer(Generic[K, V]):
                   topic that does not exist yet; without it that raises `UnknownTopic`
     isolation     "read_committed" shows no record of an open or aborted transaction
     durable_only  shows only what no crash can take back
-    shipped_only  shows only what the loss of this machine cannot take back: it lies in an object store (docs/ship.md)
+    shipped_only  shows only what the loss of this machine cannot take back: the object store has it (docs/replicate.md)
     fetch_bytes   how much is read of one partition before it is the next one's turn
     skip_damaged  skip damaged and unreadable batches; `skipped` has their offsets. Each batch is decoded as a whole
     auto_offset_reset  where to go on when retention has deleted what comes next: "earliest" (what is
@@ -441,8 +441,8 @@ class Consumer(Generic[K, V]):
         """End an iteration or a `poll` that waits, now or the next time; from any thread, or a signal handler.
 
         Nothing is closed: iterating or polling again continues. An iteration that has records to return does not
-        wait, so a program that has to stop sets a flag, too, and looks at it after each record or list: see "Stop on
-        SIGTERM" in docs/python.md.
+        wait, so a program that has to stop sets a flag, too, and looks at it after each record or list: see
+        docs/service.md.
         """
         self._follower.interrupt()
 

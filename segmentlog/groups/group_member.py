@@ -199,7 +199,7 @@ class GroupMember:
     def check_process(self) -> None:
         """Raise `StoreClosed` in a forked child: the membership belongs to the parent."""
         if self.is_foreign:
-            raise StoreClosed(f"member {self.id} (created before fork(): create a new consumer in the child process)")
+            raise StoreClosed.forked(f"member {self.id}")
 
     def _is_member(self) -> bool:
         return self._fd >= 0 and self.folder.is_current(self._fd, f"{self.folder.members_path}/{self.id}")

@@ -338,8 +338,8 @@ class Pump:
 
     def tell_waiting(self) -> None:
         """A chunk was sent, or failed."""
-        if self._told.anybody:
-            self._told.tell()
+        if self._told.has_waiters:
+            self._told.notify_all()
         if self.hooks is not None:
             self.hooks.told()
 

@@ -214,7 +214,7 @@ class Chunk:
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
             if self.generation != fork_safety.generation():
-                raise StoreClosed("what was sent before the fork is the parent's: the producer, in this process,")
+                raise StoreClosed("record", "it was sent before fork(), so the parent process appends it; ask there")
             self._sends.send_if_nobody_else_does(self)
             if not self._sends.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")

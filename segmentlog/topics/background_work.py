@@ -247,7 +247,7 @@ class BackgroundWork:
             raise InvalidConfig(
                 "scrub_bytes_per_s", None, "a number of bytes per second, which must be set when the store is opened"
             )
-        return self._scrubber.tick(self._clock.monotonic_ms() if now_ms is None else now_ms)
+        return self._scrubber.scrub(self._clock.monotonic_ms() if now_ms is None else now_ms)
 
     def scrub_report(self) -> ScrubReport:
         """Return what the scrubber has found so far. Empty while scrubbing is off."""

@@ -90,9 +90,7 @@ class ProducerIdentity:
         if self._is_closed:  # no fence would stop its appends
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
-            raise StoreClosed(
-                f"producer {self.label} (created before fork(): create a new producer in the child process)"
-            )
+            raise StoreClosed.forked(f"producer {self.label}")
 
     # ------------------------------------------------------------ appending
 

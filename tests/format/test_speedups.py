@@ -30,7 +30,7 @@ from segmentlog.format.columns import MalformedColumn, decode_blobs, decode_head
 from segmentlog.format.wire_records import MalformedRecord
 from segmentlog.speedups import COMPILED, records
 
-BATCHES = int(os.environ.get("SEGMENTLOG_SANITIZED_BATCHES", "5000"))
+BATCHES = int(os.environ.get("SEGMENTLOG_SANITIZED_BATCHES", "30000"))
 """Mutated batches that go through the core with sanitizers; CI takes 100,000, and `make test-crash` ten million."""
 ROUNDS = 1500
 """Payloads of each seed. They take a second."""

@@ -371,7 +371,7 @@ def test_zstd_that_claims_terabytes() -> None:
 
 
 def made(records: list[Sent], codec: int = 0, **fields: Any) -> bytes:
-    """The records as the library renders them."""
+    """Return the records as the library renders them."""
     return encode_wire_batch(
         [one.key for one in records],
         [one.value for one in records],

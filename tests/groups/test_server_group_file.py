@@ -48,13 +48,13 @@ class _Clock(Clock):
 
 @pytest.fixture
 def clock() -> _Clock:
-    """A time that stands still until a test moves it."""
+    """Return a time that stands still until a test moves it."""
     return _Clock()
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
-    """A store with topic ``t`` of three partitions."""
+    """Provide a store with topic ``t`` of three partitions."""
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=3, fsync="never")
         yield store

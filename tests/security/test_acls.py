@@ -244,7 +244,7 @@ def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptu
         "# mine\nallow User:ann write topic:t\nallow User:bob read group:a,b\nsuper User:root User:other\n"
     )
     for _ in range(3):
-        authorizer.look()
+        authorizer.refresh()
     (doubt,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert "line 3" in doubt
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]

@@ -57,7 +57,7 @@ def batch(random: Random, *, honest: bool = False) -> bytes | None:
 
 
 def lying(random: Random, made: bytes) -> bytes:
-    """The batch with something else in it than it says, its checksum mostly right."""
+    """Return the batch with something else in it than it says, its checksum mostly right."""
     if random.random() < 0.5:
         return forged(made, crc=random.random() < 0.9, **{_field_of(random): _lie(random)})
     body = bytearray(made)
@@ -159,7 +159,7 @@ class Asker:
 
 
 def mutated(random: Random, frame: bytes) -> bytes:
-    """The same bytes, but for a few."""
+    """Return the same bytes, but for a few."""
     made = bytearray(frame)
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(made) + 1)

@@ -83,13 +83,13 @@ def brokers(store: LogStore) -> Iterator[list[Broker]]:
 
 @pytest.fixture
 def desk(brokers: list[Broker]) -> Desk:
-    """The first of them."""
+    """Return the first of them."""
     return Desk(brokers[0])
 
 
 @pytest.fixture
 def alone(store: LogStore) -> Iterator[Desk]:
-    """A worker without others, which leads every partition."""
+    """Provide a worker without others, which leads every partition."""
     broker = Broker(store, Cluster("c", NODES[:1], 1), ServerSettings(), OpenAuthorizer())
     yield Desk(broker)
     broker.close()
@@ -104,7 +104,7 @@ def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, 
 
 
 def described(desk: Desk, kind: int, name: str) -> dict[str, str | None]:
-    """The configuration of a resource."""
+    """Return the configuration of a resource."""
     resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
     (result,) = desk.ask(DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[resource])).results
     assert result.error_code == ErrorCode.NONE, result.error_message

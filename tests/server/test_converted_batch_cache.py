@@ -62,7 +62,7 @@ def disk(tmp_path: Path, clock: Clock) -> Iterator[DiskRenderings]:
 
 
 def joined(wire: list[converted_batch_cache.Buffer]) -> bytes:
-    """The bytes of a batch."""
+    """Return the bytes of a batch."""
     return b"".join(wire)
 
 

@@ -194,7 +194,7 @@ def test_lying_batches_harm_nobody(store: LogStore, broker: Broker, seed: int) -
 
 
 def produced(topic: str, records: bytes) -> TopicProduceData:
-    """A batch for partition 0."""
+    """Return a batch for partition 0."""
     return TopicProduceData(topic, partition_data=[PartitionProduceData(0, records)])
 
 

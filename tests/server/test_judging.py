@@ -43,7 +43,7 @@ _INIT_PRODUCER_ID = 22
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """A store with topic ``t`` of two partitions."""
+    """Return a store with topic ``t`` of two partitions."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t", 2, {"max.message.bytes": 2 << 20, "retention.ms": -1})
     return made
@@ -51,14 +51,14 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def desk(store: LogStore) -> Iterator[Desk]:
-    """A server of the store, without sockets."""
+    """Provide a server of the store, without sockets."""
     broker = Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer())
     yield Desk(broker)
     broker.close()
 
 
 def now_ms() -> int:
-    """The time of the server's clock."""
+    """Return the time of the server's clock."""
     return time.time_ns() // 1_000_000
 
 

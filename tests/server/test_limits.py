@@ -41,7 +41,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """A server with limits, over a store with topic t."""
+    """Provide a server with limits, over a store with topic t."""
     servers: list[Server] = []
 
     def make(**limits: Any) -> Server:

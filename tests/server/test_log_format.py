@@ -145,7 +145,7 @@ def test_connections_beyond_the_limit_are_told_of_once_a_second(tmp_path: Path, 
     assert value(found, "segmentlog_connections_accepted_total") == 1
     assert 1 <= len(lines()) < 20
     assert {(line["level"], line["client_host"]) for line in lines()} == {("warning", "127.0.0.1")}
-    assert "as many connections as there may be" in lines()[0]["message"]
+    assert "the limit of connections is reached" in lines()[0]["message"]
 
 
 def test_what_brings_no_request_is_logged_with_who_sent_it(tmp_path: Path, lines: Lines) -> None:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.long
 def arrays(
     struct: StructLayout, version: int, before: tuple[FieldLayout, ...] = ()
 ) -> Iterator[tuple[FieldLayout, ...]]:
-    """The ways from a message to each array in it."""
+    """Yield the ways from a message to each array in it."""
     for field in struct.fields:
         if version not in field.versions:
             continue
@@ -92,7 +92,7 @@ class Filler(Asker):
 
 
 def named(one: int | tuple[FieldLayout, ...]) -> str:
-    """A parameter, in the name of a test."""
+    """Return a parameter, in the name of a test."""
     return APIS[one].name if isinstance(one, int) else ".".join(field.name for field in one)
 
 

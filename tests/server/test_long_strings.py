@@ -31,7 +31,7 @@ LONGEST = "x" * 32_767
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A worker of a store with topic t."""
+    """Provide a worker of a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=0))

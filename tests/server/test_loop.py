@@ -425,7 +425,7 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
 
 
 def connected(handle: Callable[[Connection, memoryview], Any]) -> tuple[Connection, socket.socket]:
-    """A connection that nobody steps, and its client."""
+    """Return a connection that nobody steps, and its client."""
     ours, theirs = socket.socketpair()
     transport = PlainTransport(ours, 10.0, 10.0)
     frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)

@@ -62,7 +62,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    """A broker with limits, over a store with topic t of so many partitions."""
+    """Provide a broker with limits, over a store with topic t of so many partitions."""
     brokers: list[Broker] = []
 
     def make(partitions: int = 1, **limits: Any) -> Desk:
@@ -113,7 +113,7 @@ def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
 
 
 def listing(count: int) -> bytes:
-    """A request about so many topics without names, of three bytes each."""
+    """Return a request about so many topics without names, of three bytes each."""
     head = request_bytes(35, 2, DescribeLogDirsRequest(topics=[]), 7)[4:-2]
     return head + uvarint(count + 1) + b"\x01\x01\0" * count + b"\0"
 
@@ -198,7 +198,7 @@ def test_what_has_no_room_in_the_answer_is_an_error(make_desk: MakeDesk) -> None
     resources = [DescribeConfigsResource(2, "t", None), DescribeConfigsResource(2, "wide", None)] * 2
     answer = desk.ask(32, 4, DescribeConfigsRequest(resources))
     assert [one.error_code for one in answer.results] == [0, ErrorCode.POLICY_VIOLATION]
-    assert "ask about fewer" in answer.results[1].error_message
+    assert "request fewer elements" in answer.results[1].error_message
     answer = desk.ask(3, 12, MetadataRequest(topics=None))
     assert {one.name: one.error_code for one in answer.topics} == {"t": 0, "wide": ErrorCode.POLICY_VIOLATION}
     made = desk.ask(19, 7, CreateTopicsRequest([CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]))

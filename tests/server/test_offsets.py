@@ -33,7 +33,7 @@ NOTHING = (-1, -1)
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A worker of a store with topic t."""
+    """Provide a worker of a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     broker = Broker(store, Cluster("c", [Node(1, "localhost", 9093)], 1), ServerSettings(), OpenAuthorizer())

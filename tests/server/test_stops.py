@@ -105,7 +105,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store with topic t."""
+    """Return a store with topic t."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("t")
     return tmp_path / "store"

@@ -43,7 +43,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file with ann in it."""
+    """Return a file with ann in it."""
     path = str(tmp_path_factory.mktemp("users") / "users.json")
     add_user(path, "ann", "secret", iterations=4096)
     return path
@@ -93,7 +93,7 @@ def is_served(client: WireClient) -> bool:
 
 
 def encrypted(server: Server, authority: trustme.CA) -> WireClient:
-    """A client behind TLS."""
+    """Return a client behind TLS."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     client = WireClient(server.bootstrap_servers)

@@ -315,7 +315,7 @@ def test_segments_roll_before_a_batch(tmp_path: Path) -> None:
 
 
 def header_of(log: Partition, index: int = 0) -> WireHeader:
-    """The header of Kafka's of a stored batch."""
+    """Return the header of Kafka's of a stored batch."""
     (wire,) = as_wire(list(log.read(0))[index])
     return parse_wire_batch(bytes(wire))
 

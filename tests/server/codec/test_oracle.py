@@ -79,13 +79,13 @@ def their_name(struct: StructLayout, name: str) -> str:
 
 
 def bits_of(number: int) -> set[int] | None:
-    """The set of bits that stands for it."""
+    """Return the set of bits that stands for it."""
     bits = {bit for bit in range(32) if number >> bit & 1}
     return None if bits == {31} else bits
 
 
 def as_theirs(data_class: Any, struct: StructLayout, ours: Any, version: int) -> Any:
-    """The same message as one of kafka-python's."""
+    """Return the same message as one of kafka-python's."""
     values = {}
     for field in struct.fields:
         value = getattr(ours, field.name)

@@ -35,7 +35,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """A server with topic t."""
+    """Provide a server with topic t."""
     servers: list[Server] = []
 
     def make(delay_ms: int = 0) -> Server:
@@ -71,7 +71,7 @@ class ClassicMember:
         self.wire.send(11, 5, self._joining())
 
     def end_to_join(self) -> Any:
-        """The answer."""
+        """Return the answer."""
         answer = self.wire.answer()
         if not answer.error_code:
             self.id, self.generation = answer.member_id, answer.generation_id

@@ -90,7 +90,7 @@ def alter(desk: Desk, *changes: tuple[str, int, str | None], group: str = "g", v
 
 
 def join(desk: Desk, member: str = "m", epoch: int = 0) -> Any:
-    """A heartbeat of the consumer protocol, the first one or a later one."""
+    """Return a heartbeat of the consumer protocol, the first one or a later one."""
     request = ConsumerGroupHeartbeatRequest("g", member, epoch)
     if epoch == 0:
         request.rebalance_timeout_ms, request.subscribed_topic_names, request.topic_partitions = 5_000, ["t"], []

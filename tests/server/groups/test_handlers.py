@@ -93,7 +93,7 @@ class _Door:
         self.broker.durability.close()
 
     def ask(self, handler: Callable[..., Any], key: int, version: int, request: Any) -> Any:
-        """The response as a client decodes it."""
+        """Return the response as a client decodes it."""
         codec = APIS[key].codec
         data = b"".join(codec.encode_request(request, version))
         decoded = codec.decode_request(memoryview(data), 0, version)
@@ -152,7 +152,7 @@ class _Door:
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[_Door]:
-    """A broker over a store with topic ``t`` of three partitions."""
+    """Provide a broker over a store with topic ``t`` of three partitions."""
     clock = TestClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=3, fsync="never")
