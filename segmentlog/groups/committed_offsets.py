@@ -3,7 +3,7 @@
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only source; `CommittedOffsets` is a view of it, which reads the new records at each call. Offsets
+The topic is the only source; `CommittedOffsetsView` is a view of it, which reads the new records at each call. Offsets
 committed in a transaction take effect when the transaction is committed. Until then they are pending, and no member
 starts to read their partitions.
 
@@ -129,7 +129,7 @@ class _StoredOffset(msgspec.Struct, frozen=True):
     record_offset: int
 
 
-class CommittedOffsets:
+class CommittedOffsetsView:
     """The committed offsets of all groups, as one open store sees them. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:

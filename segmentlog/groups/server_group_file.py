@@ -8,9 +8,12 @@ The file is replaced durably before the server answers a client. After a crash, 
 generation and the same members, and no member has to join again.
 
 All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if its
-file says so, and
-- the lock of the worker that wrote the file is taken, or
-- the worker's last heartbeat is no older than the longest session time-out of a member. So no member of the library can
+file says so, and one of these is true:
+
+- The lock of the worker that wrote the file is taken.
+- The worker's last heartbeat is at most as old as the longest session time-out of a member.
+
+So no member of the library can
   join while a server restarts. A server that does not return blocks the group only for as long as its members could
   have waited for it. The process that takes the group over then writes to the file that it is no longer held.
 

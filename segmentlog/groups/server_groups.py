@@ -17,7 +17,7 @@ import msgspec
 
 from segmentlog.errors import GroupHeld
 from segmentlog.format.file_names import GROUPS_FOLDER
-from segmentlog.groups.committed_offsets import CommittedOffsets, encode
+from segmentlog.groups.committed_offsets import CommittedOffsetsView, encode
 from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
@@ -61,7 +61,7 @@ class ServerGroups:
     The caller must not make two calls for the same group at the same time.
     """
 
-    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, worker: int) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView, worker: int) -> None:
         self._fd: int = -1
         self._topics = topics
         self._fs = topics.fs

@@ -9,14 +9,14 @@
     allow User:etl   describe     cluster
     allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
 
-Operations: all read write create delete alter describe cluster-action describe-configs alter-configs
-idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a
-star at the end for a prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a
-comment, and stays when a Kafka client adds or deletes rules.
+Operations: all read write create delete alter describe cluster-action describe-configs alter-configs idempotent-write.
+A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a star at the end for a
+prefix; ``group=raw*`` is the one group whose name ends with a star. Text after ``#`` is a comment. It stays when a
+Kafka client adds or deletes rules.
 
-A line that is not a valid rule makes the whole file invalid. A rule that can never apply, or is probably a mistake, is
-reported as a doubt: a name that no topic can have, an address that no client can have, a group with a comma. Clients
-cannot add a rule that can never apply. In a file it is allowed, because older servers wrote such rules.
+A line that is not a valid rule makes the whole file invalid. A valid rule that is
+probably a mistake is reported as a doubt: an impossible topic name, an impossible address, a group with a comma. Rules
+that can never apply are allowed in a file, because older servers wrote such rules. Clients cannot add them.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Authorizer:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there are no rules, and everything is allowed."""
+        """Return whether everything is allowed, as no file of rules is in use."""
         return False
 
     def refresh(self) -> None:
@@ -169,7 +169,7 @@ class OpenAuthorizer(Authorizer):
         return True
 
     def refresh(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, as no file of rules is in use."""
 
     def reload(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, as no file of rules is in use."""

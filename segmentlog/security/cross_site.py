@@ -1,8 +1,8 @@
 """Detects HTTP requests that a page of another site makes a visitor's browser send.
 
-DNS rebinding   A page lets its own name resolve to this machine, so that it may read the answers. The request contains
-                that name, so the server answers only to names of this machine.
-cross-site      Browsers report the site of the page in Sec-Fetch-Site or Origin; other programs send neither.
+DNS rebinding   A page lets its own name resolve to this machine, so that it may read the answers. Such a request
+contains that name. The server answers only to names of this machine. cross-site      Browsers report the site of the
+page in Sec-Fetch-Site or Origin; other programs send neither.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def change_file(
     path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
     fs: FileSystem | None = None,
 ) -> T:  # fmt: skip
-    """Call ``change`` with the contents of a file, None if it does not exist; return its result.
+    """Call ``change`` with the contents of a file (None: a new file), and return its result.
 
     ``change`` returns the new contents, or None for no change, and the result. No other process changes the file
     meanwhile. Readers see the old or the new contents, also after a power cut. Without a ``mode`` the file keeps its

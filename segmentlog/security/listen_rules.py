@@ -61,7 +61,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
-    """Raise `UnsafeListening` if others can reach the address, and neither TLS nor users protect it."""
+    """Raise `UnsafeListening` if others can reach the address without TLS and without users."""
     if tls or sasl or insecure:
         return
     try:

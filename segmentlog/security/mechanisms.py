@@ -99,8 +99,7 @@ class ScramExchange:
 
         RFC 5802 requires the nonce of the server's first message, and Kafka 4.3.1 refuses any other; Kafka 3.8.1
         accepted this form (librdkafka's pull request 4895). It is safe to accept: this form contains the server's
-        nonce, and the proof covers the server's first message of this exchange, so a message of another exchange does
-        not fit.
+        nonce, and the proof covers the server's first message. A message of another exchange does not fit.
         """
         nonce, of_server = self._server.nonce, str(self._server.s_nonce)
         doubled = str(nonce).removesuffix(of_server) + str(nonce)

@@ -25,7 +25,8 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """Return the prepared form. Raises ValueError, whose text does not quote the input, if there is none."""
+    """Return the prepared form. Raises ValueError, which does not quote the text, for a text that cannot be
+    prepared."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text

@@ -29,7 +29,7 @@ class UnsafeListening(SegmentlogError):
 
 
 class InvalidUser(SegmentlogError, ValueError):
-    """A name or password that clients would not send alike, or an iteration count that clients do not accept."""
+    """A name or password that clients would send differently, or an iteration count that they do not accept."""
 
 
 class AuthenticationFailed(Exception):

@@ -133,7 +133,7 @@ def _check_readable(path: str, what: str) -> None:
 
 
 def _no_passphrase() -> str:
-    """Fail instead of asking for the passphrase: there is no terminal."""
+    """Fail instead of asking for the passphrase on a terminal."""
     raise _Encrypted
 
 

@@ -201,7 +201,7 @@ def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
         return _encode(msgspec.structs.replace(document, users=users)), True
 
     if not (fs or FileSystem()).exists(path):  # otherwise a lock file would be created
-        raise SecurityFileError(path, "there is no such file, so it contains no user")
+        raise SecurityFileError(path, "there is no such file")
     return change_file(path, remove, mode=PRIVATE, fs=fs)
 
 

@@ -95,7 +95,7 @@ class PartitionStates:
         self._fs = fs or FileSystem()
         self._known: dict[tuple[str, int], _CachedState] = {}
         self.topic_count = self.partition_count = 0
-        """Of the last scan."""
+        """Counts of the last scan."""
 
     def states(self) -> Iterator[PartitionState]:
         """Yield the partitions with a known state, by topic."""

@@ -94,9 +94,9 @@ class TopicAdmin:
     def _changing(self, *, leaves: bool = False) -> Iterator[None]:
         """Hold the lock, after finishing the changes of processes that have died.
 
-        The lock's file is empty unless there may be unfinished changes, so that the folder, maybe with thousands of
-        topics, need not be scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the
-        change leaves a folder that must be removed.
+        The lock's file is empty if all changes are finished: then the folder, maybe with thousands of topics, is not
+        scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the change leaves a
+        folder that must be removed.
         """
         with self._lock.held() as fd:
             if size := self._fs.fstat(fd).st_size:

@@ -122,9 +122,7 @@ class TopicFolders:
                 raise ValueError(f"{topic_id!r} is not a topic id")
             return TopicFile(count, config, largest, topic_id, version)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreVersionError(
-                path, f"damaged ({error}); restore it from a backup, or write it again by hand"
-            ) from None
+            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup, or create it again") from None
 
     def _config_of(self, settings: dict[str, object]) -> TopicConfig:
         """Return the parsed settings, cached. Most topics have the same, and the checks take half of the reading

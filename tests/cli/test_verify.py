@@ -136,7 +136,7 @@ def test_a_damaged_state_page_costs_no_record(tmp_path: Path) -> None:
         ("store.json", b"{}", "not JSON with 'format'"),
         ("store.json", b'{"format": 9, "store_id": "x"}', "format 9"),
         ("store.json", None, "missing"),
-        ("t/topic.json", b'{"format": 1', "write it again by hand"),
+        ("t/topic.json", b'{"format": 1', "create it again"),
         ("t/topic.json", b'{"format": 1, "partitions": 1, "config": {"nonsense": 1}}', "nonsense"),
         ("t/topic.json", b'{"format": 1, "partitions": 0, "config": {}}', "0 partitions"),
         ("t/topic.json", b'{"format": 1, "partitions": 2, "config": {}}', "folder is missing"),

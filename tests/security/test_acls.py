@@ -19,7 +19,7 @@ from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write
 
 from segmentlog.security.acl_file import Acls
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
-from segmentlog.security.acls import Authorizer, OpenAuthorizer, _Decisions
+from segmentlog.security.acls import Authorizer, OpenAuthorizer, _CachedDecisions
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.security.security_errors import SecurityFileError
 
@@ -187,7 +187,7 @@ _QUESTIONS = st.tuples(
 @given(st.lists(_RULES, max_size=8), st.lists(_QUESTIONS, max_size=20))
 def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: list[Any]) -> None:
     """Of the index, and of what is remembered of it when the same is asked again."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     for question in questions + questions:
         expected = naive(rules, *question)
         assert decisions.decide(*question) is expected
@@ -197,7 +197,7 @@ def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: li
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
     """Where some name is allowed, `allows_any` says so."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
     some = any(naive(rules, principal, host, operation, kind, name) for name in names)
