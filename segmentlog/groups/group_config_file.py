@@ -61,7 +61,7 @@ class GroupConfigs:
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(self._folder)
             self._fs.sync_folder(self._store_path)
-        with self._lock.held(), self._mutex:
+        with self._lock.hold(), self._mutex:
             known = dict(self._load())
             wanted = dict(change(known.get(group, {})))
             if wanted == known.get(group, {}):

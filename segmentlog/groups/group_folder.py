@@ -19,7 +19,7 @@ from segmentlog.groups.server_group_file import (
     WORKER_PREFIX,
     DamagedGroupFile,
     SavedGroup,
-    ServerWorkerState,
+    WorkerLiveness,
     is_held,
     read_saved_group,
     read_worker_state,
@@ -247,7 +247,7 @@ class GroupFolder:
             return None
         return saved, _holder_text(saved.described, worker)
 
-    def _workers(self) -> Iterator[ServerWorkerState]:
+    def _workers(self) -> Iterator[WorkerLiveness]:
         for name in self.fs.listdir(self.groups_path):
             if name.startswith(WORKER_PREFIX):
                 state = read_worker_state(self.fs, f"{self.groups_path}/{name}")
@@ -342,7 +342,7 @@ class GroupFolder:
         return found
 
 
-def _holder_text(who: str, worker: ServerWorkerState | None) -> str:
+def _holder_text(who: str, worker: WorkerLiveness | None) -> str:
     if worker is None:
         return f"{who} of a server that does not run, whose members may still return"
     process = f"pid {worker.worker.pid} on {worker.worker.host}"

@@ -22,7 +22,7 @@ from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
-    ServerWorker,
+    WorkerIdentity,
     read_saved_group,
     worker_path,
     write_saved_group,
@@ -91,7 +91,7 @@ class ServerGroups:
                 if not lock_within(self._fs, self._fd, _LOCK_WAIT_S):
                     self._release_lock()
                     return False
-                worker = ServerWorker(os.getpid(), socket.gethostname(), self._fs.boot_id())
+                worker = WorkerIdentity(os.getpid(), socket.gethostname(), self._fs.boot_id())
                 text = [encode_heartbeat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
                 write_all(self._fs, self._fd, text, 0)
                 self._fs.ftruncate(self._fd, sum(map(len, text)))

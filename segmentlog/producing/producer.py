@@ -30,7 +30,7 @@ from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.file_names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.log.append.batch_encoding import (
-    RecordColumns,
+    CheckedColumns,
     check_columns,
     check_items,
     check_size,
@@ -201,7 +201,7 @@ class Producer(Generic[K, V]):
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
         headers = options[0] if options is not None else None
-        columns = RecordColumns([value], None if key is None else [key], None, None if headers is None else [headers])
+        columns = CheckedColumns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
         check_size(columns, self._pump.config_of(topic))
 
@@ -406,7 +406,7 @@ class Producer(Generic[K, V]):
                 if keys:
                     log = self._make_positions()
                     with identity.sending(OFFSETS_TOPIC, [0]):
-                        identity.append_positions(log, RecordColumns(values, keys, None, None))
+                        identity.append_positions(log, CheckedColumns(values, keys, None, None))
         except Exception as error:
             if not isinstance(error, InvalidConfig):  # what is no position may be given anew
                 identity.fail_transaction(error)

@@ -61,13 +61,13 @@ class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"Credential(iterations={self.iterations})"
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _UsersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     secret: bytes
     users: dict[str, dict[str, Credential]]
 
     def __repr__(self) -> str:
-        return f"_Document({len(self.users)} users)"
+        return f"_UsersDocument({len(self.users)} users)"
 
 
 class User(NamedTuple):
@@ -130,7 +130,7 @@ class Users:
 class _UserTable:
     """Parsed contents of the file."""
 
-    def __init__(self, document: _Document) -> None:
+    def __init__(self, document: _UsersDocument) -> None:
         self._users = document.users
         self._secret = document.secret
         self._iterations = {mechanism: self._usual_iterations(mechanism) for mechanism in HASHES}
@@ -181,7 +181,7 @@ def add_user(
     }
 
     def add(before: bytes | None) -> tuple[bytes, bool]:
-        document = _decode(path, before) if before else _Document(_FORMAT, secrets.token_bytes(32), {})
+        document = _decode(path, before) if before else _UsersDocument(_FORMAT, secrets.token_bytes(32), {})
         users = {**document.users, name: made}
         return _encode(msgspec.structs.replace(document, users=users)), name not in document.users
 
@@ -239,14 +239,14 @@ def check_password(password: str, iterations: int) -> None:
         raise InvalidUser(f"{iterations} iterations are not allowed: use {ITERATIONS_MIN} to {ITERATIONS_MAX}")
 
 
-def _encode(document: _Document) -> bytes:
+def _encode(document: _UsersDocument) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _decode(path: str, data: bytes) -> _Document:
+def _decode(path: str, data: bytes) -> _UsersDocument:
     """Decode the file. Raises `SecurityFileError`, which names the place of an error, but not its contents."""
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=_UsersDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # The text of a UnicodeDecodeError contains bytes of the file.
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

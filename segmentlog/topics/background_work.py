@@ -223,7 +223,7 @@ class BackgroundWork:
             with contextlib.suppress(StoreClosed, UnknownTopic):
                 partition = self._partitions.open_partition(*name)
                 if not partition.handle.read_only:  # else it belongs to another user, whose processes apply retention
-                    partition.retain(now_ms=now_ms)
+                    partition.apply_retention(now_ms=now_ms)
             self._clear_error("retained", name)
         except Exception as error:
             self._record_error("retained", name, error)

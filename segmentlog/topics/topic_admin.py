@@ -85,9 +85,8 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent changes of topics within the block. Take it before the store's own mutex, never while holding
-        that."""
-        with self._lock.held():
+        """Prevent changes of topics within the block. Take it before the store's mutex, never after."""
+        with self._lock.hold():
             yield
 
     @contextlib.contextmanager
@@ -98,7 +97,7 @@ class TopicAdmin:
         scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the change leaves a
         folder that must be removed.
         """
-        with self._lock.held() as fd:
+        with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
@@ -179,10 +178,9 @@ class TopicAdmin:
             for number in range(file.partitions, wanted):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
-                if (
-                    granted is not None
-                ):  # otherwise a takeover that adds the same partition would assign the same offsets
-                    write_grant(self._fs, f"{folder}/{number}", replace(granted, ceiling=0))
+                # Otherwise a takeover that adds the same partition would assign the same offsets.
+                if granted is not None:
+                    write_grant(self._fs, f"{folder}/{number}", replace(granted, end_offset=0))
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
@@ -247,7 +245,7 @@ class TopicAdmin:
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
-        """Prevent processes from using file names in the topic's folder within the block: see `Handle.staying`.
+        """Prevent processes from using file names in the topic's folder within the block: see `Handle.folder_locked`.
 
         They hold its lock for moments, or for a recovery. The wait is limited, as a process may be stopped (SIGSTOP)
         while it holds the lock, and all other changes of topics would wait, too.

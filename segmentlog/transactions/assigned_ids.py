@@ -127,7 +127,7 @@ class AssignedIds:
 
     def _create_secret(self) -> bytes:
         self._topics.check_writable("assign producer ids")
-        with self._lock.held():  # another process that creates the secret holds the lock until it is on disk
+        with self._lock.hold():  # another process that creates the secret holds the lock until it is on disk
             found = self._find_secret()
             if found is None:
                 found = secrets.token_bytes(_SECRET_BYTES)

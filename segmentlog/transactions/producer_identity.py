@@ -16,7 +16,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producer_snapshot import SEQUENCE_END
-from segmentlog.log.append.batch_encoding import RecordColumns
+from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import fork_safety
@@ -114,7 +114,7 @@ class ProducerIdentity:
             self._transactions.add_partitions(self._lease, fresh)
             transaction.logs.update(fresh)
 
-    def append(self, log: Partition, columns: RecordColumns, ack: Ack | None, create_ms: int | None) -> int:
+    def append(self, log: Partition, columns: CheckedColumns, ack: Ack | None, create_ms: int | None) -> int:
         """Append under the next sequence number; return the base offset. A retry after an interrupt uses the same
         number."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
@@ -124,7 +124,7 @@ class ProducerIdentity:
         count = sum(batch.last_offset_delta + 1 for batch in batches)
         return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
-    def append_positions(self, log: Partition, columns: RecordColumns) -> int:
+    def append_positions(self, log: Partition, columns: CheckedColumns) -> int:
         """Append offsets of a group, as `append` does. A later commit contains other offsets, so it is not a retry."""
         return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
 
@@ -213,7 +213,9 @@ class ProducerIdentity:
         elif self._lease.is_unresolved:
             transactions.resolve_interrupted(self._lease)
             if self._lease.is_unresolved:
-                raise ProducerBusy(self.label, "a marker of its last transaction could not be written")
+                raise ProducerBusy(
+                    self.label, "the outcome of its last transaction is not in every partition yet (is the disk full?)"
+                )
         self._has_transactions = True
 
     def begin_transaction(self) -> None:

@@ -98,7 +98,7 @@ class Transactions:
             elif state.is_open:
                 state = self._completer.decide(name, state, fd, fence=True)
                 if state.is_open:
-                    why = "a marker of its last transaction could not be written (is the disk full?)"
+                    why = "the outcome of its last transaction is not in every partition yet (is the disk full?)"
                     raise ProducerBusy(name, why)
             self._completer.confirm_markers(state)
             epoch = max(state.epoch, fenced_epoch(self._topics.fs, fd, state.producer_id)) + 1

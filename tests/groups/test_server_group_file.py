@@ -17,8 +17,8 @@ from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
     SavedMember,
-    ServerWorker,
-    ServerWorkerState,
+    WorkerIdentity,
+    WorkerLiveness,
     decode_saved_group,
     encode_saved_group,
     is_held,
@@ -119,7 +119,7 @@ def test_when_a_group_is_held(
 ) -> None:
     """While its worker runs, and for a session time-out after it was seen the last time."""
     group = SavedGroup(held=True, session_timeout_ms=10_000, alive_ms=1_000, boot_id=file_boot)
-    worker = None if is_alive is None else ServerWorkerState(is_alive, ServerWorker(1, "h", worker_boot), seen_ms)
+    worker = None if is_alive is None else WorkerLiveness(is_alive, WorkerIdentity(1, "h", worker_boot), seen_ms)
     assert is_held(group, worker, "here", now_ms) is expected
     assert not is_held(SavedGroup(), worker, "here", now_ms)
 

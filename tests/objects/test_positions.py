@@ -64,7 +64,7 @@ def position(store: LogStore) -> int:
 def ship(store: LogStore, bucket: Memory) -> int:
     """What is on disk, and no more of it; where the log ends there."""
     shipper = Shipper(store._topics, bucket, parallel=0)
-    shipper.tick()
+    shipper.run_cycle()
     shipper.close()
     assert shipper.manifest is not None
     (topic,) = (topic for topic in shipper.manifest.topics if topic.name == "t")

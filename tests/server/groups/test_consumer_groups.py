@@ -40,10 +40,10 @@ from segmentlog.server.handlers import (
     group_admin_handlers,
     group_offsets,
 )
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import TopicIds, wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 _SETTINGS = GroupSettings(
@@ -72,7 +72,7 @@ class _Door:
         self.authorizer = _Denying()
         self.store, self.clock, self.settings = store, clock, settings
         self.broker: Any = SimpleNamespace(
-            store=store, cluster=Cluster("c", [Node(0, "localhost", 9093)], 0), authorizer=self.authorizer,
+            store=store, cluster=WorkerCluster("c", [WorkerNode(0, "localhost", 9093)], 0), authorizer=self.authorizer,
             topic_ids=TopicIds(store), groups=GroupCoordinator(store, clock, settings), settings=ServerSettings(),
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class _Door:
         """Return the response as a client decodes it."""
         codec = APIS[key].codec
         decoded = codec.decode_request(memoryview(b"".join(codec.encode_request(request, version))), 0, version)
-        call = Call(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
+        call = RequestContext(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
         response = b"".join(codec.encode_response(handler(call, decoded), version))
         return codec.decode_response(memoryview(response), 0, version)
 

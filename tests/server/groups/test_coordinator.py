@@ -24,7 +24,7 @@ from segmentlog.server.groups.consumer_types import HeartbeatFields
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -301,18 +301,20 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
 
 def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestClock) -> None:
     """When there are more workers than there were, who does not come again is given up, though nobody asks for it."""
-    nodes = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+    nodes = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
     settings = ServerSettings(groups=SETTINGS)
-    with closing(Broker(store, Cluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
-        moved = next(name for name in map(str, range(100)) if Cluster("c", nodes, 2).is_coordinator(name))
+    with closing(Broker(store, WorkerCluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
+        moved = next(name for name in map(str, range(100)) if WorkerCluster("c", nodes, 2).is_coordinator(name))
         settle(Client(alone.groups, "a", moved))
     with contextlib.ExitStack() as stack:
         first, second = (
-            stack.enter_context(closing(Broker(store, Cluster("c", nodes, number), settings, OpenAuthorizer(), clock)))
+            stack.enter_context(
+                closing(Broker(store, WorkerCluster("c", nodes, number), settings, OpenAuthorizer(), clock))
+            )
             for number in (1, 2)
         )
-        first.take_up_groups()
-        second.take_up_groups()
+        first.resume_groups()
+        second.resume_groups()
         Client(first.groups, "x", "another").heartbeat()  # so that the worker that had the group before is seen to live
         with pytest.raises(GroupHeld):
             store.consumer("t", group=moved)

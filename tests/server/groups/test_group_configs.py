@@ -23,7 +23,7 @@ from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerG
 from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 GROUP = 32
@@ -57,7 +57,7 @@ def make_desk(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDesk]:
         if not brokers:
             store.create_topic("t", 2)
         number = len(brokers) + 1
-        cluster = Cluster("c", [Node(number, "localhost", 9093)], number)
+        cluster = WorkerCluster("c", [WorkerNode(number, "localhost", 9093)], number)
         brokers.append(Broker(store, cluster, ServerSettings(), _Denying(), clock))
         return Desk(brokers[-1])
 

@@ -15,7 +15,7 @@ from server.groups.clients import SETTINGS, TestClock
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.ack_waiter import Durability
+from segmentlog.server.ack_waiter import AckWaiter
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.generated import (
     delete_groups,
@@ -34,10 +34,10 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import classic_group_handlers, group_admin_handlers, group_offsets
-from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import TopicIds, wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 
@@ -54,7 +54,7 @@ class _Denying(OpenAuthorizer):
         return (operation, name) not in self.denied
 
 
-class _Later(PendingAnswer):
+class _Later(DeferredResponse):
     """An answer that is completed later."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class _Later(PendingAnswer):
         self.is_complete.set()
 
 
-class _Call(Call):
+class _Call(RequestContext):
     """Of no connection."""
 
-    def answer_later(self) -> PendingAnswer:
+    def defer_response(self) -> DeferredResponse:
         return _Later()
 
 
@@ -78,19 +78,19 @@ class _Door:
 
     def __init__(self, store: LogStore, clock: TestClock) -> None:
         self.authorizer = _Denying()
-        nodes = [Node(0, "localhost", 9093), Node(1, "localhost", 9094)]
+        nodes = [WorkerNode(0, "localhost", 9093), WorkerNode(1, "localhost", 9094)]
         self.store = store
-        self.both = Cluster("c", nodes, 0)
-        durability = Durability()
+        self.both = WorkerCluster("c", nodes, 0)
+        durability = AckWaiter()
         self.broker: Any = SimpleNamespace(
-            store=store, cluster=Cluster("c", nodes[:1], 0), authorizer=self.authorizer, topic_ids=TopicIds(store),
-            durability=durability, acknowledgement=durability, settings=ServerSettings(),
+            store=store, cluster=WorkerCluster("c", nodes[:1], 0), authorizer=self.authorizer,
+            topic_ids=TopicIds(store), fsync_waiter=durability, ack_waiter=durability, settings=ServerSettings(),
             groups=GroupCoordinator(store, clock, SETTINGS),
         )  # fmt: skip
 
     def close(self) -> None:
         self.broker.groups.close()
-        self.broker.durability.close()
+        self.broker.fsync_waiter.close()
 
     def ask(self, handler: Callable[..., Any], key: int, version: int, request: Any) -> Any:
         """Return the response as a client decodes it."""

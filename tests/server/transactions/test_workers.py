@@ -18,7 +18,7 @@ from server.wire_client import Desk
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.worker_cluster import Cluster
+from segmentlog.server.worker_cluster import WorkerCluster
 from segmentlog.store import LogStore
 from segmentlog.transactions.outcome import TransactionCompleter
 from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, ServerTransactions
@@ -34,7 +34,7 @@ def killed_worker(path: Path, work: Callable[[Desk], Any]) -> str:
     if not pid:
         try:
             store = LogStore(path, background=False, fs=NoSyncFileSystem())
-            broker = Broker(store, Cluster("c", NODES[:1], 1), SETTINGS, OpenAuthorizer())  # type: ignore[arg-type]
+            broker = Broker(store, WorkerCluster("c", NODES[:1], 1), SETTINGS, OpenAuthorizer())  # type: ignore[arg-type]
             work_told = work(Desk(broker))
             os.write(tell, str(work_told).encode())
             os.kill(os.getpid(), signal.SIGKILL)
