@@ -105,13 +105,7 @@ class TopicAdmin:
             self._set_progress(fd, _IN_PROGRESS)
             try:
                 yield
-            except (
-                InvalidConfig,
-                LocalError,
-                PartitionBusy,
-                TopicExists,
-                UnknownTopic,
-            ):  # refused: nothing was changed
+            except (InvalidConfig, LocalError, PartitionBusy, TopicExists, UnknownTopic):  # nothing was changed
                 self._set_progress(fd, 0)
                 raise
             self._set_progress(fd, _LEFT_BEHIND if leaves else 0)
