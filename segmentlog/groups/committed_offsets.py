@@ -271,10 +271,7 @@ class CommittedOffsetsView:
             self._generation = generation
             try:
                 self._read(log)
-            except (
-                OffsetOutOfRange,
-                LogTruncated,
-            ):  # the log was truncated: records that were read may no longer exist
+            except (OffsetOutOfRange, LogTruncated):  # a truncation has removed records that were read
                 self._reset_view()
                 self._position = log.log_start_offset
                 self._read(log)

@@ -291,9 +291,7 @@ class TopicAdmin:
             return
         if name.startswith(DELETED_PREFIX):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._notify_handles(
-                    path, StatePage.count_move
-                )  # before the files are removed: others may have them open
+                self._notify_handles(path, StatePage.count_move)  # others may have the files open
         self.remove(path)
 
     def _finish_alteration(self, note: str, topic_id: str) -> None:

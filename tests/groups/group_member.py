@@ -24,7 +24,7 @@ from segmentlog.records import TopicPartition
 
 
 def main() -> None:
-    """Work for ever."""
+    """Work until killed or stopped."""
     path, group, log, text = sys.argv[1:5]
     options: dict[str, Any] = json.loads(text)
     commit_every = options.pop("commit_every", 1)
