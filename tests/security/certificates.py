@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot: an authority, servers and clients of it."""
+"""Certificates for tests: an authority, servers and clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Pair(NamedTuple):
-    """Two files."""
+    """A certificate file and its key file."""
 
     certificate: str
     key: str
@@ -30,12 +30,12 @@ def write_pair(folder: Path, name: str, issued: trustme.LeafCert) -> Pair:
 
 
 def subject(*parts: tuple[x509.ObjectIdentifier, str, _ASN1Type | None]) -> x509.Name:
-    """Return a name of so many attributes, each a part of its own."""
+    """Return a name of several attributes, each a part of its own."""
     return x509.Name([x509.NameAttribute(oid, value, kind, _validate=False) for oid, value, kind in parts])
 
 
 def certificate_for(name: x509.Name) -> bytes:
-    """Return a certificate of its own for somebody, in DER."""
+    """Return a self-signed certificate in DER."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime(2026, 1, 1)
     return (

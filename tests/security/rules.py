@@ -1,4 +1,4 @@
-"""Rules for tests: an authorizer by a few lines, and who asks it."""
+"""Rules for tests: an authorizer from a few lines, and requests to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HOST = "10.0.0.7"
 
 
 def write_rules(folder: Path, *lines: str, **options: Any) -> Authorizer:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return an authorizer with these lines, which reads its file at every call."""
     (folder / "acls").write_text("\n".join(lines) + "\n")
     return Authorizer(str(folder / "acls"), look_every_s=0, **options)
 
 
 def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, name: str, host: str = HOST) -> str:
-    """The operations that somebody may do, in Kafka's words."""
+    """Return the operations that a principal may perform, under Kafka's names."""
     return " ".join(
         operation.name.lower()
         for operation in Operation
@@ -32,7 +32,7 @@ def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, na
 
 
 def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.RequestContext:
-    """A call of this principal, to a broker that has rules and limits."""
+    """A request of this principal to a broker with rules and limits."""
     broker: Any = SimpleNamespace(authorizer=authorizer, settings=ServerSettings())
     return server_call.RequestContext(
         broker=broker, api_key=29, version=3, client_id="", client_host=HOST, principal=principal

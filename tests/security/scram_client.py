@@ -1,4 +1,4 @@
-"""A SCRAM client by the letter of RFC 5802, with hooks for doing it wrong. It prepares nothing, as Kafka's do not."""
+"""A SCRAM client as in RFC 5802, with hooks for errors. It does not prepare names, as Kafka's clients do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScramClient:
         return f"{self._header}{self._bare}".encode()
 
     def parse(self, server_first: bytes) -> tuple[str, bytes, int]:
-        """(nonce, salt, iterations)."""
+        """Return nonce, salt and iterations."""
         parts = dict(part.split("=", 1) for part in server_first.decode().split(","))
         return parts["r"], base64.b64decode(parts["s"]), int(parts["i"])
 
@@ -41,5 +41,5 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, server_final: bytes) -> bool:
-        """Whether the server knows the password, too."""
+        """Return whether the server has proved that it knows the password."""
         return server_final == b"v=" + base64.b64encode(self._signature)

@@ -1,4 +1,4 @@
-"""The file of rules: what people may write in it, what is told of mistakes, and what stays when programs change it."""
+"""The file of access rules: its syntax, messages about mistakes, and what programs keep when they change it."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def parse(text: str) -> list[Rule]:
     ],
 )
 def test_a_line_is_a_rule(text: str, rule: Rule) -> None:
-    """And what is written of the rule is read as the same."""
+    """A line is parsed as its rule, and the formatted rule is parsed as the same rule."""
     assert parse(text) == [rule]
     assert parse(format_rules([rule])) == [rule]
 
 
 def test_a_line_may_have_several_operations_and_several_super_users() -> None:
-    """Which are as many rules; comments and empty lines are none."""
+    """Operations and super users of one line become several rules; comments and empty lines are ignored."""
     acls = parse_acls("acls", b"# who\n\nsuper User:a User:b  # admins\nallow User:c read,write topic:t\n")
     assert acls.super_users == {"User:a", "User:b"}
     assert [rule.operation for rule in acls.rules] == [Operation.READ, Operation.WRITE]
@@ -100,7 +100,7 @@ def test_a_line_may_have_several_operations_and_several_super_users() -> None:
     ],
 )
 def test_a_mistake_is_told_with_its_line(line: str, told: str) -> None:
-    """What is wrong, where, and what would be right; nothing of the file counts."""
+    """The error names the line, the mistake and the correct form; no rule of the file applies."""
     with pytest.raises(SecurityFileError) as error:
         parse(f"# one\nsuper User:admin\n{line}\nallow User:b read topic:t")
     assert str(error.value).startswith("acls, line 3: ")
@@ -142,7 +142,7 @@ def test_a_rule_that_is_most_likely_a_mistake_is_a_doubt(line: str, told: str) -
 
 
 def test_usual_rules_raise_no_doubt() -> None:
-    """Names at the bounds of what there is: long topics, the store's own, users that certificates name."""
+    """Unusual but valid names raise no doubt: long topics, internal topics, names of certificates."""
     text = f"""super User:a User:b
     allow User:a read topic:{"x" * 249}
     allow User:a read topic:{"x" * 249}*
@@ -159,13 +159,13 @@ def test_usual_rules_raise_no_doubt() -> None:
 
 
 def test_bytes_that_are_no_text_are_told_with_their_line() -> None:
-    """Of a file that was copied as something else."""
+    """Bytes that are not UTF-8 are reported with their line."""
     with pytest.raises(SecurityFileError, match="line 2: not UTF-8"):
         parse_acls("acls", b"super User:a\nallow User:\xff read topic:t")
 
 
 def test_rules_are_added_at_the_end_and_once() -> None:
-    """All else stays as it was, a last line without its newline too; rules alike share a line."""
+    """Rules are added at the end, once; the other lines stay, and similar rules share a line."""
     before = b"# mine\nsuper User:a # me\n\nallow  User:b   read topic:t"
     added = [
         Rule("User:b", ALLOW, Operation.READ, TOPIC, "t"),
@@ -179,7 +179,7 @@ def test_rules_are_added_at_the_end_and_once() -> None:
 
 
 def test_rules_are_removed_and_comments_stay() -> None:
-    """A line loses the operations that are taken out of it, and goes with the last of them."""
+    """A line loses the removed operations, and is deleted with the last one; comments stay."""
     before = b"# mine\nallow User:b read,write topic:t  # both\r\ndeny User:b read topic:t\nsuper User:a\n"
     after, removed = without_rules("acls", before, lambda rule: rule.operation is Operation.READ)
     assert after == b"# mine\nallow User:b write topic:t  # both\r\nsuper User:a\n"
@@ -191,7 +191,7 @@ def test_rules_are_removed_and_comments_stay() -> None:
 
 
 def test_a_rule_that_can_never_apply_can_be_removed() -> None:
-    """It is refused where it is made, and read, shown and removed where it is there already."""
+    """A rule that can never apply cannot be added; an existing one can be read and removed."""
     useless = Rule("User:b", DENY, Operation.READ, TOPIC, "my topic", host="0.0.0.0")
     with pytest.raises(ValueError, match="would never apply"):
         check_rule(useless)
@@ -208,7 +208,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @st.composite
 def rules(draw: st.DrawFn) -> Rule:
-    """Any rule that Kafka's tools could make."""
+    """Generate any rule that Kafka's tools can create."""
     resource_type = draw(st.sampled_from(ResourceType))
     operation = draw(st.sampled_from([Operation.ALL, *SUPPORTED[resource_type]]))
     pattern, name = draw(st.sampled_from(Pattern)), draw(_TOPICS if resource_type is TOPIC else _NAMES)
@@ -221,7 +221,7 @@ def rules(draw: st.DrawFn) -> Rule:
 
 @given(st.lists(rules(), max_size=5))
 def test_whatever_is_written_is_read_as_the_same(some: list[Rule]) -> None:
-    """Names with spaces, stars, quotes, line ends and signs of any script; and each can be taken out again."""
+    """Rules with any name are read as they were written, and each can be removed."""
     text = with_rules("acls", b"# there\n", some)
     assert set(parse_acls("acls", text).rules) == set(some)
     for rule in some:

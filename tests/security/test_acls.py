@@ -1,4 +1,4 @@
-"""Who may do what: Kafka's meaning of rules, in tables; and that remembering decisions changes none."""
+"""Authorization: Kafka's meaning of rules in tables; cached decisions are the same as fresh ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Make = Callable[..., Authorizer]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An authorizer by lines of a file, which is looked at whenever it is asked."""
+    """Return an authorizer with these lines, which reads its file at every call."""
     return partial(write_rules, tmp_path)
 
 
@@ -70,18 +70,18 @@ def make(tmp_path: Path) -> Make:
     ],
 )
 def test_rules_mean_what_they_mean_in_kafka(make: Make, lines: list[str], name: str, expected: str) -> None:
-    """Deny by default, deny beats allow, what is implied, wildcards, prefixes, hosts."""
+    """Rules mean what they mean in Kafka: deny by default, deny wins, implications, wildcards, prefixes, hosts."""
     assert allowed(make(*lines), ANN, TOPIC, name) == expected
 
 
 def test_all_is_everything(make: Make) -> None:
-    """Also what there is no rule for by itself."""
+    """ALL covers every operation, also those without rules of their own."""
     everything = " ".join(operation.name.lower() for operation in Operation if operation is not Operation.ALL)
     assert allowed(make("allow User:ann all topic:t"), ANN, TOPIC, "t") == everything
 
 
 def test_super_users_may_do_everything(make: Make) -> None:
-    """Of the file or of the server, whatever is denied to all."""
+    """Super users of the file or of the server may do everything, whatever is denied to all."""
     authorizer = make("super User:ann", "deny User:* all topic:*", super_users=["User:bob"])
     for principal in (ANN, BOB):
         assert authorizer.allows(principal, HOST, Operation.DELETE, TOPIC, "t")
@@ -91,7 +91,7 @@ def test_super_users_may_do_everything(make: Make) -> None:
 
 
 def test_addresses_have_one_spelling(make: Make) -> None:
-    """A machine is the same through a socket of IPv6."""
+    """An IPv4 address is the same through an IPv6 socket."""
     authorizer = make("allow User:ann read topic:t from 10.0.0.7", "allow User:ann read topic:u from 2001:DB8::0:1")
     assert authorizer.allows(ANN, "::ffff:10.0.0.7", Operation.READ, TOPIC, "t")
     assert authorizer.allows(ANN, "2001:db8::1", Operation.READ, TOPIC, "u")
@@ -120,13 +120,13 @@ def test_addresses_have_one_spelling(make: Make) -> None:
     ],
 )
 def test_whether_anything_may_be_written(make: Make, lines: list[str], expected: bool) -> None:
-    """What lets an idempotent producer have its id: WRITE on some topic, unless all that is allowed is denied."""
+    """A producer id needs WRITE on some topic, unless everything that is allowed is also denied."""
     lines = [line for line in lines if "write group" not in line]
     assert make(*lines).allows_any(ANN, HOST, Operation.WRITE, TOPIC) is expected
 
 
 def test_authorized_operations_are_kafkas_bits(make: Make) -> None:
-    """READ is bit 3, DESCRIBE bit 8; only what there is to do with such a resource."""
+    """Bits have Kafka's numbers (READ 3, DESCRIBE 8), and only operations on such a resource are set."""
     authorizer = make("allow User:ann read topic:t", "allow User:ann all group:g", "super User:bob")
     assert authorizer.authorized_operations(ANN, HOST, TOPIC, "t") == 1 << 3 | 1 << 8
     assert authorizer.authorized_operations(ANN, HOST, TOPIC, "u") == 0
@@ -157,7 +157,7 @@ _RULES = st.builds(
 def naive(
     rules: list[Rule], principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
 ) -> bool:
-    """Every rule, one after the other, by the sentences of Kafka's documentation."""
+    """Check every rule, one after the other, as Kafka's documentation describes."""
 
     def applies(rule: Rule) -> bool:
         about = rule.name in (name, "*") if rule.pattern is Pattern.LITERAL else name.startswith(rule.name)
@@ -186,7 +186,7 @@ _QUESTIONS = st.tuples(
 
 @given(st.lists(_RULES, max_size=8), st.lists(_QUESTIONS, max_size=20))
 def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: list[Any]) -> None:
-    """Of the index, and of what is remembered of it when the same is asked again."""
+    """Decisions equal those of a naive reading, also cached ones."""
     decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     for question in questions + questions:
         expected = naive(rules, *question)
@@ -196,7 +196,7 @@ def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: li
 
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
-    """Where some name is allowed, `allows_any` says so."""
+    """`allows_any` is true if some name is allowed."""
     decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
@@ -205,7 +205,7 @@ def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
 
 
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for ever other names costs no memory."""
+    """The cache is bounded, so that requests for new names cost no memory."""
     monkeypatch.setattr("segmentlog.security.acls._KNOWN_MAX", 100)
     authorizer = make("allow User:ann read topic:t")
     for number in range(1000):
@@ -215,7 +215,7 @@ def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPat
 
 
 def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """A changed file is read anew; a broken or a missing one leaves the rules before, and is told loudly, once."""
+    """A changed file applies at once; with a broken or missing one the previous rules stay, logged once."""
     authorizer = make("allow User:ann read topic:t")
     assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t")
     Path(authorizer.path).write_text("allow User:bob read topic:t\n")
@@ -236,7 +236,7 @@ def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.Lo
 
 
 def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """What came and went, and doubts about what is there; nothing while the file says the same, and no user's name."""
+    """A change is logged once with counts and doubts, without user names."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     authorizer = make("allow User:ann read topic:t", "super User:root")
     assert not caplog.records
@@ -253,7 +253,7 @@ def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptu
 
 
 def test_a_second_change_within_the_step_of_a_clock_is_seen(make: Make) -> None:
-    """File systems' times have steps: a young file is read again, whatever its time says."""
+    """A second change within the resolution of file times is noticed."""
     authorizer = make("allow User:ann read topic:t")
     assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t")
     found = os.stat(authorizer.path)
@@ -264,7 +264,7 @@ def test_a_second_change_within_the_step_of_a_clock_is_seen(make: Make) -> None:
 
 
 def test_a_server_does_not_start_with_a_broken_file(make: Make, tmp_path: Path) -> None:
-    """Nor without the file that it was told of."""
+    """A server does not start with a broken or missing file."""
     with pytest.raises(SecurityFileError, match="line 1"):
         make("nonsense")
     with pytest.raises(SecurityFileError, match="no such file"):
@@ -278,7 +278,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
-    """Two processes that add; a third, which only reads, has all of them soon after."""
+    """Two processes that add rules at once lose none, and a reader sees all of them soon."""
     authorizer = make("super User:ann")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(authorizer.path, name)) for name in ("one", "two")]
@@ -293,7 +293,7 @@ def test_workers_lose_no_rule_of_each_other(make: Make) -> None:
 
 
 def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
-    """So long a worker may go by what another one has changed."""
+    """A reader checks the file every half second."""
     path = tmp_path / "acls"
     path.write_text("")
     authorizer = Authorizer(str(path))
@@ -305,7 +305,7 @@ def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
 
 
 def test_filters_and_rules_are_plain_values() -> None:
-    """They can be logged: there is no secret in them."""
+    """Filters and rules can be logged: they contain no secret."""
     rule = Rule("User:ann", Permission.ALLOW, Operation.READ, TOPIC, "t")
     assert json.dumps(rule) == '["User:ann", 3, 3, 2, "t", 3, "*"]'
     assert RuleFilter(1, None, 1, None, None, 1, 1).matches(rule)

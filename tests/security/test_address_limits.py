@@ -1,4 +1,4 @@
-"""Who makes room: the address that holds most."""
+"""Fair limits: the address with most items loses one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from segmentlog.security.address_limits import ByAddress, network_of
     ],
 )
 def test_an_address_of_ipv6_is_its_network(host: str, network: str) -> None:
-    """Or one customer would be as many clients as he likes."""
+    """An IPv6 network counts as one address, so that a customer cannot pose as many clients."""
     assert network_of(host) == network
 
 
 @pytest.mark.parametrize("seed", seeds("by address"))
 def test_the_address_with_most_makes_room(seed: int) -> None:
-    """Its oldest or its newest item, whatever was added and removed before."""
+    """The oldest or newest item of the address with most items is chosen, after any additions and removals."""
     rng = random.Random(seed)
     held: ByAddress[int] = ByAddress()
     known: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The names in certificates, and which hosts they are for: as OpenSSL sees it."""
+"""The names in certificates and the hosts that they cover, compared with OpenSSL."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Provide the authority that signs all certificates here."""
     return trustme.CA()
 
 
 def accepts(authority: trustme.CA, own: Pair, host: str) -> bool:
-    """Whether OpenSSL, as a client that connects to that host, accepts the certificate."""
+    """Return whether OpenSSL, as a client of that host, accepts the certificate."""
     client = ssl.create_default_context()
     authority.configure_trust(client)
     ours, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ def accepts(authority: trustme.CA, own: Pair, host: str) -> bool:
 def test_names_and_hosts(
     tmp_path: Path, authority: trustme.CA, names: tuple[str, ...], host: str, is_covered: bool
 ) -> None:
-    """Each row of the table; and OpenSSL accepts the certificate for the same hosts."""
+    """Names cover the same hosts as OpenSSL accepts."""
     assert covers(names, host) == is_covered
     if names != ("*.com",):  # OpenSSL leaves it to authorities not to issue that
         own = write_pair(tmp_path, "server", authority.issue_cert(*names))
@@ -76,7 +76,7 @@ def test_names_and_hosts(
 
 
 def test_the_names_are_read_in_their_order(tmp_path: Path, authority: trustme.CA) -> None:
-    """DNS names and addresses of both kinds, in PEM with a chain and text around."""
+    """Names are read in order: DNS names and both kinds of addresses, in PEM with a chain and text around."""
     own = write_pair(tmp_path, "server", authority.issue_cert("b", "10.0.0.7", "a", "fd00::7", "*.c.example"))
     text = Path(own.certificate).read_text()
     assert alternative_names(ssl.PEM_cert_to_DER_cert(text[: text.index("-----END") + 25])) == (
@@ -89,7 +89,7 @@ def test_the_names_are_read_in_their_order(tmp_path: Path, authority: trustme.CA
 
 
 def test_a_certificate_without_names(tmp_path: Path) -> None:
-    """It covers nothing, whatever its subject says; the message says what it lacks."""
+    """A certificate without alternative names covers nothing, and the message says what is missing."""
     path = tmp_path / "cert.pem"
     path.write_text(ssl.DER_cert_to_PEM_cert(certificate_for(subject())))
     assert alternative_names(certificate_for(subject())) == ()
@@ -97,7 +97,7 @@ def test_a_certificate_without_names(tmp_path: Path) -> None:
 
 
 def test_what_is_no_certificate_is_reported_elsewhere(tmp_path: Path) -> None:
-    """Files that are missing, empty, cut short or of another kind: loading them raises, and this says nothing."""
+    """Files that are missing, empty, truncated or of another kind give no message: loading them raises."""
     path = tmp_path / "cert.pem"
     assert describe_mismatch(str(path), "localhost") is None
     whole = ssl.DER_cert_to_PEM_cert(certificate_for(subject()))

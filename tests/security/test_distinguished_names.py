@@ -1,4 +1,4 @@
-"""The name in a certificate, spelled as Kafka spells it."""
+"""The name in a certificate, in Kafka's spelling."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("der", "expected"), GOLDEN)
 def test_names_are_those_of_java(der: str, expected: str) -> None:
-    """Order, keywords, what has none, escapes, several attributes in one part."""
+    """Names equal Java's: order, keywords, attributes without keywords, escapes, several attributes in one part."""
     data = bytes.fromhex(der)
     assert data[0] == 0x30
     assert name_of(data[2:]) == expected
 
 
 def test_the_subject_of_a_certificate_is_found() -> None:
-    """Behind its version, its serial number and its issuer; strings of every type."""
+    """The subject is found after version, serial number and issuer, with strings of every type."""
     name = subject(
         (NameOID.COUNTRY_NAME, "DE", None),
         (NameOID.ORGANIZATION_NAME, "Ä & Ö", _ASN1Type.BMPString),
@@ -58,7 +58,7 @@ def test_the_subject_of_a_certificate_is_found() -> None:
 
 @pytest.mark.filterwarnings("ignore:Attribute's length")
 def test_a_long_name_and_one_of_spaces() -> None:
-    """Lengths of more than one byte; spaces at either end are kept by a backslash."""
+    """Long lengths are decoded; spaces at either end are escaped."""
     assert subject_of(certificate_for(subject((NameOID.COMMON_NAME, "x" * 300, None)))) == "CN=" + "x" * 300
     found = subject_of(certificate_for(subject((NameOID.COMMON_NAME, "  a b ", _ASN1Type.UTF8String))))
     assert found == "CN=\\ \\ a b\\ "
@@ -66,19 +66,19 @@ def test_a_long_name_and_one_of_spaces() -> None:
 
 
 def test_a_string_of_another_type_than_it_says_is_written_in_hex() -> None:
-    """As what has no other form, and not the end of the connection: authorities sign such certificates."""
+    """A string of another type than declared is written in hex, as authorities sign such certificates."""
     latin = bytes.fromhex("310c300a060355040a130352e978")
     assert name_of(latin) == "O=#130352e978"
     assert name_of(bytes.fromhex("310c300a06035504030c03616e6e") + latin) == "O=#130352e978,CN=ann"
 
 
 def test_nobody_has_an_empty_name() -> None:
-    """A certificate without a subject, which only has alternative names."""
+    """A certificate without a subject has no name."""
     assert subject_of(certificate_for(Name([]))) == ""
 
 
 def test_no_certificate_is_an_error_wherever_it_is_cut() -> None:
-    """ValueError, and nothing else."""
+    """A truncated certificate raises ValueError, wherever it is cut."""
     whole = certificate_for(subject((NameOID.COMMON_NAME, "ann", None)))
     for size in range(len(whole)):
         with pytest.raises(ValueError, match="certificate"):

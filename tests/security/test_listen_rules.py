@@ -1,4 +1,4 @@
-"""Where a server listens without further ado, and where it wants to be told that this is meant."""
+"""Addresses on which a server listens without protection, and those that need protection or consent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.security.users import Users
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few names, whatever this machine knows."""
+    """Resolve a few fixed names."""
     known = {
         "localhost": ["127.0.0.1", "::1"], "broker.example.org": ["192.0.2.7"],
         "both.example.org": ["127.0.0.1", "192.0.2.7"],
@@ -33,7 +33,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
-    """Users and rules of the store that cannot be reached now are there all the same."""
+    """A dangling link to users or rules counts as a file."""
     store = str(tmp_path)
     assert Security().with_store_files(store) == Security()
     for name in (USERS_FILE, ACLS_FILE):
@@ -48,7 +48,7 @@ def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
 def test_loopback_needs_nothing(host: str) -> None:
-    """Nobody else reaches it."""
+    """A loopback address needs no protection."""
     check_safe(host, tls=False, sasl=False, insecure=False)
     assert is_loopback(host)
     assert mechanisms_for(host, tls=False, insecure=False) == MECHANISMS
@@ -60,7 +60,7 @@ def test_loopback_needs_nothing(host: str) -> None:
      "::ffff:10.0.0.1", "broker.example.org", "both.example.org"],
 )  # fmt: skip
 def test_all_else_wants_protection_or_to_be_told(host: str) -> None:
-    """TLS, users, or the word that the network does it; the error names all three, and loopback."""
+    """Any other address needs TLS, users or consent; the error names all three, and loopback."""
     with pytest.raises(UnsafeListening) as error:
         check_safe(host, tls=False, sasl=False, insecure=False)
     for way_out in ("--tls-cert", "--users", "--insecure", "127.0.0.1"):
@@ -71,13 +71,13 @@ def test_all_else_wants_protection_or_to_be_told(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["nowhere.example.org", "x" * 300])
 def test_a_name_that_means_nothing_is_told(host: str) -> None:
-    """Rather than believed to be harmless."""
+    """A name that cannot be resolved is refused."""
     with pytest.raises(UnsafeListening, match=r"resolved"):
         check_safe(host, tls=False, sasl=False, insecure=False)
 
 
 def test_half_of_tls_is_none() -> None:
-    """A certificate without a key must not end up as a server that does not encrypt."""
+    """A certificate without a key is refused, so that connections are not unencrypted by mistake."""
     check_tls_files(None, None, None)
     check_tls_files("cert", "key", None)
     check_tls_files("cert", "key", "ca")
@@ -87,7 +87,7 @@ def test_half_of_tls_is_none() -> None:
 
 
 def test_passwords_go_over_no_open_line() -> None:
-    """PLAIN is offered where it is encrypted, on loopback, or where somebody said that he knows."""
+    """PLAIN is offered with TLS, on loopback, or with consent."""
     assert mechanisms_for("0.0.0.0", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("nowhere.example.org", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("0.0.0.0", tls=True, insecure=False) == MECHANISMS

@@ -1,4 +1,4 @@
-"""TLS with certificates made here: who gets through, as whom, and what is told of files that do not fit."""
+"""TLS: accepted and refused clients, their principals, and messages about files that do not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Provide the authority that signs all certificates here."""
     return trustme.CA()
 
 
@@ -45,14 +45,14 @@ def client_ca(tmp_path: Path, authority: trustme.CA) -> str:
 
 
 def client_context(authority: trustme.CA) -> ssl.SSLContext:
-    """A client that checks the server, and has no certificate yet."""
+    """Return a client context that checks the server, and has no certificate yet."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
 
 
 def connect(context: ssl.SSLContext, client: ssl.SSLContext) -> tuple[Principal | None, bytes]:
-    """One connection: (who the server says it is, the server's certificate). Raises what either side does."""
+    """Connect once; return the principal and the server's certificate. Raises the error of either side."""
     ours, theirs = socket.socketpair()
     found: list[Principal | None] = []
     errors: list[BaseException] = []
@@ -83,12 +83,12 @@ def connect(context: ssl.SSLContext, client: ssl.SSLContext) -> tuple[Principal 
 
 
 def test_clients_need_no_certificate_unless_they_are_asked(server: Pair, authority: trustme.CA) -> None:
-    """Encrypted, and by TLS nobody in particular."""
+    """Without a client CA, clients need no certificate, and have no principal by TLS."""
     assert connect(server_context(*server), client_context(authority))[0] is None
 
 
 def test_a_client_is_who_its_certificate_says(server: Pair, client_ca: str, authority: trustme.CA) -> None:
-    """The whole name, as in Kafka's rules."""
+    """The principal is the whole name of the certificate, as in Kafka's rules."""
     client = client_context(authority)
     authority.issue_cert(
         "ann@example.org", common_name="Ann Lee", organization_name="Acme, Inc.", organization_unit_name="Eng"
@@ -98,7 +98,7 @@ def test_a_client_is_who_its_certificate_says(server: Pair, client_ca: str, auth
 
 
 def test_other_certificates_and_none_are_refused(server: Pair, client_ca: str, authority: trustme.CA) -> None:
-    """With a CA for clients: in the handshake, before a byte of a request."""
+    """With a client CA, other certificates and none are refused in the handshake."""
     context = server_context(*server, client_ca)
     stranger = client_context(authority)
     trustme.CA().issue_cert("ann@example.org", common_name="ann").configure_cert(stranger)
@@ -109,7 +109,7 @@ def test_other_certificates_and_none_are_refused(server: Pair, client_ca: str, a
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_tls_1_2_and_newer(server: Pair, authority: trustme.CA, version: ssl.TLSVersion) -> None:
-    """Both work, and older ones are off."""
+    """TLS 1.2 and newer work; older versions are off."""
     client = client_context(authority)
     client.minimum_version = client.maximum_version = version
     context = server_context(*server)
@@ -120,7 +120,7 @@ def test_tls_1_2_and_newer(server: Pair, authority: trustme.CA, version: ssl.TLS
 def test_a_renewed_certificate_is_taken_for_new_connections(
     tmp_path: Path, server: Pair, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a restart, also when its two files come one after the other."""
+    """New connections get a renewed certificate without a restart, also if its files come one after the other."""
     tls = ServerTls(*server, look_every_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     assert connect(tls.context(), client_context(authority))[1] == first
@@ -142,7 +142,7 @@ def test_a_renewed_certificate_is_taken_for_new_connections(
 def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
     server: Pair, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever renews certificates may take the old one away first: the pair before stays in use."""
+    """If a renewal deletes a file first, the previous pair stays in use."""
     tls = ServerTls(*server, look_every_s=0)
     context = tls.context()
     check = tls_module._check_readable
@@ -159,7 +159,7 @@ def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
 
 
 def test_a_young_file_is_read_again(tmp_path: Path, server: Pair, authority: trustme.CA) -> None:
-    """A second renewal within the step of a file system's clock is not missed."""
+    """A second renewal within the resolution of file times is noticed."""
     tls = ServerTls(*server, look_every_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     (tmp_path / "new").mkdir()
@@ -172,7 +172,7 @@ def test_a_young_file_is_read_again(tmp_path: Path, server: Pair, authority: tru
 
 
 def test_a_look_costs_nothing_in_between(server: Pair) -> None:
-    """The context is the same object for half a second, whatever happens to the files."""
+    """For half a second the context is the same object, whatever happens to the files."""
     now = [0.0]
     tls = ServerTls(*server, clock=lambda: now[0])
     context = tls.context()
@@ -183,7 +183,7 @@ def test_a_look_costs_nothing_in_between(server: Pair) -> None:
 
 @pytest.fixture
 def broken(tmp_path: Path, server: Pair, authority: trustme.CA) -> dict[str, str]:
-    """Files of every kind that does not fit."""
+    """Provide invalid files of every kind."""
     other = write_pair(tmp_path, "other", authority.issue_cert("localhost"))
     empty, text, secret = tmp_path / "empty", tmp_path / "text", tmp_path / "encrypted"
     empty.write_bytes(b"")
@@ -222,7 +222,7 @@ def broken(tmp_path: Path, server: Pair, authority: trustme.CA) -> dict[str, str
 def test_files_that_do_not_fit_are_told(
     broken: dict[str, str], certificate: str, key: str, client_ca: str | None, told: str
 ) -> None:
-    """Which file, and what is the matter with it; nobody is asked for a passphrase."""
+    """The error names the file and the problem; no passphrase is asked for."""
     if key not in broken:
         needs.program("openssl")
     with pytest.raises(SecurityFileError) as error:
@@ -234,7 +234,7 @@ def test_files_that_do_not_fit_are_told(
 def test_a_renewed_certificate_is_logged_once_with_its_names(
     tmp_path: Path, authority: trustme.CA, server: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it takes for both files to be the new ones."""
+    """A renewed certificate is logged once with its names."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     tls = ServerTls(server.certificate, server.key, look_every_s=0)
     tls.context()

@@ -1,4 +1,4 @@
-"""Handshakes that fail: what the log says of each kind of client, and how often."""
+"""Failed handshakes: the log line for each kind of client, and how often it appears."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Logged = Callable[[], list[str]]
 
 @pytest.fixture
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Provide the authority that signs all certificates here."""
     return trustme.CA()
 
 
@@ -65,12 +65,12 @@ def served(store: LogStore, own: Pair, advertise: str | None = "localhost:9092",
 
 
 def port_of(server: Server) -> int:
-    """Where it listens, whatever it advertises."""
+    """Return the port on which the server listens, whatever it advertises."""
     return int(server.worker.listener._sockets[0].getsockname()[1])
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Until something is so."""
+    """Wait until a condition is true."""
     ends_s = time.monotonic() + WAIT_S
     while not what():
         assert time.monotonic() < ends_s
@@ -78,7 +78,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") -> None:
-    """One try of a client, which may fail at either side."""
+    """Let a client connect once, which may fail at either side."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S) as sock,
@@ -89,7 +89,7 @@ def connect(server: Server, context: ssl.SSLContext, name: str = "localhost") ->
 
 
 def send(server: Server, data: bytes) -> None:
-    """What a client without TLS sends."""
+    """Send bytes, as a client without TLS does."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S) as sock:
         sock.sendall(data)
         sock.recv(1)
@@ -105,7 +105,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 def test_each_reason_is_logged_once_with_a_remedy(
     store: LogStore, own: Pair, authority: trustme.CA, logged: Logged
 ) -> None:
-    """Ten tries of each of four clients are four lines: no trust, another name, no TLS, and HTTP."""
+    """Ten attempts of each of four clients give four lines: no trust, another name, no TLS, and HTTP."""
     with served(store, own) as server:
         for _ in range(10):
             connect(server, ssl.create_default_context())
@@ -123,7 +123,7 @@ def test_each_reason_is_logged_once_with_a_remedy(
 def test_clients_with_certificates_that_do_not_fit(
     store: LogStore, own: Pair, authority: trustme.CA, tmp_path: Path, logged: Logged
 ) -> None:
-    """With --tls-client-ca: one that has none, and one of another authority; both say what the client needs."""
+    """With a client CA: a client without certificate, and one of another authority, are logged with a remedy."""
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with served(store, own, tls_client_ca=str(tmp_path / "ca.pem")) as server:
         connect(server, trusting(authority))
@@ -138,7 +138,7 @@ def test_clients_with_certificates_that_do_not_fit(
 def test_who_merely_leaves_is_no_warning(
     store: LogStore, own: Pair, logged: Logged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A health check that connects and leaves is information, once."""
+    """A health check that connects and disconnects is logged once, as information."""
     with served(store, own) as server:
         for _ in range(5):
             socket.create_connection(("127.0.0.1", port_of(server)), WAIT_S).close()
@@ -147,7 +147,7 @@ def test_who_merely_leaves_is_no_warning(
 
 
 def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> None:
-    """After ten minutes, with how many there were; the number of reasons that are kept is bounded."""
+    """A persistent reason is logged again after ten minutes, with a count; the number of reasons is bounded."""
     now_s = 0.0
     refusals = TlsRefusals(logging.getLogger("segmentlog.server"), again_s=600, clock=lambda: now_s)
     for _ in range(1000):
@@ -169,7 +169,7 @@ def test_a_reason_that_goes_on_is_logged_again_with_a_count(logged: Logged) -> N
 def test_an_advertised_name_that_is_not_in_the_certificate(
     store: LogStore, own: Pair, caplog: pytest.LogCaptureFixture, advertise: str | None, warns: bool
 ) -> None:
-    """The server warns at its start, naming the certificate, its names, the advertised name and what to do."""
+    """The server warns at its start about an advertised name that its certificate does not have."""
     with served(store, own, advertise):
         pass
     found = [record.getMessage() for record in caplog.records if "subjectAltName" in record.getMessage()]
@@ -190,7 +190,7 @@ def recipe() -> list[str]:
 
 
 def test_the_recipe_as_it_is_written(tmp_path: Path) -> None:
-    """openssl's certificate, the server, a produce and a consume by kcat: a record comes out, and nothing warns."""
+    """The documented commands work: a record is produced and consumed with kcat, without warnings."""
     needs.program("kcat")
     needs.program("openssl")
     port = str(free_ports(1))

@@ -1,4 +1,4 @@
-"""The users file: what is in it, who may read it, and that nothing of it is lost."""
+"""The users file: its contents, its permissions, and safe changes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from segmentlog.storage.fs import FileSystem
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """Where a users file may be made."""
+    """Return a path for a users file."""
     return str(tmp_path / "users.json")
 
 
 def test_the_keys_are_those_of_rfc_7677() -> None:
-    """Its example: user, password `pencil`, 4096 iterations."""
+    """Keys equal the example of RFC 7677: user, password `pencil`, 4096 iterations."""
     import base64
     import hashlib
     import hmac
@@ -44,7 +44,7 @@ def test_the_keys_are_those_of_rfc_7677() -> None:
 
 
 def test_users_are_added_changed_and_removed(path: str) -> None:
-    """What `add_user` was told is verified from then on, and nothing else is; a removed user is nobody."""
+    """A password that was added verifies, and nothing else does; a removed user is unknown."""
     assert add_user(path, "ann", "one", iterations=4096)
     assert add_user(path, "bob", "two", iterations=4096)
     users = Users(path)
@@ -64,7 +64,7 @@ def test_users_are_added_changed_and_removed(path: str) -> None:
 
 
 def test_the_file_is_private_and_holds_no_password(path: str) -> None:
-    """Mode 0600 whatever the umask and whatever it was; salts differ, even of equal passwords."""
+    """The file has mode 0600 whatever the umask, and contains no password; salts differ for equal passwords."""
     before = os.umask(0)
     try:
         add_user(path, "ann", "correct horse", iterations=4096)
@@ -82,7 +82,7 @@ def test_the_file_is_private_and_holds_no_password(path: str) -> None:
 
 
 def test_secrets_are_in_no_repr(path: str) -> None:
-    """Neither a credential nor the file's contents show themselves in a traceback or a log."""
+    """Neither a credential nor the document shows secrets in a traceback or a log."""
     add_user(path, "ann", "pw-is-secret", iterations=4096)
     users = Users(path)
     credential, _ = users.challenge("ann", "SCRAM-SHA-256")
@@ -91,7 +91,7 @@ def test_secrets_are_in_no_repr(path: str) -> None:
 
 
 def test_a_file_that_others_may_read_is_told(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning, and no refusal: groups may be meant."""
+    """A file that others can read gives a warning, not an error."""
     add_user(path, "ann", "pw", iterations=4096)
     Users(path)
     assert not caplog.records
@@ -118,7 +118,7 @@ def test_a_file_that_others_may_read_is_told(path: str, caplog: pytest.LogCaptur
     ],
 )
 def test_names_that_clients_send_differently_are_refused(path: str, name: str) -> None:
-    """Or that rules could not tell from everybody."""
+    """Names are refused that clients send differently, or that rules use for everybody."""
     with pytest.raises(InvalidUser):
         add_user(path, name, "pw", iterations=4096)
     assert not os.path.exists(path)
@@ -126,14 +126,14 @@ def test_names_that_clients_send_differently_are_refused(path: str, name: str) -
 
 @pytest.mark.parametrize("password", ["", "pass\u00a0word", "ﬁre", "tab\t", "\U0001f600"])
 def test_passwords_that_clients_send_differently_are_refused(path: str, password: str) -> None:
-    """And the message does not repeat them."""
+    """Passwords are refused that clients send differently; the message does not quote them."""
     with pytest.raises(InvalidUser) as error:
         add_user(path, "ann", password, iterations=4096)
     assert not password or password not in str(error.value)
 
 
 def test_accents_and_other_scripts_are_welcome(path: str) -> None:
-    """What SASLprep leaves as it is."""
+    """Accents and other scripts are accepted if SASLprep does not change them."""
     add_user(path, "Zoë", "pässwörd ß", iterations=4096)
     add_user(path, "안나", "שלום", iterations=4096)
     users = Users(path)
@@ -149,7 +149,7 @@ def test_accents_and_other_scripts_are_welcome(path: str) -> None:
     ],
 )  # fmt: skip
 def test_saslprep_is_that_of_rfc_4013(text: str, prepared: str | None) -> None:
-    """Its examples."""
+    """SASLprep passes the examples of RFC 4013."""
     if prepared is None:
         with pytest.raises(ValueError, match="SASLprep"):
             saslprep(text)
@@ -161,7 +161,7 @@ def test_saslprep_is_that_of_rfc_4013(text: str, prepared: str | None) -> None:
 
 @pytest.mark.parametrize("iterations", [0, -1, 4095, 1_000_001, 10**12])
 def test_absurd_iterations_are_refused(path: str, iterations: int) -> None:
-    """Too few to protect anything, or more than clients do."""
+    """Iterations are refused that are too few to protect, or more than clients accept."""
     with pytest.raises(InvalidUser, match="iterations"):
         add_user(path, "ann", "pw", iterations=iterations)
 
@@ -182,7 +182,7 @@ def test_absurd_iterations_are_refused(path: str, iterations: int) -> None:
     ],
 )
 def test_a_broken_file_is_refused_in_a_sentence(path: str, change: object, told: str) -> None:
-    """At the start of a server, and of a change: nothing is overwritten that nobody understands."""
+    """A broken file is refused at the start of a server and at a change, and is not overwritten."""
     add_user(path, "ann", "pw", iterations=4096)
     document = json.loads(Path(path).read_text())
     change(document)  # type: ignore[operator]
@@ -205,7 +205,7 @@ def test_a_broken_file_is_refused_in_a_sentence(path: str, change: object, told:
     ],
 )
 def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """An editor that writes another encoding, or JSON that never ends; a server that runs goes on with what it knew."""
+    """A file that is not UTF-8 or not JSON is refused; a running server keeps its users."""
     add_user(path, "ann", "pw", iterations=4096)
     users = Users(path)
     Path(path).write_bytes(data)
@@ -218,7 +218,7 @@ def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog
 
 
 def test_a_file_cut_anywhere_is_refused(path: str) -> None:
-    """However much of it a careless copy brought; an empty one is as if there were none, for `add_user`."""
+    """A file that is truncated anywhere is refused; `add_user` treats an empty one as missing."""
     add_user(path, "ann", "pw", iterations=4096)
     whole = Path(path).read_bytes().rstrip()
     for size in range(0, len(whole), 7):
@@ -231,7 +231,7 @@ def test_a_file_cut_anywhere_is_refused(path: str) -> None:
 
 
 def test_no_file_is_told_how_to_make_one(path: str) -> None:
-    """Rather than a server that nobody can use."""
+    """The error for a missing file says how to create it."""
     with pytest.raises(SecurityFileError, match="users add"):
         Users(path)
     with pytest.raises(SecurityFileError, match="no such file"):
@@ -240,7 +240,7 @@ def test_no_file_is_told_how_to_make_one(path: str) -> None:
 
 
 def test_a_file_that_breaks_later_leaves_who_is_known(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And is told once for each state of it."""
+    """If a file breaks later, the known users stay, and each state is logged once."""
     add_user(path, "ann", "pw", iterations=4096)
     users = Users(path)
     good = Path(path).read_bytes()
@@ -268,7 +268,7 @@ def _add_many(path: str, name: str) -> None:
 
 
 def test_two_processes_add_and_lose_nobody(path: str) -> None:
-    """Each reads what the other wrote, and a server that reads meanwhile finds a whole file."""
+    """Two processes that add users at once lose none, and a server reads only whole files."""
     add_user(path, "ann", "pw", iterations=4096)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_many, args=(path, name)) for name in ("one", "two")]
@@ -283,7 +283,7 @@ def test_two_processes_add_and_lose_nobody(path: str) -> None:
 
 
 class _Failing(FileSystem):
-    """Fails at the n-th call of those that change something."""
+    """A file system that fails at the n-th change."""
 
     def __init__(self, fails_at: int) -> None:
         self._left = fails_at
@@ -300,7 +300,7 @@ class _Failing(FileSystem):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> None:
-    """And nothing beside it but the lock."""
+    """A failed write leaves the old file, and only the lock beside it."""
     add_user(path, "ann", "pw", iterations=4096)
     before = Path(path).read_bytes()
     with pytest.raises(OSError, match="Input"):
@@ -310,7 +310,7 @@ def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> Non
 
 
 def test_what_a_killed_process_left_is_used_up(path: str) -> None:
-    """Its half-written file is neither believed nor in the way."""
+    """A half-written file of a killed process is ignored and replaced."""
     add_user(path, "ann", "pw", iterations=4096)
     leftover = Path(path + ".tmp")
     leftover.write_text("{half")
@@ -320,7 +320,7 @@ def test_what_a_killed_process_left_is_used_up(path: str) -> None:
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
-    """A users file that lies elsewhere is changed there."""
+    """A symbolic link stays; the file it points to is changed."""
     (tmp_path / "secrets").mkdir()
     add_user(str(tmp_path / "secrets" / "users"), "ann", "pw", iterations=4096)
     link = tmp_path / "users"
@@ -331,7 +331,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 def test_unknown_users_look_like_others(path: str) -> None:
-    """The same challenge for a name each time, also after a restart; sizes and counts as others have them."""
+    """Unknown users get a stable challenge with the usual sizes and counts, also after a restart."""
     for name in ("ann", "bob"):
         add_user(path, name, "pw", iterations=5000)
     add_user(path, "carl", "pw", iterations=9000)
@@ -347,12 +347,12 @@ def test_unknown_users_look_like_others(path: str) -> None:
 
 
 def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, bytes]:
-    """What is random in it."""
+    """Return the random parts of a challenge."""
     return credential.salt, credential.stored_key, credential.server_key
 
 
 def test_a_change_is_logged_with_counts(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """How many users came, went and got another password; no name, no salt and no key."""
+    """A change is logged with counts, without names, salts and keys."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     for name in ("ann", "bob", "zoe"):
         add_user(path, name, "secret", iterations=4096)

@@ -1,4 +1,4 @@
-"""What a right shows, thing by thing, and what the store's own topics take in addition."""
+"""The things that a right shows, and the further rights that internal topics need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeViewer = Callable[..., Viewer]
 
 @pytest.fixture
 def view(tmp_path: Path) -> MakeViewer:
-    """Makes a viewer by rules."""
+    """Return a function that creates a viewer from rules."""
 
     def make(*rules: str) -> Viewer:
         path = tmp_path / "acls"
@@ -43,7 +43,7 @@ def view(tmp_path: Path) -> MakeViewer:
     ],
 )
 def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, name: str) -> None:
-    """That right alone shows it, and nothing of another name or kind, except what the right implies."""
+    """Only that right shows a thing, and nothing of another name or kind, except what it implies."""
     viewer = view(f"allow User:ann {rule}")
     implied = {Thing.TOPIC} if thing in (Thing.RECORDS, Thing.SCHEMAS) else set()
     seen = {one for one in Thing if viewer.may_see(one, name or "_schemas")}
@@ -52,7 +52,7 @@ def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, n
 
 
 def test_the_stores_own_topics(view: MakeViewer) -> None:
-    """Their figures take DESCRIBE on the cluster, everything else ALTER: who may change the rules may see all."""
+    """Figures of internal topics need DESCRIBE on the cluster, everything else ALTER."""
     topics = "allow User:ann all topic:*"
     viewer = view(topics)
     assert not any(viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS))
