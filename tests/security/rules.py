@@ -32,7 +32,7 @@ def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, na
 
 
 def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.RequestContext:
-    """A request of this principal to a broker with rules and limits."""
+    """Return a request context of this principal, with a broker that has rules and limits."""
     broker: Any = SimpleNamespace(authorizer=authorizer, settings=ServerSettings())
     return server_call.RequestContext(
         broker=broker, api_key=29, version=3, client_id="", client_host=HOST, principal=principal
