@@ -36,7 +36,7 @@ from segmentlog.storage.file_operations import make_folders_durably, read_file, 
 from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 
 _INTERVAL_MAX_MS: Final = 3_600_000
 _STATUS_S: Final = 2.0
@@ -112,7 +112,7 @@ class Replica:
             topic_patterns=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
         )  # fmt: skip
         fork_safety.on_fork(self, "_forget_lock")
-        self._worker = Worker("replica", self._run_cycle) if threads else None
+        self._worker = BackgroundThread("replica", self._run_cycle) if threads else None
         if self._worker is not None:
             self._worker.ensure_running()
 

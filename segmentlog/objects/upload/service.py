@@ -26,7 +26,7 @@ from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.grant_file import read_grant
 from segmentlog.storage.watch import Watch
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -251,8 +251,8 @@ class _ShippingRun:
         self.shipper = Shipper(topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms)
         self._log = self._new_log() if is_background else None
         self._watch: Watch | None = None
-        self._worker = Worker("ship", self.run_cycle) if threads else None
-        self._watcher = Worker("ship-wanted", self._wait_for_requests) if threads else None
+        self._worker = BackgroundThread("ship", self.run_cycle) if threads else None
+        self._watcher = BackgroundThread("ship-wanted", self._wait_for_requests) if threads else None
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:

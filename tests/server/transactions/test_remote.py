@@ -582,8 +582,8 @@ def test_deleted_topics_take_their_part_along(desk: Desk) -> None:
 def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
     """With the epochs, for who embeds it."""
     transactions = desk.broker.store.transactions.server_transactions
-    numbers = transactions.begin("x", 1000)
-    transactions.begin("x", 1000)
+    numbers = transactions.register("x", 1000)
+    transactions.register("x", 1000)
     with pytest.raises(ProducerFenced) as raised:
         transactions.end("x", numbers, committed=True)
     assert (raised.value.epoch, raised.value.current_epoch) == (0, 1)
