@@ -116,11 +116,11 @@ _ERROR_GROUPS: Final = {
         errors.InvalidConfig(
             "fsync", "sometimes", "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size"
         ),
-        errors.InvalidTopicName("a b", "letters, digits, '.', '_' and '-' only; found ' '"),
+        errors.InvalidTopicName("a b", "only letters, digits, '.', '_' and '-' are allowed; found ' '"),
         errors.InvalidRecord("values", 0, "str", "bytes or None"),
         errors.RecordTooLarge(2_000_000, 1_048_588),
         errors.SerializationError("orders", "values", 0, "Object of type set is not JSON serializable"),
-        errors.InvalidWireBatch("crc", "CRC32C 0x00000001 is said, and 0x9d6a7c11 is right"),
+        errors.InvalidWireBatch("crc", "the header claims CRC32C 0x00000001, but the bytes have 0x9d6a7c11"),
     ),
     "Topics and stores": (
         errors.UnknownTopic("orders"),
