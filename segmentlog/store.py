@@ -35,7 +35,7 @@ from segmentlog.topics.topic_registry import Topics
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
-    from segmentlog.groups.committed_offsets import CommittedPositions
+    from segmentlog.groups.committed_offsets import CommittedOffsets
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Isolation
     from segmentlog.objects.replica.remote_store import RemoteStore
@@ -110,7 +110,7 @@ class LogStore(Clients):
         clock = clock or Clock()
         clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._group_offsets: CommittedPositions | None = None
+        self._group_offsets: CommittedOffsets | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._schemas: SchemaRegistry | None = None
@@ -294,7 +294,7 @@ class LogStore(Clients):
 
     def _make_positions(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
-        return self.group_offsets.make_log()
+        return self.group_offsets.open_or_create_log()
 
     @property
     def transactions(self) -> Transactions:
@@ -326,17 +326,17 @@ class LogStore(Clients):
         with failures_ignored(SegmentlogError):
             if not self._topics.has(TRANSACTIONS_TOPIC):
                 return False
-            return transactions is None or transactions.may_hold(producer_id)
+            return transactions is None or transactions.may_have_producer_id(producer_id)
         return True
 
     @property
-    def group_offsets(self) -> CommittedPositions:
+    def group_offsets(self) -> CommittedOffsets:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.committed_offsets import CommittedPositions
+            from segmentlog.groups.committed_offsets import CommittedOffsets
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or CommittedPositions(self._topics)
+                self._group_offsets = self._group_offsets or CommittedOffsets(self._topics)
         return self._group_offsets
 
     @property
@@ -364,12 +364,12 @@ class LogStore(Clients):
     def _forget_positions(self) -> None:
         """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
         if self._topics.has(OFFSETS_TOPIC):
-            self.group_offsets.forget_topics(self._topics.missing(self.group_offsets.topic_ids()))
+            self.group_offsets.delete_offsets_of_topics(self._topics.missing(self.group_offsets.topic_ids()))
 
     def _tidy_up(self, now_ms: int) -> None:
         """What background work does for the store now and then."""
         self._topics.administration.sweep()
-        if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_tick(now_ms, self._offsets_retention_ms):
+        if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_if_due(now_ms, self._offsets_retention_ms):
             self._forget_positions()
 
     def table(
@@ -469,7 +469,7 @@ class LogStore(Clients):
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()
         if self._transactions is not None:
-            for producer, why in self._transactions.troubles.items():
+            for producer, why in self._transactions.errors.items():
                 problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
         if self._attached is not None:
             if self._attached.status.error:

@@ -203,7 +203,7 @@ def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
             with pytest.raises(InvalidConfig, match="at = "):
                 parse_target(wrong, None)
             with pytest.raises(InvalidConfig, match="now_ms"):
-                log.retain(now_ms=wrong)
+                log.apply_retention(now_ms=wrong)
             with store.producer() as producer, pytest.raises(SegmentlogError, match="timestamps"):
                 producer.send("t", b"v", timestamp=wrong)
 
@@ -290,10 +290,10 @@ def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Pa
         log.append([b"0"], timestamps=[MOON_MS])
         log.append([b"1"], timestamps=[MOON_MS])
         log.append([b"2"])
-        log.retain()
+        log.apply_retention()
         assert log.log_start_offset == 0
         clock.advance(120_000)
-        log.retain(now_ms=int(time.time() * 1000) + 120_000)
+        log.apply_retention(now_ms=int(time.time() * 1000) + 120_000)
         assert log.log_start_offset >= 2
 
 

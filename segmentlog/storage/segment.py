@@ -180,7 +180,10 @@ class ActiveSegment:
         return SealedSegment(self._fs, self.path, self.base_offset, epoch, fd)
 
     def _take_back(self, position: int) -> None:
-        """Truncate like `truncate_durably`, unless this process cannot: the next append will. Raises `DiskFailed`."""
+        """Truncate like `truncate_durably`.
+
+        If this process cannot, leave it to the next append. Raises `DiskFailed`.
+        """
         try:
             _truncate_and_sync(self._fs, self.fd, position, self.path)
         except OSError as error:

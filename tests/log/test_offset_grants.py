@@ -1,4 +1,4 @@
-"""A partition of a store that is shipped hands out no more offsets than were promised, in whatever process."""
+"""A partition of a shipped store assigns no offsets beyond its grant, in any process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def log_of(store: LogStore) -> Partition:
 
 
 def fill_up(log: Partition) -> list[int]:
-    """The offsets that are handed out until no more are."""
+    """Append until no more offsets are assigned; return them."""
     offsets = []
     while True:
         try:
@@ -45,7 +45,7 @@ def fill_up(log: Partition) -> list[int]:
 
 
 def test_what_is_reserved_is_the_first_limit(store: LogStore) -> None:
-    """Before anything was promised nothing more is reserved; a batch that does not fit leaves what fits."""
+    """Before the first grant the reserved offsets are the limit. A larger batch leaves them to smaller ones."""
     log = log_of(store)
     ceiling = offset_grants.start_limiting(log.handle)
     assert offset_grants.start_limiting(log.handle) == ceiling, "asked again it is the same"
@@ -56,7 +56,7 @@ def test_what_is_reserved_is_the_first_limit(store: LogStore) -> None:
 
 
 def test_a_grant_lets_appends_go_on_up_to_it(store: LogStore) -> None:
-    """And one that is lower than what was granted before takes nothing back."""
+    """A later, lower grant withdraws nothing."""
     log = log_of(store)
     offset_grants.start_limiting(log.handle)
     fill_up(log)
@@ -87,7 +87,7 @@ def test_other_processes_and_later_ones_are_bound_by_it(store: LogStore) -> None
 
 
 def test_a_fence_stops_all_who_have_the_log_open(store: LogStore, tmp_path: Path) -> None:
-    """Appends, markers, truncation and trims; reads go on, and so it is after a restart, until it is released."""
+    """It stops appends, markers, truncation and trims, also after a restart, until it is released; reads continue."""
     log = log_of(store)
     with LogStore(store.path, background=False) as other:
         theirs = log_of(other)
@@ -114,7 +114,7 @@ def test_a_fence_stops_all_who_have_the_log_open(store: LogStore, tmp_path: Path
 
 
 def test_a_grant_that_rotted_grants_nothing_and_is_told(store: LogStore) -> None:
-    """Whatever bit of it is another one: no offset is handed out beyond what is reserved already."""
+    """If any bit of the grant changes, no offset beyond the reserved ones is assigned."""
     log = log_of(store)
     offset_grants.start_limiting(log.handle)
     offset_grants.extend(log.handle, 1000)

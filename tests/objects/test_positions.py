@@ -57,7 +57,7 @@ def read_all(store: LogStore, isolation: str = "read_committed") -> list[bytes |
 
 def position(store: LogStore) -> int:
     """Where the group stands."""
-    (found,) = store.group_offsets.positions("g").values()
+    (found,) = store.group_offsets.by_topic_id("g").values()
     return found.offset
 
 

@@ -48,7 +48,7 @@ class ProducerAppend(Protocol):
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
-        """The batches, encoded with the stamp, counted on from batch to batch."""
+        """The batches, encoded with the stamp; the sequence continues from batch to batch."""
 
     count: int
     """The number of records."""

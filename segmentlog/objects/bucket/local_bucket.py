@@ -76,7 +76,7 @@ class LocalBucket:
         path = self._file(key)
         with self._translating_errors(key, "written"):
             self._create_folder(os.path.dirname(path))
-            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).held():
+            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).hold():
                 try:
                     current: str | None = _tag(read_file(self._fs, path))
                 except FileNotFoundError:

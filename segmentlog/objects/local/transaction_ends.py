@@ -60,7 +60,7 @@ def unconfirmed_commit_ends(log: Partition, end_offset: int) -> TransactionEnds:
                 states.pop(name, None)
     ends: TransactionEnds = {}
     for state in states.values():
-        for marker in state.unsettled:
+        for marker in state.unconfirmed_markers:
             ends.setdefault((marker.topic_id, marker.partition), {})[state.producer_id] = marker.offset
         if state.status in ("PrepareCommit", "CompleteCommit"):
             for (topic_id, number), end in zip(state.partitions, state.ends, strict=False):

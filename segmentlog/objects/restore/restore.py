@@ -112,7 +112,7 @@ def restore(
     before_store  called before the folder becomes a store
 
     The offsets that are left out of a partition become a lost range, after which it resumes. Transactions are restored
-    whole or not at all, and no committed offset is after a cut: see docs/ship.md.
+    whole or not at all, and no committed offset is after a cut: see docs/point-in-time.md.
 
     Raise `ShippingRefused` if no store was shipped there, the folder contains something else, or an offset cannot be
     cut at; `InvalidConfig`, `ObjectStoreError`, `DiskFull`. Run it again with the same arguments to resume.

@@ -119,7 +119,7 @@ def find_commits(data: bytes) -> list[CommitDecision]:
                     for partition_key, end in zip(state.partitions, state.ends, strict=False)
                 }
                 found.append(CommitDecision(state.producer_id, ends, decided_ms=state.updated_ms))
-            for marker in state.unsettled:
+            for marker in state.unconfirmed_markers:
                 found.append(
                     CommitDecision(
                         state.producer_id, {(marker.topic_id, marker.partition): marker.offset}, is_rest=True

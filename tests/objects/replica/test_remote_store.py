@@ -167,7 +167,7 @@ def test_times_transactions_and_positions(tmp_path: Path, store: LogStore, bucke
         committed = values(log, isolation="read_committed")
         assert values(there, isolation="read_committed") == committed
         assert len(committed) == 11
-        assert visit.store.group_offsets.positions("g") == store.group_offsets.positions("g")
+        assert visit.store.group_offsets.by_topic_id("g") == store.group_offsets.positions("g")
         (known,), (wanted,) = there.producers(), log.producers()
         assert (known.producer_id, known.runs, known.transaction_offset) == (wanted.producer_id, wanted.runs, -1)
         with pytest.raises(ReadOnlyStore):

@@ -305,7 +305,7 @@ def test_trimming_and_retention_take_stub_and_object_along(tmp_path: Path, store
         list(log.read(3))
     assert values_by_offset(log) == {number: value(number) for number in range(15, 45)}
     store.alter_topic("a", retention_segments=2)
-    log.retain()
+    log.apply_retention()
     assert log.log_start_offset == 20
     assert sorted(os.listdir(log.folder)).count("00000000000000000000.remote") == 0
     assert remote(log) == [20, 30]
