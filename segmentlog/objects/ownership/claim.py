@@ -1,6 +1,6 @@
 """Which machine may ship a store: the owner that the manifest names, from the folder that is bound to it.
 
-bind            record in a store that it is shipped to an empty place
+bind            record the URL in a store that is shipped for the first time
 claim           continue as the owner, after a comparison of the local logs with the manifest
 fence           stop appends, because the manifest names another owner
 stop_shipping   mark the manifest as ended, and remove the binding

@@ -64,7 +64,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
 
 
 class ShippingService:
-    """The shipping of an open store from this process; see docs/ship.md. Thread-safe.
+    """The shipping of an open store from this process; see docs/replicate.md. Thread-safe.
 
     If several processes are to ship the store, one does. When it ends, another process takes its place.
     """
