@@ -5,9 +5,9 @@
     DIR/store.json      written last: from then on the folder is a store
 
 The checkpoint of each log says that it was restored. The first process that opens a log for writing resumes it at the
-end of the offset grant, in a new epoch, and reports the offsets up to there as lost: the owner may have assigned them.
-A restore that was killed keeps the verified files when it runs again. `point_in_time` handles restores to a time or to
-offsets.
+end of the offset grant, in a new epoch. It reports the offsets up to the end of the grant as lost: the owner may have
+assigned them. A restore that was killed keeps the verified files when it runs again. `point_in_time` handles restores
+to a time or to offsets.
 """
 
 from __future__ import annotations
