@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from segmentlog.producing.async_producer import AsyncProducer
     from segmentlog.producing.producer import Producer
     from segmentlog.producing.producer_options import ProducerKeywords
-    from segmentlog.producing.producer_registry import Producers
+    from segmentlog.producing.producer_registry import ProducerRegistry
     from segmentlog.topics.topic_registry import Topics
     from segmentlog.tracing import Tracing
     from segmentlog.transactions.transaction_coordinator import Transactions
@@ -36,7 +36,7 @@ class Clients:
 
     _topics: Topics
     _mutex: threading.RLock
-    _producers: Producers | None = None
+    _producers: ProducerRegistry | None = None
     _members: weakref.WeakSet[Consumer[Any, Any]]
     """Consumers that are members of groups: they leave when the store is closed."""
 
@@ -47,7 +47,7 @@ class Clients:
         @property
         def groups(self) -> Groups: ...
         def finish_transactions(self) -> float: ...
-        def _make_positions(self) -> Partition: ...
+        def _create_offsets_log(self) -> Partition: ...
 
     @overload
     def producer(
@@ -88,14 +88,16 @@ class Clients:
             enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
             serializer=serializer, key_serializer=key_serializer, tracing=tracing,
         )  # fmt: skip
-        return self._all_producers().make(options)
+        return self._all_producers().create(options)
 
-    def _all_producers(self) -> Producers:
+    def _all_producers(self) -> ProducerRegistry:
         if self._producers is None:
-            from segmentlog.producing.producer_registry import Producers
+            from segmentlog.producing.producer_registry import ProducerRegistry
 
             with self._mutex:
-                self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
+                self._producers = self._producers or ProducerRegistry(
+                    self._topics, self.transactions, self._create_offsets_log
+                )
         return self._producers
 
     @overload
@@ -212,7 +214,9 @@ class Clients:
 
         max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, wanted="bytes, from 1 on")
         made = ProducerOptions(**options)
-        return AsyncProducer(lambda: self._all_producers().make_queueing(made), made.linger_ms, max_unsent_bytes)
+        return AsyncProducer(
+            lambda: self._all_producers().create_event_loop_producer(made), made.linger_ms, max_unsent_bytes
+        )
 
     @overload
     def aconsumer(
@@ -240,11 +244,11 @@ class Clients:
         from segmentlog.aio.loop_callbacks import Callbacks
         from segmentlog.consuming.async_consumer import AsyncConsumer
         from segmentlog.consuming.consumer_options import ConsumerOptions
-        from segmentlog.consuming.nonblocking_consumer import SteppedConsumer
+        from segmentlog.consuming.nonblocking_consumer import NonblockingConsumer
 
         callbacks = Callbacks()
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if callable(options.get(name)):
                 options[name] = callbacks.wrapped(options[name])
         made = ConsumerOptions(**options)
-        return AsyncConsumer(lambda: self._consumer(SteppedConsumer, topics, made), callbacks)
+        return AsyncConsumer(lambda: self._consumer(NonblockingConsumer, topics, made), callbacks)

@@ -292,7 +292,7 @@ class LogStore(Clients):
 
     # ------------------------------------------------------------ what producers and consumers share
 
-    def _make_positions(self) -> Partition:
+    def _create_offsets_log(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
         return self.group_offsets.make_log()
 

@@ -52,7 +52,7 @@ class Mailbox:
             self._left.popleft()()
 
 
-class Strand:
+class LoopBridge:
     """Calls of one client, one after the other, by threads of the pool; results come to the loop. For its thread.
 
     A call that was handed over is made, whoever is cancelled that waits for it.

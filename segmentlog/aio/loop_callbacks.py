@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from segmentlog.aio.loop_bridge import Strand
+from segmentlog.aio.loop_bridge import LoopBridge
 
 logger = logging.getLogger("segmentlog")
 
@@ -24,7 +24,7 @@ class Callbacks:
     """
 
     def __init__(self) -> None:
-        self.strand: Strand | None = None
+        self.strand: LoopBridge | None = None
         """Of the client, once it has begun."""
 
     def wrapped(self, callback: Callable[..., Any] | None) -> Callable[..., None] | None:

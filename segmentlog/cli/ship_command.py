@@ -10,7 +10,7 @@ import click
 
 from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
 from segmentlog.cli.offsets_file import read_offsets
-from segmentlog.cli.option_types import DURATION_S, PLACE, SIZE, Place, json_option
+from segmentlog.cli.option_types import DURATION_S, PLACE, SIZE, StartPosition, json_option
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _tell(done: ShippedNow, as_json: bool) -> None:
 )
 @json_option
 def restore(
-    url: str, folder: str, topics: tuple[str, ...], at: Place | None, offsets: IO[bytes] | None,
+    url: str, folder: str, topics: tuple[str, ...], at: StartPosition | None, offsets: IO[bytes] | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Make the store that was shipped to URL anew in FOLDER, or of it the topics that match.

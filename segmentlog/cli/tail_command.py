@@ -1,4 +1,4 @@
-"""``segmentlog tail``: the last records of topics, and those that follow."""
+"""``segmentlog tail``: print the last records of topics, and follow new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.consuming.record_filter import batches_between
 if TYPE_CHECKING:
     from segmentlog.cli.record_output import Render
     from segmentlog.consuming.consumer import Consumer
-    from segmentlog.consuming.record_filter import Filter
+    from segmentlog.consuming.record_filter import RecordFilter
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Isolation, Partition
     from segmentlog.store import LogStore
@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
-@click.option("-f", "--follow", is_flag=True, help="Go on, also with what is made later: partitions, topics that fit.")
-@click.option("-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="So many of each partition.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Keep following, including partitions and matching topics created later."
+)
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="Number of records of each partition."
+)
 @filter_options
-@click.option("--keys", is_flag=True, help="The key and a tab before each value.")
+@click.option("--keys", is_flag=True, help="Print the key and a tab before each value.")
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Never print headers.")
@@ -54,29 +58,28 @@ def tail(
 ) -> None:
     """Print the last records of TOPICS as bare values; with -f, continue with records that are appended.
 
-    Patterns go in quotes: 'events-*', 'clicks/[01]'. With several partitions the records are in the order of their
-    timestamps, and a header tells the partition whenever it changes. With --key and the like, -n counts the records
-    that fit.
+    Put patterns in quotes: 'events-*', 'clicks/[01]'. The records of several partitions are ordered by timestamp, and a
+    header names the partition whenever it changes. With --key and other filters, -n counts the records that match.
     """
     if keys and (as_json or json_values):
-        raise click.UsageError("--keys and --json exclude each other: JSON has the key anyway")
-    wanted = filter_of(ctx)
+        raise click.UsageError("--keys and --json exclude each other: JSON includes the key")
+    record_filter = filter_of(ctx)
     with open_store(ctx, background=False) as store:
         consumer = consumer_of(store, topics, follow=follow, isolation=isolation)
         several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
         as_json |= json_values
         text_pieces = keyed_pieces if keys else bare_pieces
         pieces = json_pieces(plain_values=json_values) if as_json else text_pieces
-        printer = _Printer(render_as(pieces), headers=None if quiet or as_json else verbose or several)
-        wanted = with_schemas(wanted, store)
+        printer = _TailPrinter(render_as(pieces), headers=None if quiet or as_json else verbose or several)
+        record_filter = with_schemas(record_filter, store)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            _show_last(store, consumer, topics, lines, wanted, isolation, printer)
+            _show_last(store, consumer, topics, lines, record_filter, isolation, printer)
             printer.flush()
             if follow and not stopped:
                 end_with_stdout(consumer)
                 for batch in consumer.batches():
                     if any(selector.fits(batch.topic, batch.partition) for selector in topics):
-                        for part in wanted.parts(batch):
+                        for part in record_filter.parts(batch):
                             printer.show(part)
                         printer.flush()
                     if stopped:
@@ -86,22 +89,22 @@ def tail(
 
 
 def _show_last(
-    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], count: int, wanted: Filter,
-    isolation: Isolation, printer: _Printer,
+    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], count: int, record_filter: RecordFilter,
+    isolation: Isolation, printer: _TailPrinter,
 ) -> None:  # fmt: skip
-    """Print the last records of each partition, and have the consumer continue after them."""
+    """Print the last records of each partition, and position the consumer after them."""
     streams: list[Iterable[RecordBatch]] = []
     for tp in consumer.assignment():
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=isolation)
         if any(selector.fits(*tp) for selector in topics):
-            streams.append(_last(log, count, end, wanted, isolation))
+            streams.append(_last(log, count, end, record_filter, isolation))
         consumer.seek(tp.topic, tp.partition, end)
     if len(streams) == 1:
         for batch in streams[0]:
             printer.show(batch)
         return
-    run: _Place | None = None
+    run: _Slice | None = None
     for place in heapq.merge(*(_in_order(batches, number) for number, batches in enumerate(streams))):
         if run is not None and place.batch is run.batch and place.at == run.end:
             run = run._replace(end=place.end)
@@ -113,16 +116,18 @@ def _show_last(
         printer.show(run.batch.slice(run.at, run.end))
 
 
-def _last(log: Partition, count: int, end: int, wanted: Filter, isolation: Isolation) -> Iterable[RecordBatch]:
-    """The last records before ``end``, in parts of batches."""
-    if not wanted.is_open or isolation != "read_uncommitted":  # what does not fit is not counted
-        return wanted.last(log, count, end, isolation)
+def _last(
+    log: Partition, count: int, end: int, record_filter: RecordFilter, isolation: Isolation
+) -> Iterable[RecordBatch]:
+    """Return the last records before ``end``, as slices of batches."""
+    if not record_filter.matches_all or isolation != "read_uncommitted":  # count only records that match
+        return record_filter.last(log, count, end, isolation)
     begin = offset_of_last(log, count, end)
     return batches_between(log, begin, end)
 
 
-class _Place(NamedTuple):
-    """Records of a batch that are printed together; ordered by time, and by what is unique before the batch."""
+class _Slice(NamedTuple):
+    """Records of a batch that are printed together. Sorts by time; the next two fields make the order unique."""
 
     timestamp: int
     stream: int
@@ -132,21 +137,21 @@ class _Place(NamedTuple):
     batch: RecordBatch
 
 
-def _in_order(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Place]:
+def _in_order(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Slice]:
     number = 0
     latest = -(1 << 63)
     for batch in batches:
         for at, timestamp in enumerate(batch.timestamps.tolist()):
-            # A partition's records stay in their order, whatever clocks their producers had.
+            # Records of a partition keep their order, whatever the clocks of their producers were.
             latest = max(latest, timestamp)
-            yield _Place(latest, stream, number, at + 1, at, batch)
+            yield _Slice(latest, stream, number, at + 1, at, batch)
             number += 1
 
 
-class _Printer:
-    """Writes rendered records, with a header whenever another partition's turn comes.
+class _TailPrinter:
+    """Prints batches, with a header whenever the partition changes.
 
-    ``headers``: also before the first; None for none at all.
+    ``headers``: True also prints a header before the first batch; None prints no headers.
     """
 
     def __init__(self, render: Render, *, headers: bool | None) -> None:

@@ -1,4 +1,4 @@
-"""Objects in place of bytes: a consumer's deserializers, and what becomes of what they cannot read."""
+"""Deserialize keys and values of a consumer, and handle those that cannot be deserialized."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from segmentlog.format.record_batch import RecordBatch
 logger = logging.getLogger("segmentlog")
 
 OnBad = Literal["raise", "skip", "hand_over"]
-"""What becomes of a record that cannot be deserialized."""
+"""What to do with a record that cannot be deserialized."""
 
 _BAD_KEPT = 1000
 
 
 class Undecodable(msgspec.Struct, frozen=True, gc=False):
-    """In place of a key or a value that cannot be deserialized, with ``on_bad="hand_over"``."""
+    """Replaces a key or value that cannot be deserialized, with ``on_error="yield"``."""
 
     data: bytes | None
     error: DeserializationError
 
 
 class Decoding:
-    """What a consumer makes of batches before they are handed out."""
+    """Deserializes the batches of a consumer."""
 
     def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> None:
         for name, one in (("key_deserializer", key), ("deserializer", value)):
@@ -40,10 +40,10 @@ class Decoding:
         self._key, self._value = key, value
         self._on_bad = on_bad
         self.bad: deque[DeserializationError] = deque(maxlen=_BAD_KEPT)
-        """Records that were skipped: the last thousand."""
+        """Errors of skipped records: the last 1,000."""
 
     def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """The batch with objects, in pieces around what is skipped, and up to what raises.
+        """Yield the batch with objects, split where records are skipped, and up to the record that raises.
 
         Raises `DeserializationError`.
         """
@@ -60,7 +60,8 @@ class Decoding:
             return
         errors: dict[int, DeserializationError] = {}
         whole = batch.with_objects(
-            self._one_by_one(self._key, batch, "key", errors), self._one_by_one(self._value, batch, "value", errors)
+            self._deserialize_singly(self._key, batch, "key", errors),
+            self._deserialize_singly(self._value, batch, "value", errors),
         )
         if self._on_bad == "hand_over":
             yield whole
@@ -77,10 +78,10 @@ class Decoding:
         if begin < len(whole):
             yield whole.slice(begin)
 
-    def _one_by_one(
+    def _deserialize_singly(
         self, one: Deserializer[Any] | None, batch: RecordBatch, column: str, errors: dict[int, DeserializationError]
     ) -> list[Any] | None:
-        """The objects of a column, with an `Undecodable` for each that cannot be read, and its error by its index."""
+        """Deserialize a column item by item, with an `Undecodable` for each failure; add its error to ``errors``."""
         if one is None:
             return None
         objects: list[Any] = []
@@ -100,7 +101,7 @@ class Decoding:
 
 
 def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> Decoding | None:
-    """What is done with these; None when they say nothing. Raises `InvalidConfig`."""
+    """Return the `Decoding` for these options; None without deserializers. Raises `InvalidConfig`."""
     made = Decoding(key, value, on_bad)
     return None if key is None and value is None else made
 
@@ -108,5 +109,5 @@ def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, 
 def _deserialized(one: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
     made = list(one.deserialize(topic, blobs))
     if len(made) != len(blobs):
-        raise ValueError(f"{type(one).__name__} made {len(made)} objects of {len(blobs)}")
+        raise ValueError(f"{type(one).__name__} returned {len(made)} objects for {len(blobs)} values")
     return made

@@ -29,13 +29,15 @@ _PENDING_S: Final = 0.02
 class PartitionReader(Protocol):
     """What a session needs of the consumer: its cursors."""
 
-    def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
+    def start_reading(
+        self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool
+    ) -> None:
         """Read a partition from its committed position, or from where the consumer says.
 
         Raises `UnknownTopic` also when another topic has the name by now.
         """
 
-    def reads(self, tp: TopicPartition) -> bool:
+    def is_reading(self, tp: TopicPartition) -> bool:
         """Whether it was begun, and not forgotten since."""
 
     def stop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -44,7 +46,7 @@ class PartitionReader(Protocol):
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these."""
 
-    def take_gone(self) -> list[TopicPartition]:
+    def pop_deleted(self) -> list[TopicPartition]:
         """Those whose topics are found to be gone, as no more than a pattern named them."""
 
     def positions_to_commit(self, *, settled: bool) -> dict[TopicPartition, tuple[int, int]]:
@@ -127,7 +129,7 @@ class GroupSession:
             if self._auto_commit and time.monotonic() >= self._commit_due_s:
                 self._commit_due_s = time.monotonic() + self._interval_s
                 self._commit_quietly(self._processed(settled=settled))
-            if gone := self._reader.take_gone():
+            if gone := self._reader.pop_deleted():
                 self._let_go_of_gone(gone, settled=settled)
             if self.member.poll(ended=ended):
                 self._rebalance(settled=settled)
@@ -162,7 +164,7 @@ class GroupSession:
             self._begin_held()
 
     def _note_taken(self) -> None:
-        self._held.update([tp for tp, fd in self.member.owned.items() if fd >= 0 and not self._reader.reads(tp)])
+        self._held.update([tp for tp, fd in self.member.owned.items() if fd >= 0 and not self._reader.is_reading(tp)])
         self._is_taking = False
 
     def _lose(self) -> None:
@@ -218,7 +220,7 @@ class GroupSession:
             self._finish_transactions()
             pending = self._offsets.undecided(self.group)
         positions = self._offsets.positions(self.group)
-        begun = [tp for tp in held if self._reader.reads(tp)]  # by a call that was interrupted
+        begun = [tp for tp in held if self._reader.is_reading(tp)]  # by a call that was interrupted
         self._held.difference_update(begun)
         try:
             for tp, where in sorted(held.items()):
@@ -227,7 +229,7 @@ class GroupSession:
                 known = positions.get(where)
                 try:
                     is_new = tp.partition >= self._known.get(where.topic_id, 0)
-                    self._reader.begin(tp, where.topic_id, known, is_new=is_new)
+                    self._reader.start_reading(tp, where.topic_id, known, is_new=is_new)
                 except UnknownTopic:  # deleted: the next assignment is without it, or with another one of that name
                     self._held.discard(tp)
                     self.member.hand_over([tp])

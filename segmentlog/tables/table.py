@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segmentlog.arguments import as_bool, as_offset, as_partition
-from segmentlog.consuming.wakeup import WAIT_S, announce
+from segmentlog.consuming.wakeup import WAIT_S, announce_waiting
 from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
 from segmentlog.format.key_hashes import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
@@ -361,7 +361,7 @@ class Table(Mapping[bytes, bytes]):
         """Sleep until an appender wakes whoever follows, or the time is up."""
         self._prepare_access()
         watch.drain()
-        must_poll = announce(watch, (source.log for source in self._sources))
+        must_poll = announce_waiting(watch, (source.log for source in self._sources))
         if all(source.end_offset() <= positions.get(source.number, 0) for source in self._sources):
             watch.wait(timeout_s, poll=must_poll)
 

@@ -18,7 +18,7 @@ from segmentlog.aio.pool import THREADS_MAX, pool
 from segmentlog.consuming import wakeup
 from segmentlog.consuming.consumer_options import ConsumerOptions
 from segmentlog.consuming.cursor import Cursor
-from segmentlog.consuming.cursor_set import Cursors
+from segmentlog.consuming.cursor_set import CursorSet
 from segmentlog.errors import (
     DeserializationError,
     InvalidConfig,
@@ -142,7 +142,7 @@ def test_a_seek_while_something_is_fetched_counts(
         producer.begin_transaction()
         producer.send_many("t", [b"never"] * 10, partition=0)
         producer.abort_transaction()
-    real = Cursors.fetch
+    real = CursorSet.fetch
 
     async def read() -> list[Record]:
         async with store.aconsumer(("t", 0), isolation="read_committed", auto_offset_reset="latest") as consumer:
@@ -151,14 +151,14 @@ def test_a_seek_while_something_is_fetched_counts(
                 await consumer.seek("t", 0, 5)
                 store.topic("t").partition(0).trim(10)
 
-            def fetch(self: Cursors, cursor: Cursor) -> Iterator[Any]:
+            def fetch(self: CursorSet, cursor: Cursor) -> Iterator[Any]:
                 monkeypatch.undo()
                 try:
                     yield from real(self, cursor)
                 finally:
                     consumer.member.move("t", 0, 90)  # as `seek` does in the loop
 
-            monkeypatch.setattr(Cursors, "fetch", fetch)
+            monkeypatch.setattr(CursorSet, "fetch", fetch)
             return [record async for record in consumer]
 
     assert [record.offset for record in run(read())] == list(range(90, 100))

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import segmentlog
 from segmentlog.cli import cli as command_line
 from segmentlog.cli.common import run
-from segmentlog.exchange.record_files import Fields, TransferError, records_of
+from segmentlog.exchange.record_files import FieldNames, TransferError, records_of
 from segmentlog.quantities import LATEST_MS
 from segmentlog.testing.ports import free_ports
 
@@ -270,8 +270,10 @@ def test_a_date_that_python_has_not_is_told(there: There) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("fields", [Fields(whole=True), Fields(value="odd"), Fields(value="plain", key="odd")])
-def test_a_value_that_json_has_not_is_told(fields: Fields) -> None:
+@pytest.mark.parametrize(
+    "fields", [FieldNames(whole=True), FieldNames(value="odd"), FieldNames(value="plain", key="odd")]
+)
+def test_a_value_that_json_has_not_is_told(fields: FieldNames) -> None:
     """With the number of its record, whatever a reader of a file makes of what it finds."""
     documents: list[dict[str, Any]] = [{"plain": "a", "odd": 1}, {"plain": "b", "odd": 1j}]
     with pytest.raises(TransferError, match=r"record 2: .*JSON.*1j is complex"):
@@ -641,7 +643,7 @@ def test_large_records_are_gathered_by_their_bytes(field: str) -> None:
     content = [{"name": "h", "value": large}] if field == "headers" else large
     documents = [{"value": str(number), field: content} for number in range(7)]
     documents += [{"value": str(number)} for number in range(7, 20)]
-    lists = list(records_of(iter(documents), Fields(), 10))
+    lists = list(records_of(iter(documents), FieldNames(), 10))
     assert [len(rows) for rows in lists] == [3, 3, 10, 4]
     found = [value for rows in lists for value in rows.values if value is not None and len(value) < 3]
     assert found == [b"%d" % number for number in range(7 if field == "value" else 0, 20)]

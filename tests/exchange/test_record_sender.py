@@ -12,8 +12,8 @@ import pytest
 from logs import values
 
 from segmentlog.errors import DiskFull, RecordTooLarge
-from segmentlog.exchange.record_sender import BadRecord, Lists, NamedSender, Sender
-from segmentlog.exchange.resumed_input import Resumption
+from segmentlog.exchange.record_sender import BadRecord, RecordLists, RecordSender, ResumingSender
+from segmentlog.exchange.resumed_input import ResumedInput
 from segmentlog.policy.partitioner import partition_for_key
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -47,7 +47,7 @@ def _appended(store: LogStore, topic: str) -> list[list[bytes | None]]:
 
 def _send(
     store: LogStore, fs: FaultyFileSystem, topic: str, *, skip: int = 0, name: str | None = None, fails_at: int = 0
-) -> tuple[Sender, DiskFull | None, list[tuple[int, int, int]]]:
+) -> tuple[RecordSender, DiskFull | None, list[tuple[int, int, int]]]:
     """Send all values but the first ``skip``, in lists, keyed by their last digit; a write may fail."""
     told: list[tuple[int, int, int]] = []
     failure = None
@@ -55,9 +55,9 @@ def _send(
         limit = store.topic(topic).config.max_message_bytes if topic == "three" else None
         options: tuple[Any, ...] = (producer, topic, None, (), lambda *place: told.append(place), limit, skip)
         if name is None:
-            sender = Sender(*options)
+            sender = RecordSender(*options)
         else:
-            sender = NamedSender(Resumption(store.topic(topic), producer, store.transactions), *options)
+            sender = ResumingSender(ResumedInput(store.topic(topic), producer, store.transactions), *options)
             producer.last_sequence(topic, 0)
         if fails_at:
             fs.fail("pwritev", errno.ENOSPC, call=fails_at)
@@ -65,7 +65,7 @@ def _send(
             for start in range(skip, len(VALUES), LIST):
                 part: list[bytes | None] = list(VALUES[start : start + LIST])
                 sender.first = sender.number
-                sender.send(Lists(part, [value[-1:] for value in part if value]))
+                sender.send(RecordLists(part, [value[-1:] for value in part if value]))
         except DiskFull as error:
             failure = error
     fs.heal()
@@ -134,8 +134,8 @@ def test_a_record_that_headers_make_too_large_goes_alone(store: LogStore) -> Non
     """Headers count: records after it that belong to other partitions do not arrive, only to be sent again."""
     store.alter_topic("three", max_message_bytes=2000)
     with store.producer() as producer:
-        sender = Sender(producer, "three", None, (("h", b"x" * 500),), None, 2000)
-        lists = Lists([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
+        sender = RecordSender(producer, "three", None, (("h", b"x" * 500),), None, 2000)
+        lists = RecordLists([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
         lists.headers = [[("own", b"y" * 2500)] if number == 4 else [] for number in range(9)]
         with pytest.raises(ValueError, match="record 5 takes"):
             sender.send(lists)
@@ -149,20 +149,20 @@ KEYS = [next(b"%d" % key for key in range(99) if partition_for_key(b"%d" % key, 
 
 def _send_after_the_limit_fell(
     store: LogStore, partitions: list[int], large: dict[int, int], name: str | None = None
-) -> tuple[Sender, Exception]:
+) -> tuple[RecordSender, Exception]:
     """Send one list whose records go to these partitions; those of ``large`` have so many bytes, over the limit."""
     with store.producer(name=name) as producer:
         arguments: tuple[Any, ...] = (producer, "three", None, (), None, 100_000)
         if producer.name is None:
-            sender = Sender(*arguments)
+            sender = RecordSender(*arguments)
         else:
-            sender = NamedSender(Resumption(store.topic("three"), producer, store.transactions), *arguments)
+            sender = ResumingSender(ResumedInput(store.topic("three"), producer, store.transactions), *arguments)
         store.alter_topic("three", max_message_bytes=500)
         contents: list[bytes | None] = [b"%d" % number for number in range(len(partitions))]
         for number, size_bytes in large.items():
             contents[number] = b"x" * size_bytes
         with pytest.raises((ValueError, DiskFull)) as failure:
-            sender.send(Lists(contents, [KEYS[number] for number in partitions]))
+            sender.send(RecordLists(contents, [KEYS[number] for number in partitions]))
     return sender, failure.value
 
 
@@ -211,7 +211,7 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
     """The topic is compacted; the partitions before it have their records of the list."""
     store.alter_topic("three", {"cleanup.policy": "compact"})
     with store.producer() as producer:
-        sender = Sender(producer, "three", None, (), None, 1000)
+        sender = RecordSender(producer, "three", None, (), None, 1000)
         values_: list[bytes | None] = [b"%d" % number for number in range(8)]
         keys: list[bytes | None] = [KEYS[number] for number in (1, 1, 0, 1, 1, 1, 1, 1)]
         keys[6] = None  # it goes to partition 0, too
@@ -219,5 +219,5 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
             values_[separate] = b"x" * 950
         sender.first = sender.number
         with pytest.raises(BadRecord) as bad:
-            sender.send(Lists(values_, keys))
+            sender.send(RecordLists(values_, keys))
     assert bad.value.index == 6

@@ -21,7 +21,7 @@ from unittest import mock
 from logs import FakeClock
 from objects.faulty_bucket import FaultyBucket, Shelf
 from objects.shipping_checker import Checker, Event
-from objects.shipping_follower import Follower, Visitor
+from objects.shipping_follower import RecordWaiter, Visitor
 from objects.shipping_machine import Machine, MakeShipper, OpenTransaction, Position
 from objects.shipping_restores import Restores
 
@@ -94,7 +94,7 @@ class Trial:
         self._number = 0
         self._depth = 0
         self._restores = Restores(self)
-        self._followers = (Follower(self), Visitor(self))
+        self._followers = (RecordWaiter(self), Visitor(self))
         self._has_little_room = self.rng.random() < 0.2
         seen["little room"] += self._has_little_room
         draws = random.Random(f"{seed} tiered")

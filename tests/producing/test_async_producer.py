@@ -1,4 +1,4 @@
-"""The producer for asyncio: what it sends, when it waits, and what a cancellation leaves."""
+"""The producer for asyncio: what it sender, when it waits, and what a cancellation leaves."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.producing.async_futures import Arrivals
-from segmentlog.producing.async_sender import QueueingProducer
+from segmentlog.producing.async_futures import AsyncFutures
+from segmentlog.producing.async_sender import EventLoopProducer
 from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -173,23 +173,23 @@ def test_a_sender_waits_while_too_much_is_on_its_way(store: LogStore, fs: Faulty
 def test_what_is_told_of_takes_no_room(store: LogStore) -> None:
     """Who waits for room looks when he is told that a chunk was sent, and may be faster than who sent it."""
 
-    class Hooks:
-        def __init__(self, producer: QueueingProducer) -> None:
-            self.pump = producer.pump
+    class AccumulatorHooks:
+        def __init__(self, producer: EventLoopProducer) -> None:
+            self.accumulator = producer.accumulator
             self.seen: list[int] = []
 
-        def begun(self) -> None:
+        def on_chunk_started(self) -> None:
             pass
 
-        def sealed(self, topic: str) -> None:
-            self.pump.send_full(topic)
+        def on_sealed(self, topic: str) -> None:
+            self.accumulator.send_queued(topic)
 
-        def told(self) -> None:
-            self.seen.append(self.pump.full_bytes)
+        def on_sent(self) -> None:
+            self.seen.append(self.accumulator.sealed_bytes)
 
-    producer = store._all_producers().make_queueing(ProducerOptions(linger_ms=1000))
-    hooks = Hooks(producer)
-    producer.hook(hooks, Arrivals(cast("Any", None), producer.pump, 1))
+    producer = store._all_producers().create_event_loop_producer(ProducerOptions(linger_ms=1000))
+    hooks = AccumulatorHooks(producer)
+    producer.hook(hooks, AsyncFutures(cast("Any", None), producer.accumulator, 1))
     producer.send("one", bytes(1000))
     producer.flush()
     producer.send("one", bytes(300_000))

@@ -263,7 +263,7 @@ def test_a_delivery_does_not_hide_the_failure_of_another_partition(store: LogSto
     with store.producer(linger_ms=1000) as producer:
         sent = [producer.send("four", b"a", partition=number) for number in (0, 1)]
         fs.fail("pwritev", errno.ENOSPC, times=2)
-        producer.linger_tick()
+        producer.send_lingering()
         assert [delivery.done() for delivery in sent] == [False, False]
         assert isinstance(sent[0].exception(), DiskFull)
         with pytest.raises(DiskFull):
@@ -334,7 +334,7 @@ def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogSt
 
 
 def test_what_was_sent_while_a_batch_failed_fails_too(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Another thread appends it: what its own thread sends meanwhile is not appended before it either."""
+    """Another thread appends it: what its own thread sender meanwhile is not appended before it either."""
     reached, fails = threading.Event(), threading.Event()
     with store.producer(linger_ms=1000, batch_size=BATCH_BYTES) as producer:
 

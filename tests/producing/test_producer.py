@@ -66,7 +66,7 @@ def test_deliveries_tell_where_records_went(store: LogStore) -> None:
             producer.send("four", b"%d" % number, key=b"%d" % number, timestamp=number) for number in range(50)
         ]
         many = producer.send_many("four", [b"x", b"y", b"z"], keys=[b"1", None, b"3"], timestamps=[7, 8, 9])
-        assert deliveries[0].done(), "send_many sends what was sent before it"
+        assert deliveries[0].done(), "send_many sender what was sent before it"
         assert len(many) == 3
         results = [delivery.result() for delivery in deliveries] + many.result()
         assert many[-1].result() == many.result()[2]

@@ -118,6 +118,6 @@ def test_who_waits_sends_when_no_thread_does(tmp_path: Path) -> None:
         store.create_topic("t")
         producer = store.producer(linger_ms=60_000)
         delivery = producer.send("t", b"x")
-        assert producer._pump._lingerer is not None
-        producer._pump._lingerer.stop()
+        assert producer._accumulator._lingerer is not None
+        producer._accumulator._lingerer.stop()
         assert delivery.result(timeout_s=10).offset == 0

@@ -506,7 +506,7 @@ def test_results_are_not_committed_without_their_positions(
 ) -> None:
     """Though the application goes on behind the error: they would be made once more by whoever reads on."""
     store.topic("a").partition(0).append([b"1"])
-    offsets = store._make_positions()
+    offsets = store._create_offsets_log()
 
     def full(*_: Any) -> int:
         raise segmentlog.DiskFull("/disk", 1)

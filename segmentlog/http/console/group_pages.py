@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
-from segmentlog.consuming.start_position import Place, parse_place, resolve
+from segmentlog.consuming.start_position import StartPosition, parse_start_position, resolve_position
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH
 from segmentlog.http.console.forms import Form, number
@@ -130,15 +130,15 @@ class GroupPages:
     def _moves(
         self, request: Request, group: GroupDescription, target: str, where: str, topic: str, errors: dict[str, str]
     ) -> list[Move] | None:
-        place: Place | None = None
+        place: StartPosition | None = None
         shift = 0
         try:
             if target in ("earliest", "latest"):
-                place = parse_place(target, 0)
+                place = parse_start_position(target, 0)
             elif target == "shift":
                 shift = _as_shift(where)
             else:
-                place = parse_place(where, self._console.now_ms())
+                place = parse_start_position(where, self._console.now_ms())
                 if (place.kind == "time") != (target == "time"):
                     raise ValueError(f"{where!r} is not {'a time' if target == 'time' else 'an offset'}")
         except ValueError as error:
@@ -153,7 +153,7 @@ class GroupPages:
                 continue
             log = self._store.topic(tp.topic).partition(tp.partition)
             start, end = log.log_start_offset, log.log_end_offset
-            wanted = one.committed.offset + shift if place is None else resolve(place, log)
+            wanted = one.committed.offset + shift if place is None else resolve_position(place, log)
             new = min(max(wanted, start), end)
             moves.append(Move(tp, one.committed.offset, new, log.count_offsets(new, end)))
         return moves

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.consuming.record_filter import DecodeValue, Filter
+from segmentlog.consuming.record_filter import DecodeValue, RecordFilter
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
 from segmentlog.http.console.formatting import LIST_CHARS, show, utc
 from segmentlog.http.console.record_search import readable_from
@@ -53,7 +53,7 @@ class Look(msgspec.Struct):
 class Tail:
     """Positions in some partitions, and what comes behind them. For one thread at a time."""
 
-    def __init__(self, logs: Sequence[Partition], wanted: Filter, position: str = "") -> None:
+    def __init__(self, logs: Sequence[Partition], wanted: RecordFilter, position: str = "") -> None:
         self._logs = logs
         self._wanted = wanted
         given = parse_position(position)
@@ -91,7 +91,7 @@ class Tail:
 
     def _read(self, log: Partition, end: int, most: int, records: list[Record]) -> int:
         """Read the newest of what is new, and pass all of it; how many offsets were looked at."""
-        begin = max(self._at[log.number], end - (most if self._wanted.is_open else _FILTERED))
+        begin = max(self._at[log.number], end - (most if self._wanted.matches_all else _FILTERED))
         self._at[log.number] = end
         found: list[Record] = []
         upto, size_bytes = begin, 0

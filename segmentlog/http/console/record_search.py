@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import RecordFilter
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Budget:
 
 
 def search(
-    logs: Sequence[Partition], begins: dict[int, int], wanted: Filter, *, limit: int, backwards: bool = False,
+    logs: Sequence[Partition], begins: dict[int, int], wanted: RecordFilter, *, limit: int, backwards: bool = False,
     isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
 ) -> Found:  # fmt: skip
     """Up to ``limit`` records that fit, by time: from ``begins`` on, or before it, backwards; by partition.
@@ -133,7 +133,7 @@ def _by_time(record: Record) -> tuple[int, int, int]:
 
 
 def _walk_on(
-    log: Partition, begin: int, wanted: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, begin: int, wanted: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """(records, where to go on, whether the end was reached)."""
     records: list[Record] = []
@@ -153,7 +153,7 @@ def _walk_on(
 
 
 def _walk_back(
-    log: Partition, begin: int, wanted: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, begin: int, wanted: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """(records, newest first; where to go on; whether the log's start was reached)."""
     records: list[Record] = []

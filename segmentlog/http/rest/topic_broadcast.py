@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.consuming.wakeup import announce
+from segmentlog.consuming.wakeup import announce_waiting
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.rest.event_ids import Piece, View, check_partitions, mark_of, read
 from segmentlog.storage import fork_safety
@@ -307,7 +307,7 @@ class Tails:
         must_poll = False
         for tail in tails:
             with contextlib.suppress(SegmentlogError, OSError):
-                must_poll |= announce(watch, tail.logs)
+                must_poll |= announce_waiting(watch, tail.logs)
         if any([tail.advance() for tail in tails]):
             return
         is_durable = any(tail.view.durable_only for tail in tails)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import RecordFilter
 from segmentlog.http.console.live_tail import RECORDS, Tail, parse_position
 from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore
@@ -21,12 +21,12 @@ def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"before"])
-    tail = Tail(logs, Filter())
+    tail = Tail(logs, RecordFilter())
     assert tail.look() is None
     position = tail.position
     logs[1].append([b"one"], timestamps=[1000])
     logs[0].append([b"two"], timestamps=[2000])
-    for one in (tail, Tail(logs, Filter(), position)):
+    for one in (tail, Tail(logs, RecordFilter(), position)):
         look = one.look()
         assert look is not None
         assert [record["value"] for record in look.records] == ["one", "two"]
@@ -39,7 +39,7 @@ def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
     """A look reads the newest few of 100,000 records, and counts all of them."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
-    tail = Tail(logs, Filter())
+    tail = Tail(logs, RecordFilter())
     for _ in range(10):
         logs[0].append([b"flood"] * 10_000)
     logs[1].append([b"other"])
@@ -56,7 +56,7 @@ def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
     """What did not fit was looked at, and is not said to be left out."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = Tail([log], Filter.parse(path="at = 1500"))
+    tail = Tail([log], RecordFilter.parse(path="at = 1500"))
     log.append([b'{"at": %d}' % at for at in range(1990)])
     look = tail.look()
     assert look is not None
@@ -72,7 +72,7 @@ def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
     """Whatever goes under its feet."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = Tail([log], Filter())
+    tail = Tail([log], RecordFilter())
     log.append([b"x"] * 10)
     log.trim(10)
     look = tail.look()
