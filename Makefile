@@ -12,10 +12,10 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
-COVERAGE_MIN ?= 90
+COVERAGE_MIN ?=
 WORKERS ?= auto
 
-.PHONY: help run test test-all test-crash test-ecosystem lint types codec docs bench bench-full bench-compare .bench .bench-full .bench-compare clean
+.PHONY: help run test test-long test-all test-crash test-ecosystem lint types codec docs bench bench-full bench-compare .bench .bench-full .bench-compare clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,25 +29,24 @@ MORE_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(nproc) + 1),$(WORK
 # The quick tests work in memory where there is room for them: half of their time would be fsyncs. The others use the disk.
 TEST_FOLDER ?= $(shell [ -w /dev/shm ] && [ "$$(($$(stat -f -c '%a * %S' /dev/shm)))" -gt $$((2 << 30)) ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
-test: $(VENV)/.installed-test  ## the quick tests: six minutes at most on two cores
+# Coverage makes the quick tests take half as long again, so it is off unless COVERAGE_MIN is set.
+COVERAGE = $(if $(COVERAGE_MIN),--cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN))
+
+test: $(VENV)/.installed-test  ## the quick tests: six minutes at most on two cores; COVERAGE_MIN=90 also measures coverage
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@folder=$$(mktemp -d "$(TEST_FOLDER)/segmentlog-tests-XXXXXX"); trap 'rm -rf "$$folder"' EXIT; \
-	PYTEST_DEBUG_TEMPROOT=$$folder $(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --durations=12 -m "not long and not spark and not ecosystem"
+	PYTEST_DEBUG_TEMPROOT=$$folder $(PY) -m pytest -n $(MORE_WORKERS) --dist worksteal --durations=12 $(COVERAGE) -m "not long and not spark and not ecosystem"
 else
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 endif
 
-# Two runs beside each other, so that no core waits for the last of the long tests. Coverage is of the quick ones alone:
-# measuring it takes half as long again, and the long ones are there for other reasons. Its report comes last.
-test-all: $(VENV)/.installed-test  ## all tests; the quick ones must run COVERAGE_MIN=90 % of the lines: 25 to 40 minutes
-	@mkdir -p build; \
-	$(PY) -m pytest -n 1 --cov --cov-report=term --cov-fail-under=$(COVERAGE_MIN) --durations=12 \
-	    -m "not long and not spark and not ecosystem" > build/coverage.log 2>&1 & quick=$$!; failed=; \
-	$(PY) -m pytest -n $(if $(filter auto,$(WORKERS)),$$(nproc),$(WORKERS)) --dist loadgroup --durations=25 \
-	    -m "(long or spark) and not ecosystem" || failed=long; \
-	wait $$quick || failed="$$failed quick"; \
-	cat build/coverage.log; \
-	if [ -n "$$failed" ]; then echo "failed:$$failed; see above" >&2; exit 1; fi
+# Coverage counts the quick tests alone: the long tests repeat what those run, and would take half as long again.
+test-long: $(VENV)/.installed-test  ## the long tests and the tests with Spark: 20 minutes on two cores
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadgroup --durations=25 -m "(long or spark) and not ecosystem"
+
+test-all:  ## test with COVERAGE_MIN=90, then test-long: half an hour
+	@$(MAKE) --no-print-directory test PYTEST_ARGS= COVERAGE_MIN=$(or $(COVERAGE_MIN),90)
+	@$(MAKE) --no-print-directory test-long
 
 test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 10,000 kills
 	SEGMENTLOG_CRASH_STATES=1000000 SEGMENTLOG_REMOUNT_STATES=200000 SEGMENTLOG_COMPACTION_STATES=100000 \
@@ -55,7 +54,7 @@ test-crash: $(VENV)/.installed-test  ## hours of crashes: 1,000,000 power cuts, 
 	    SEGMENTLOG_KILL_ROUNDS=10000 SEGMENTLOG_CRASHFS_ROUNDS=200 SEGMENTLOG_GROUP_ROUNDS=1000 \
 	    SEGMENTLOG_DELIVERY_ROUNDS=5000 SEGMENTLOG_DELIVERY_STATES=50000 SEGMENTLOG_EMBEDDED_ROUNDS=30000 \
 	    SEGMENTLOG_TRANSFER_EXAMPLES=5000 SEGMENTLOG_LOADING_POINTS=1000 SEGMENTLOG_DESCRIPTOR_STEP=1 \
-	    SEGMENTLOG_FORK_POINTS=0 SEGMENTLOG_LOCAL_ERRORS_EVERY=1 SEGMENTLOG_INTERRUPT_POINTS=0 \
+	    SEGMENTLOG_FORK_POINTS=0 SEGMENTLOG_LOCAL_ERRORS_EVERY=1 SEGMENTLOG_FAULTS_EVERY=1 SEGMENTLOG_INTERRUPT_POINTS=0 \
 	    SEGMENTLOG_ADMIN_ROUNDS=5000 SEGMENTLOG_PROTOCOL_ROUNDS=2000 SEGMENTLOG_SHIPPING_ROUNDS=5000 \
 	    SEGMENTLOG_S3_ROUNDS=1000 SEGMENTLOG_REWINDING_ROUNDS=2000 SEGMENTLOG_COST_ELEMENTS=100000 \
 	    SEGMENTLOG_SANITIZED_BATCHES=10000000 \
@@ -79,7 +78,7 @@ lint: $(VENV)/.installed-test  ## mistakes, layout, the order of imports between
 types: $(VENV)/.installed-test  ## mypy, strict
 	$(PY) -m mypy --strict segmentlog
 
-codec: $(VENV)/.installed-test  ## generate the codec of Kafka's protocol from its schemas
+codec: $(VENV)/.installed-test  ## generate the classes of Kafka's messages from its schemas
 	$(PY) -m tools.codec.generate
 
 # Anew each time: what is wrong with a page that did not change is not said again.

@@ -34,7 +34,7 @@ _TOPIC = "t"
 
 
 def fill(folder: Path, records: int, duplicates: float, *, varied: bool = False, **config: object) -> int:
-    """A store with one topic of so many records, that part of them superseded by a later one of their key.
+    """Return a store with one topic of so many records, that part of them superseded by a later one of their key.
 
     Values are JSON, of 100 bytes each, or with ``varied`` of 92 to 103. Returns the bytes of keys and values.
     """
@@ -86,7 +86,7 @@ def limit(before: list[tuple[bytes, int]], after: list[bytes], path: Path) -> fl
 
 
 def measure_pass(folder: Path, records: int, duplicates: float, rounds: int, *, varied: bool) -> dict[str, object]:
-    """The pass and its limit in turn, on copies of one log."""
+    """Return the pass and its limit in turn, on copies of one log."""
     raw_bytes = fill(folder / "source", records, duplicates, varied=varied)
     before: list[tuple[bytes, int]] = []
     after: list[bytes] = []
@@ -213,7 +213,7 @@ def measure_appends(folder: Path, records: int, seconds: float) -> dict[str, obj
 
 
 def measure_retention(folder: Path, segments: int) -> dict[str, object]:
-    """A tick over one partition of so many segments."""
+    """Return a tick over one partition of so many segments."""
     with segmentlog.open(folder / "store", background=False) as store:
         topic = store.create_topic(
             "many", fsync="never", segment_records=1, retention_bytes="1TiB", retention_segments=10**6

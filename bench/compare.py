@@ -150,7 +150,7 @@ class Side:
 
 
 def _row_result(found: dict[str, object]) -> RowResult:
-    """A row of this or an older bench, which may say less."""
+    """Return a row of this or an older bench, which may say less."""
     return msgspec.convert({"limit": None, **found}, type=RowResult)
 
 

@@ -26,7 +26,7 @@ import httpx
 import segmentlog
 from bench.arguments import existing_folder, one_or_more
 from segmentlog.clock import Clock
-from segmentlog.http.console.topic_overview import Survey
+from segmentlog.http.console.topic_overview import OverviewCache
 from segmentlog.http.serving import HttpServer
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -92,13 +92,13 @@ def fill(store: LogStore, count: int, records: int) -> None:
 
 def measure(store: LogStore, times: int) -> Iterator[dict[str, object]]:
     """What each page takes, in milliseconds, and the rest."""
-    survey = Survey(store, Clock())
-    survey.refresh()  # the first one opens files
+    overviews = OverviewCache(store, Clock())
+    overviews.refresh()  # the first one opens files
     looks = []
     for _ in range(5):
-        survey.forget()
+        overviews.invalidate()
         began_s = time.perf_counter()
-        survey.refresh()
+        overviews.refresh()
         looks.append((time.perf_counter() - began_s) * 1000)
     yield {"what": "a look at all", "median_ms": statistics.median(looks)}
     ended = threading.Event()

@@ -118,7 +118,7 @@ def compression_ratio(record_bytes: int, batch_records: int) -> float:
 
 
 def all_cells() -> list[Cell]:
-    """The whole grid, in its order."""
+    """Return the whole grid, in its order."""
     return [
         Cell(policy, batch, size, writers, kind)
         for policy in POLICIES

@@ -75,7 +75,7 @@ class Load:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next one."""
+        """Return the next one."""
         assert self._process.stdout is not None
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found

@@ -166,7 +166,7 @@ class RedisServer:
             self._temporary.cleanup()
 
     def client(self) -> Any:
-        """A client of the package redis, connected. Another one after a `restart`."""
+        """Return a client of the package redis, connected. Another one after a `restart`."""
         return self._client
 
     def server_id(self) -> int | None:
@@ -225,7 +225,7 @@ class RedisServer:
     # ------------------------------------------------------------ the append-only file
 
     def append_only_file(self) -> Path:
-        """The file that Redis appends to now."""
+        """Return the file that Redis appends to now."""
         folder = self.folder / "appendonlydir"
         if not folder.is_dir():  # before Redis 7 it was one file
             return self.folder / "appendonly.aof"
@@ -378,7 +378,7 @@ class RedisLog:
 
 
 def play_redis() -> list[Outcome]:
-    """The scenario under each policy of Redis."""
+    """Return the scenario under each policy of Redis."""
     outcomes = []
     for policy in POLICIES:
         with RedisLog(policy) as log:

@@ -280,7 +280,7 @@ def _cli(folder: Path, *arguments: str, **streams: object) -> float:
 
 
 def _lines(folder: Path, scale: float) -> tuple[Path, int, list[list[bytes]]]:
-    """A file of 100-byte lines, how many, and the same as lists."""
+    """Return a file of 100-byte lines, how many, and the same as lists."""
     work = json_records(int(2500 * scale), _BATCH)
     lists = [[value[:100].ljust(100, b" ") for value in batch] for batch in work.values]
     path = folder / "lines"

@@ -101,7 +101,7 @@ def describe(folder: str | os.PathLike[str], packages: Iterable[str] = ()) -> Ma
 
 
 def machine_name() -> str:
-    """A short name for folders: the processor and the cores, as host names say nothing to others."""
+    """Return a short name for folders: the processor and the cores, as host names say nothing to others."""
     words = re.sub(r"\(.*?\)|CPU|Processor|@.*", " ", _cpu())
     return f"{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-') or platform.machine()}-{os.cpu_count()}-cores"
 

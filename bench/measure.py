@@ -48,7 +48,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
 
 def quantity(value: float, unit: str) -> str:
-    """A figure with its unit, three digits of it."""
+    """Return a figure with its unit, three digits of it."""
     if unit == "records/s":
         return f"{value / 1e6:.2f} M/s" if value >= 1e5 else f"{value / 1e3:.1f} k/s"
     return f"{value:.3g} {unit}"

@@ -130,7 +130,7 @@ def rows_of(
     rounds: dict[str, list[float]],
     compresses: dict[str, bool],
 ) -> list[PeerRow]:
-    """The rows of one piece of work: ``rounds`` holds each system's figures, one a round, in the same order."""
+    """Return the rows of one piece of work: ``rounds`` holds each system's figures, one a round, in the same order."""
     rows = []
     for system, figures in rounds.items():
         if not figures:

@@ -236,7 +236,7 @@ def _plot_latency(rows: Sequence[FsyncRow], machine: Machine, folder: Path) -> F
 
 
 def latency_title(shown: Sequence[FsyncRow]) -> str:
-    """The medians of the policies, and the slowest 99th percentile."""
+    """Return the medians of the policies, and the slowest 99th percentile."""
     ordered = sorted(shown, key=lambda row: row.append_us.p50)
     fast, slow = ordered[0], ordered[-1]
     title = f"The median append took {duration(fast.append_us.p50 / 1e3)} under {fast.policy}"

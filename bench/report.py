@@ -185,7 +185,7 @@ def _peers(measured: Measured, folder: Path, losses: list[Loss]) -> list[str]:
 
 
 def _overview(rows: Sequence[PeerRow]) -> list[str]:
-    """A line for each piece of work: our figure with LZ4, and the ratios to the others."""
+    """Return a line for each piece of work: our figure with LZ4, and the ratios to the others."""
     compared = [row for row in rows if row.system == OURS or (row.against == OURS and row.system != OURS_UNCOMPRESSED)]
     systems = [name for name in dict.fromkeys(row.system for row in compared) if name != OURS]
     work: dict[tuple[str, str], dict[str, PeerRow]] = {}
@@ -291,7 +291,7 @@ def _figures(figures: Iterable[Figure]) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right_from: int = 1) -> list[str]:
-    """A table; columns from ``right_from`` on stand on the right."""
+    """Return a table; columns from ``right_from`` on stand on the right."""
     marks = ["---" if number < right_from else "--:" for number in range(len(header))]
     body = [header, marks, *rows]
     return ["| " + " | ".join(row) + " |" for row in body] + [""]

@@ -147,7 +147,7 @@ def bends(rows: Sequence[ScalingRow]) -> list[Curve]:
 
 
 def at_text(axis: str, at: float) -> str:
-    """A point of an axis for people: ``0.5 GB``, ``1 MiB``, ``10,000``."""
+    """Return a point of an axis for people: ``0.5 GB``, ``1 MiB``, ``10,000``."""
     if axis not in (LOG_SIZE, RECORD_SIZE):
         return f"{at:,.0f}"
     if at == 1 << 20:
@@ -205,7 +205,7 @@ def _side(row: ScalingRow, level: float, noise: float) -> int:
 
 
 def _slope(rows: Sequence[ScalingRow]) -> float:
-    """The exponent of the power law that fits best."""
+    """Return the exponent of the power law that fits best."""
     return statistics.linear_regression([math.log(row.at) for row in rows], [math.log(row.value) for row in rows]).slope
 
 

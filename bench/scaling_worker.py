@@ -88,7 +88,7 @@ class Worker:
             store.close()
 
     def end(self) -> int:
-        """The log end offset of the first partition."""
+        """Return the log end offset of the first partition."""
         return self._logs[0].log_end_offset
 
     def memory(self) -> int:
@@ -256,7 +256,7 @@ class Crew:
         return [Answer(value, peak) for value, peak in zip(answers, peaks, strict=True)]
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The first process alone; what it returned."""
+        """Return the first process alone; what it returned."""
         return self.run([(method, *arguments)])[0].value
 
     def kill(self) -> None:

@@ -10,7 +10,7 @@ tiered topic   all records of a store whose sealed segments lie there alone (`re
 acknowledged   `append(ack="shipped")`, against a put and a conditional put, one after the other
 lag            from an append until its offset is told as shipped, at a steady rate, against the interval and two puts
 
-``--url`` is an empty place in an object store, with its credentials in the environment (docs/ship.md); without it
+``--url`` is an empty place in an object store, with its credentials in the environment (docs/replicate.md); without it
 a folder on the same disk. All that was put there is deleted at the end. The two sides of a row are alternated; a row
 shows medians, the ratio with its range over the rounds, and what it should reach.
 """
@@ -59,7 +59,7 @@ class Places:
         self._numbers = itertools.count()
 
     def new(self) -> str:
-        """The URL of the next one."""
+        """Return the URL of the next one."""
         return f"{self._url}/{next(self._numbers)}"
 
     def clear(self) -> None:

@@ -96,7 +96,7 @@ def fill(path: Path, rows: int) -> None:
 
 
 def topic(spark: SparkSession, path: Path, schema: str | None = None) -> DataFrame:
-    """The topic, with all of its columns or those of a schema."""
+    """Return the topic, with all of its columns or those of a schema."""
     reader = spark.read.format("segmentlog").option("path", str(path / "store")).option("subscribe", "rows")
     return (reader.schema(schema) if schema else reader).load()
 
@@ -145,7 +145,7 @@ def total_length(frame: DataFrame) -> int:
 
 
 def by_map_in_arrow(spark: SparkSession, folder: Path, schema: str | None) -> DataFrame:
-    """The same ranges, read and decoded by the same functions, without the data source around them."""
+    """Return the same ranges, read and decoded by the same functions, without the data source around them."""
     from pyspark.sql.types import StructType
 
     from segmentlog.spark.batch_reader import BatchReader, read_task

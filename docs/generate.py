@@ -1,16 +1,21 @@
-"""Make config.md and cli.md from the code: ``python docs/generate.py``. A test says when that is due."""
+"""Generate the pages in `PAGES` from the code: ``python docs/generate.py``. A test fails when a page is out of date."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import click
 
+import segmentlog
+from segmentlog import errors
 from segmentlog.cli import cli
 from segmentlog.config import _KINDS, TopicConfig
 from segmentlog.policy.kafka_configs import SETTINGS, describe, engine_keys
+from segmentlog.records import LostRange
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
 
@@ -84,6 +89,74 @@ MiB), units (`7d`, `64MiB`), `none` for `uncompressed`, words in any case.
 """
 
 
+_ERRORS: Final = """\
+# Errors
+
+For developers and operators who got an exception. Each section says what the exception means, what caused it, what
+happened to the data, and what to do. Search this page for a part of the message.
+
+All exceptions derive from `SegmentlogError` and can be imported from `segmentlog` (`OtherInput` from
+`segmentlog.errors`). They have their facts as attributes and can be pickled. The exceptions of the schema registry
+are in [api.md](api.md#schemas). This page is made by `docs/generate.py` from `segmentlog/errors.py`.
+"""
+
+_ERROR_GROUPS: Final = {
+    "Arguments and records": (
+        errors.InvalidConfig(
+            "fsync", "sometimes", "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size"
+        ),
+        errors.InvalidTopicName("a b", "letters, digits, '.', '_' and '-' only; found ' '"),
+        errors.InvalidRecord("values", 0, "str", "bytes or None"),
+        errors.RecordTooLarge(2_000_000, 1_048_588),
+        errors.SerializationError("orders", "values", 0, "Object of type set is not JSON serializable"),
+        errors.InvalidWireBatch("crc", "CRC32C 0x00000001 is said, and 0x9d6a7c11 is right"),
+    ),
+    "Topics and stores": (
+        errors.UnknownTopic("orders"),
+        errors.TopicExists("orders"),
+        errors.StoreVersionError("/srv/data", "there is no store here (no store.json); check the path, or create one"),
+        errors.ReadOnlyStore("/srv/data", "create a topic"),
+        errors.StoreClosed("store /srv/data"),
+        errors.PartitionBusy("orders", "rename it"),
+    ),
+    "Reading": (
+        errors.OffsetOutOfRange("orders/0", 5, 100, 200),
+        errors.LogTruncated("orders/0", 15, LostRange(12, 1_000_012, 1, "the machine died")),
+        errors.CorruptBatch("/srv/data/orders/0/00000000000000000000.log", 4096, "checksum 1a2b", "3c4d", 17),
+        errors.UnreadableBatch("/srv/data/orders/0/00000000000000000000.log", 4096, "a record ends early", 17, 20, 3),
+        errors.DeserializationError("orders", 0, 17, "value", "JSON is malformed", b"{"),
+    ),
+    "Disk, limits of the process, appends": (
+        errors.DiskFull("/srv/data/orders/0/00000000000000000000.log", 65_536),
+        errors.PartitionFailed("orders/0", "an fsync failed (Input/output error)"),
+        errors.LocalError(24, "Too many open files; nothing was appended", "/srv/data/orders/0/lock"),
+    ),
+    "Producers and transactions": (
+        errors.ProducerFenced("'etl-1'", 3, 4),
+        errors.ProducerBusy("etl-1", "its transaction is being decided"),
+        errors.ProducerHeld("etl-1", "a client of the server"),
+        errors.OutOfOrderSequence("orders/0", 7, 10, 12),
+        errors.TransactionAborted("'etl-1'", "no room on the disk"),
+        errors.OtherInput("the input differs"),
+    ),
+    "Consumers and groups": (
+        errors.ConsumerFenced("billing", "consumer-1", "does not have orders/0 any more"),
+        errors.ConsumerBusy(1, 2),
+        errors.GroupNotEmpty("billing", 2),
+        errors.GroupHeld("billing", 2, "2 members of the server with pid 4711"),
+    ),
+    "Object store": (
+        errors.NotShipped("orders/0", 10, 12, "no process ships this store"),
+        errors.GrantExhausted("orders/0", 1_000_000),
+        errors.StoreFenced("store /srv/data", "host-2"),
+        errors.ObjectStoreError("s3://bucket/store", "cannot put manifest.json", "access denied", False),
+        errors.SegmentGone("s3://bucket/store", "segments/1/0/0-ab", "it does not exist"),
+        errors.ShippingRefused("s3://bucket/store", "another store is shipped there; choose another place"),
+    ),
+}
+"""An example of each exception, with a message as users see it."""
+
+
 def config_page() -> str:
     """Every key with its default, what it takes and what it means."""
     lines = ["| key | default | takes | meaning |", "|---|---|---|---|"]
@@ -113,6 +186,45 @@ def server_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def errors_page() -> str:
+    """Each public exception: an example of its message, and the paragraphs of its docstring."""
+    parts = [_ERRORS]
+    shown = {"SegmentlogError"}
+    for group, examples in _ERROR_GROUPS.items():
+        parts.append(f"## {group}\n")
+        for example in examples:
+            kind = type(example)
+            shown.add(kind.__name__)
+            bases = ", ".join(f"`{base.__name__}`" for base in kind.__mro__[1:-3] if base is not errors.SegmentlogError)
+            parts.append(f"### {kind.__name__}\n\n{_error_text(kind)}\n")
+            if bases:
+                parts.append(f"Base class: {bases}.\n")
+            if kind is not errors.OtherInput:
+                parts.append(f"```text\n{example}\n```\n")
+    missing = {name for name in segmentlog.__all__ if name in vars(errors)} - shown
+    assert not missing, f"_ERROR_GROUPS lacks {missing}"
+    return "\n".join(parts)
+
+
+def _error_text(kind: type) -> str:
+    """Return a docstring as Markdown: a list for causes, data and remedies, a list for columns of names."""
+    blocks = []
+    for block in (inspect.getdoc(kind) or "").split("\n\n"):
+        text = re.sub(r"``docs/(.*?)``", r"[\1](\1)", block)
+        text = re.sub(r"``(.*?)``|`\.?(.*?)`", lambda found: f"`{found[1] or found[2]}`", text, flags=re.DOTALL)
+        rows = re.findall(r"^(\S.*?) {2,}(\S.*)$", text, re.MULTILINE)
+        if rows and len(rows) == text.count("\n") + 1:
+            text = "\n".join(f"- `{name}`: {meaning}" for name, meaning in rows)
+        label, colon, rest = text.partition(": ")
+        if colon and label in ("Cause", "Data", "Remedy"):
+            text = f"- **{label}**: {rest}".replace("\n", "\n  ")
+            assert text[-1] == ".", kind
+        blocks.append(text)
+    text = "\n\n".join(blocks)
+    assert all(f"- **{label}**: " in text for label in ("Cause", "Data", "Remedy")), kind
+    return re.sub(r"\n\n(?=- \*\*(Data|Remedy))", "\n", text)
+
+
 def _with_us(name: str) -> str:
     if name not in SETTINGS:
         return "ours alone"
@@ -139,7 +251,12 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
                 yield from _helps(inner, f"{name} {one}", context)
 
 
-PAGES: Final = {"config.md": config_page, "cli.md": cli_page, "server-reference.md": server_page}
+PAGES: Final = {
+    "config.md": config_page,
+    "cli.md": cli_page,
+    "server-reference.md": server_page,
+    "errors.md": errors_page,
+}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -1,9 +1,10 @@
 """Exceptions that carry evidence.
 
-Every error keeps what it knows as attributes (path, position, expected, found, ...) and
-turns it into one sentence that says what happened, where, and what to do about it.
-Arguments go to ``Exception.__init__`` unchanged, so that every error survives pickling
-(a consumer may live in another process than whoever handles its errors).
+Every error keeps its facts as attributes (path, position, expected, found, ...) and turns them into a message: which
+object, what failed and why, what happened to the data, what to do. Arguments go to ``Exception.__init__`` unchanged,
+so that every error survives pickling: a consumer may run in another process than the code that handles its errors.
+
+`docs/generate.py` makes `docs/errors.md` from the paragraphs *Cause*, *Data* and *Remedy* of the docstrings.
 """
 
 from __future__ import annotations
@@ -16,11 +17,27 @@ if TYPE_CHECKING:
 
 
 class SegmentlogError(Exception):
-    """The root of everything this library raises on purpose."""
+    """The base class of every exception that segmentlog raises on purpose.
+
+    Cause: a failure that no subclass describes, for example a batch whose outcome is unknown after an interrupt. The
+    message names it.
+
+    Data: as the message says.
+
+    Remedy: catch this class to handle every error of the library. Let other exceptions pass: they are errors of the
+    program or of Python.
+    """
 
 
 class InvalidConfig(SegmentlogError, ValueError):
-    """A configuration key that does not exist, or a value it does not take."""
+    """A setting or an argument is not valid.
+
+    Cause: the key does not exist, or this value is not accepted.
+
+    Data: nothing was changed.
+
+    Remedy: the message lists the accepted values. ``docs/config.md`` has the settings of a topic.
+    """
 
     def __init__(self, key: str, value: object, accepted: str) -> None:
         super().__init__(key, value, accepted)
@@ -31,7 +48,14 @@ class InvalidConfig(SegmentlogError, ValueError):
 
 
 class InvalidTopicName(SegmentlogError, ValueError):
-    """A topic name outside Kafka's rule, or one that this library keeps for itself."""
+    """A topic cannot have this name.
+
+    Cause: the name breaks Kafka's rule (1 to 249 of ``a-z A-Z 0-9 . _ -``), or segmentlog uses it itself.
+
+    Data: nothing was changed.
+
+    Remedy: choose another name.
+    """
 
     def __init__(self, name: object, rule: str) -> None:
         super().__init__(name, rule)
@@ -42,7 +66,14 @@ class InvalidTopicName(SegmentlogError, ValueError):
 
 
 class InvalidRecord(SegmentlogError, TypeError):
-    """A value, key, header or timestamp that a record cannot hold, or that its topic does not accept."""
+    """A value, key, header or timestamp cannot be stored in a record of this topic.
+
+    Cause: it has the wrong type; a record of a compacted topic has no key; a timestamp is out of range.
+
+    Data: no record of the call was appended.
+
+    Remedy: correct the record ``index`` of the call. ``indices`` lists more such records, if they were looked for.
+    """
 
     def __init__(
         self, column: str, index: int, found: str, expected: str, indices: tuple[int, ...] | None = None
@@ -50,7 +81,7 @@ class InvalidRecord(SegmentlogError, TypeError):
         super().__init__(column, index, found, expected, indices)
         self.column, self.index, self.found, self.expected = column, index, found, expected
         self.indices = (index,) if indices is None else indices
-        """Of all such records, as far as they were looked for; ``index`` is the first."""
+        """Positions of all such records in the call, as far as they were looked for; ``index`` is the first."""
 
     def __str__(self) -> str:
         return f"{self.column}[{self.index}] is {self.found}; expected {self.expected}"
@@ -69,9 +100,13 @@ class InvalidRecord(SegmentlogError, TypeError):
 
 
 class SerializationError(SegmentlogError, ValueError):
-    """A key or a value that the producer's serializer cannot make bytes of; nothing of the call was sent.
+    """The producer's serializer cannot turn a key or a value into bytes.
 
-    ``column`` is "keys" or "values"; ``index`` the record's in the call; ``__cause__`` what the serializer raised.
+    Cause: the serializer raised an exception; ``__cause__`` is that exception.
+
+    Data: no record of the call was sent.
+
+    Remedy: correct the object ``index`` of the call. ``column`` is "keys" or "values".
     """
 
     def __init__(self, topic: str, column: str, index: int, why: str) -> None:
@@ -83,9 +118,15 @@ class SerializationError(SegmentlogError, ValueError):
 
 
 class DeserializationError(SegmentlogError, ValueError):
-    """A key or a value that the consumer's deserializer can make nothing of. The consumer's position is this record's.
+    """The consumer's deserializer cannot read a key or a value.
 
-    ``column`` is "key" or "value", ``data`` its bytes; ``__cause__`` is what the deserializer raised.
+    Cause: the deserializer raised an exception; ``__cause__`` is that exception. Often another program wrote the
+    record.
+
+    Data: the record is unchanged. The position of the consumer is this record.
+
+    Remedy: skip the record with ``consumer.seek(error.topic, error.partition, error.offset + 1)``, or create the
+    consumer with ``on_bad="skip"``. ``column`` is "key" or "value", ``data`` its bytes.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, column: str, why: str, data: bytes | None) -> None:
@@ -96,16 +137,32 @@ class DeserializationError(SegmentlogError, ValueError):
     def __str__(self) -> str:
         return (
             f"{self.topic}/{self.partition}: the {self.column} at offset {self.offset} cannot be deserialized:"
-            f" {self.why}; seek to {self.offset + 1} to go on behind it, or see `on_bad`"
+            f" {self.why}. The consumer stays at this record. To skip it, seek to {self.offset + 1}, or create the"
+            " consumer with on_bad='skip'"
         )
 
 
 class OtherInput(SegmentlogError):
-    """What a named producer is to send is not the input that it has sent from."""
+    """The input of this run differs from the input of the earlier runs of this named producer.
+
+    Cause: ``produce --producer NAME`` ran with another file, or the file became shorter or was changed.
+
+    Data: nothing was appended by this run.
+
+    Remedy: use one producer name for one input. Run it again with the original input, or choose a new name.
+    """
 
 
 class UnknownTopic(SegmentlogError, LookupError):
-    """No such topic (or no such partition of it), or it was deleted or renamed while in use."""
+    """The topic or the partition does not exist.
+
+    Cause: the name is mistyped, the topic was not created yet, or it was deleted or renamed while in use.
+
+    Data: nothing was changed.
+
+    Remedy: create the topic with ``create_topic(..., exist_ok=True)``, or follow: a consumer with ``follow=True``
+    waits for the topic. After a rename use the new name.
+    """
 
     def __init__(self, topic: str, why: str = "it does not exist") -> None:
         super().__init__(topic, why)
@@ -116,7 +173,15 @@ class UnknownTopic(SegmentlogError, LookupError):
 
 
 class TopicExists(SegmentlogError):
-    """A topic of that name is there already; nothing was changed."""
+    """A topic with this name exists already.
+
+    Cause: another process or an earlier run created it; with ``exist_ok=True``: it has another number of partitions.
+
+    Data: nothing was changed.
+
+    Remedy: use ``exist_ok=True`` or ``segmentlog create --if-not-exists``, choose another name, or delete the topic
+    first.
+    """
 
     def __init__(self, topic: str, why: str = "choose another name, or delete it first") -> None:
         super().__init__(topic, why)
@@ -127,7 +192,14 @@ class TopicExists(SegmentlogError):
 
 
 class RecordTooLarge(SegmentlogError, ValueError):
-    """One record alone is larger than a batch may be; nothing of the call was appended to its partition."""
+    """One record alone is larger than a batch may be.
+
+    Cause: the record takes more than ``max.message.bytes`` of its topic (1 MiB by default), before compression.
+
+    Data: no record of the call was appended to the partition of this record.
+
+    Remedy: raise ``max.message.bytes`` of the topic, or split the record.
+    """
 
     def __init__(self, size_bytes: int, limit_bytes: int, index: int = 0) -> None:
         super().__init__(size_bytes, limit_bytes, index)
@@ -141,11 +213,17 @@ class RecordTooLarge(SegmentlogError, ValueError):
 
 
 class InvalidWireBatch(SegmentlogError, ValueError):
-    """A batch of Kafka's protocol that a client must not send, or that was damaged on its way; nothing was appended.
+    """A batch in the format of Kafka's protocol was rejected.
 
-    ``reason`` is one word, for who has to translate it: magic, length, crc, control, delete_horizon, count, codec,
-    producer, producer_id, timestamp, records, size, transaction. ``indices`` are the positions in the batch of the
-    records that are wrong, at most 10,000 of them; empty where the batch as a whole is.
+    Cause: a client sent a batch that it must not send, or the batch was damaged on the way.
+
+    Data: nothing was appended.
+
+    Remedy: the message names the fault. If the same client fails again and again, update or correct the client.
+
+    ``reason`` is one word for programs: magic, length, crc, control, delete_horizon, count, codec, producer,
+    producer_id, timestamp, records, size, transaction. ``indices`` are the positions of the wrong records in the
+    batch, at most 10,000; empty if the batch as a whole is wrong.
     """
 
     def __init__(self, reason: str, why: str, indices: tuple[int, ...] = ()) -> None:
@@ -163,7 +241,15 @@ class InvalidWireBatch(SegmentlogError, ValueError):
 
 
 class OffsetOutOfRange(SegmentlogError, LookupError):
-    """An offset below the log start or beyond the log end."""
+    """The offset is before the log start offset or after the log end offset.
+
+    Cause: retention or ``trim`` deleted the records, or the offset was never assigned.
+
+    Data: nothing was changed. Deleted records cannot be read again.
+
+    Remedy: continue at ``log_start_offset``; a consumer with ``auto_offset_reset="earliest"`` does so by itself. If
+    retention is faster than your consumers, raise ``retention.ms``.
+    """
 
     def __init__(self, log: str, offset: int, log_start_offset: int, log_end_offset: int) -> None:
         super().__init__(log, offset, log_start_offset, log_end_offset)
@@ -178,11 +264,15 @@ class OffsetOutOfRange(SegmentlogError, LookupError):
 
 
 class LogTruncated(SegmentlogError, LookupError):
-    """A position inside a range of offsets that a crash or a truncation took away.
+    """The position is inside a range of offsets that a crash or a truncation removed.
 
-    Offsets are never given to other records, so whoever was at this position has read
-    records (or been told of offsets) that no longer exist. History resumes at
-    ``lost.end_offset``, in epoch ``lost.epoch``.
+    Cause: a power cut lost records that were not on disk, or ``truncate``, ``repair`` or a restore removed records.
+
+    Data: the records of the range are lost. Their offsets are never assigned to other records. A reader with this
+    position has read records that no longer exist.
+
+    Remedy: undo what your program derived from the lost records, then continue at ``error.lost.end_offset``. Use
+    ``durable_only=True`` to never read records that a power cut can lose.
     """
 
     def __init__(self, log: str, offset: int, lost: LostRange) -> None:
@@ -191,17 +281,23 @@ class LogTruncated(SegmentlogError, LookupError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: offset {self.offset} lies in the lost range [{self.lost.base_offset},"
+            f"{self.log}: offset {self.offset} is inside the lost range [{self.lost.base_offset},"
             f" {self.lost.end_offset}) ({self.lost.reason}); history resumes at offset"
             f" {self.lost.end_offset} in epoch {self.lost.epoch}"
         )
 
 
 class CorruptBatch(SegmentlogError):
-    """Bytes on disk that are not what was written there; or, as `UnreadableBatch`, that never held records.
+    """Bytes on disk are not the bytes that were written.
 
-    ``position`` is a byte position in the file ``path``; ``expected`` and ``found`` say what
-    the check that failed looked for.
+    Cause: the disk or the memory damaged them, or another program changed the file.
+
+    Data: the batch cannot be read. Nothing was removed; all other records can be read.
+
+    Remedy: follow the runbook for damage in ``docs/runbooks.md``. ``segmentlog verify`` finds the extent, ``segmentlog
+    repair`` moves the damaged bytes to quarantine, and readers skip them with ``skip_damaged=True``.
+
+    ``position`` is a byte position in the file ``path``; ``expected`` and ``found`` describe the check that failed.
     """
 
     def __init__(self, path: str, position: int, expected: str, found: str, offset: int = -1) -> None:
@@ -213,12 +309,19 @@ class CorruptBatch(SegmentlogError):
         at_offset = f" (offset {self.offset})" if self.offset >= 0 else ""
         return (
             f"{self.path}: damaged at byte {self.position}{at_offset}: expected {self.expected}, found"
-            f" {self.found}; 'segmentlog verify' tells the extent, 'segmentlog repair' cuts it out"
+            f" {self.found}; 'segmentlog verify' finds the extent, 'segmentlog repair' removes the damage"
         )
 
 
 class UnreadableBatch(CorruptBatch):
-    """A batch whose checksums are right and whose records do not decode: the disk returned what its writer stored.
+    """The checksums of a batch are right, but its records do not decode.
+
+    Cause: the writer stored it so, for example a Kafka client with a bug. The disk is not to blame.
+
+    Data: the batch is stored unchanged. Its records cannot be read.
+
+    Remedy: continue at ``next_offset``, read with ``skip_damaged=True``, or remove the batch with ``segmentlog repair
+    --drop-unreadable``.
 
     offset, next_offset   the batch has the offsets ``[offset, next_offset)``; reading can continue at ``next_offset``
     record_count          how many records its header announces
@@ -241,9 +344,15 @@ class UnreadableBatch(CorruptBatch):
 
 
 class DiskFull(SegmentlogError, OSError):
-    """No room on the disk. What was asked for was not done; the log is as before, and works again once there is room.
+    """The disk has no room for what the call wanted to write.
 
-    ``size_bytes`` is what there was no room for; 0 when it was a name in a folder, or nobody knows.
+    Cause: the file system is full, or a quota is used up (ENOSPC, EDQUOT).
+
+    Data: nothing of the call was appended. The log is unchanged, and reading works.
+
+    Remedy: free space, then send the failed records again in their order. Nothing has to be reopened.
+
+    ``size_bytes`` is how much did not fit; 0 if it was a name in a folder, or if the size is unknown.
     """
 
     def __init__(self, path: str, size_bytes: int = 0) -> None:
@@ -257,11 +366,15 @@ class DiskFull(SegmentlogError, OSError):
 
 
 class LocalError(SegmentlogError, OSError):
-    """A limit or a right of this process kept it from its files. The disk, the log and other processes are well.
+    """A limit or a missing permission of this process prevented the call.
 
-    ``errno`` is the system's number, ``why`` its words and what became of the call. The same call works again,
-    on the same objects, once the cause is gone. With ``appended`` the records of a durable append were appended, and
-    are not known to be on disk, as ``why`` says: `Partition.flush` sees to that; appended again they are twice there.
+    Cause: too many open files, not enough memory, no permission, a file size limit, an interrupted write (``errno``).
+
+    Data: disk, log and other processes are not affected. ``why`` says what became of the call. If ``appended`` is
+    true, the records of a durable append are in the log, but may not be on disk yet.
+
+    Remedy: remove the cause, then repeat the call on the same objects. If ``appended`` is true, call `Partition.flush`
+    instead: appending again would store the records twice.
     """
 
     def __init__(self, number: int, why: str, path: str, *, appended: bool = False) -> None:
@@ -269,7 +382,7 @@ class LocalError(SegmentlogError, OSError):
         self.why, self.path, self.appended = why, path, appended
 
     def __str__(self) -> str:
-        remedy = _REMEDIES.get(self.errno or 0, "do away with the cause")
+        remedy = _REMEDIES.get(self.errno or 0, "remove the cause")
         return f"{self.path}: {self.why}; {remedy}, and try again"
 
 
@@ -277,17 +390,24 @@ _REMEDIES = {
     errno.EMFILE: "close files of this process, or raise its limit (ulimit -n)",
     errno.ENFILE: "close files on this machine, or raise its limit (fs.file-max)",
     errno.ENOMEM: "give the process more memory or maps (ulimit -v, vm.max_map_count)",
-    errno.EACCES: "see to the permissions",
-    errno.EPERM: "see to the permissions",
+    errno.EACCES: "correct the permissions",
+    errno.EPERM: "correct the permissions",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.ENOLCK: "free locks on this machine",
 }
 
 
 class PartitionFailed(SegmentlogError):
-    """The partition refuses appends: an fsync failed (and is never retried), or a write that may have touched the file.
+    """The partition rejects appends after an error that leaves the state of the disk unknown.
 
-    Nothing else fails a partition: what a process may not open, map or lock is its own affair, a `LocalError`.
+    Cause: an fsync failed, or a write failed that may have changed the file. A failed fsync is never retried, because
+    the kernel may then report success for data that it dropped. The limits of one process raise `LocalError` instead.
+
+    Data: records up to the durable offset are safe. Records after it are in the log, and a power cut can lose them.
+    Nothing of the failed call is acknowledged; its records may or may not survive. Reading works.
+
+    Remedy: check the disk. Then close the store in every process that has it open, and open it again. Opening writes
+    the end of the log again and syncs it.
     """
 
     def __init__(self, log: str, why: str) -> None:
@@ -296,13 +416,21 @@ class PartitionFailed(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: refuses appends since {self.why}; records up to the durable offset are safe;"
-            " close the store, look at the disk, and open it again"
+            f"{self.log}: refuses appends since {self.why}. Records up to the durable offset are safe."
+            " Check the disk, then close the store in every process and open it again"
         )
 
 
 class GrantExhausted(SegmentlogError):
-    """A partition that is shipped has handed out all offsets that the object store knows of; it needs to be shipped."""
+    """A shipped partition has assigned all offsets that the object store granted.
+
+    Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships.
+
+    Data: nothing of the call was appended. Reading works.
+
+    Remedy: check that the object store can be reached, and run ``segmentlog ship --follow``. Appends work again after
+    the next upload. To stop shipping permanently, run ``segmentlog ship --stop``.
+    """
 
     def __init__(self, log: str, ceiling: int) -> None:
         super().__init__(log, ceiling)
@@ -310,14 +438,24 @@ class GrantExhausted(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: nothing is appended at offset {self.ceiling} or above before the store was shipped again;"
-            " see that the object store can be reached and that somebody ships ('segmentlog ship --follow'),"
-            " or end shipping for good ('segmentlog ship --stop')"
+            f"{self.log}: cannot append at offset {self.ceiling} or above until the store has been shipped. Nothing was"
+            " appended. Check that the object store can be reached and that 'segmentlog ship --follow' is running, or"
+            " stop shipping permanently ('segmentlog ship --stop')"
         )
 
 
 class NotShipped(SegmentlogError):
-    """Records that were to be shipped are on this machine's disk, and nobody knows whether they are anywhere else."""
+    """Records are on the local disk, but it is unknown whether they are in the object store.
+
+    Cause: an append with ``ack="shipped"`` waited two minutes, no process ships the store, or the object store cannot
+    be reached.
+
+    Data: the records are in the log and on the local disk. They are shipped as soon as possible. The loss of this
+    machine can lose them until then.
+
+    Remedy: do not append the records again: they would be in the log twice. Check that the object store can be reached
+    and that a process ships the store.
+    """
 
     def __init__(self, log: str, base_offset: int, end_offset: int, why: str) -> None:
         super().__init__(log, base_offset, end_offset, why)
@@ -325,13 +463,22 @@ class NotShipped(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: offsets {self.base_offset} to {self.end_offset - 1} are on disk here, and not known to be"
-            f" in the object store: {self.why}; they are shipped as soon as it is possible"
+            f"{self.log}: offsets {self.base_offset} to {self.end_offset - 1} are on the local disk, and not known to"
+            f" be in the object store: {self.why}. They are shipped as soon as possible; do not append them again"
         )
 
 
 class StoreFenced(SegmentlogError):
-    """The store belongs to another machine by now: what was appended here would be two histories of one log."""
+    """Another machine has taken over the store.
+
+    Cause: ``segmentlog takeover`` ran on another machine. An append here would create a second, diverging history.
+
+    Data: nothing of the call was appended. Records that were not shipped before the takeover exist only in this copy.
+    Reading works.
+
+    Remedy: append on the machine that ``owner`` names. Copy records that only this store has, if you need them; then
+    remove this store, or keep it as a store of its own with ``segmentlog ship --stop``.
+    """
 
     def __init__(self, what: str, owner: str) -> None:
         super().__init__(what, owner)
@@ -339,13 +486,20 @@ class StoreFenced(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what}: taken over by {self.owner}; nothing is appended here any more,"
-            " reads go on; records that were not shipped before are in this copy alone"
+            f"{self.what}: taken over by {self.owner}. Nothing was appended, and this copy rejects all appends. It can"
+            " still be read; records that were not shipped before the takeover exist only here"
         )
 
 
 class ObjectStoreError(SegmentlogError):
-    """An object store did not do what it was asked to. ``retriable``: the same may work in a moment."""
+    """A request to the object store failed.
+
+    Cause: network, credentials, permissions, or a fault of the object store; ``why`` has its answer.
+
+    Data: nothing was lost. Shipping repeats failed uploads; local appends and reads continue.
+
+    Remedy: if ``retriable`` is true, the same call may work later. Otherwise correct URL, credentials or permissions.
+    """
 
     def __init__(self, url: str, what: str, why: str, retriable: bool = True) -> None:
         super().__init__(url, what, why, retriable)
@@ -356,10 +510,14 @@ class ObjectStoreError(SegmentlogError):
 
 
 class SegmentGone(ObjectStoreError):
-    """A segment that lies in an object store alone is not there any more: ``what`` is the object that it was.
+    """The only copy of an evicted segment is missing from the object store.
 
-    Somebody has deleted it, or another machine has taken the store over and has no use for it. `segmentlog repair`
-    makes a lost range of its offsets.
+    Cause: the object ``what`` was deleted, or another machine took over the store and does not need it.
+
+    Data: the records of this segment cannot be read. All other records can.
+
+    Remedy: restore the object from a backup or an older version of the bucket. Otherwise ``segmentlog repair`` turns
+    its offsets into a lost range.
     """
 
     def __init__(self, url: str, what: str, why: str) -> None:
@@ -368,7 +526,15 @@ class SegmentGone(ObjectStoreError):
 
 
 class ShippingRefused(SegmentlogError):
-    """What lies in the object store and what this store is do not go together; nothing was changed."""
+    """A command on an object store was refused, because the object store and the local folder do not fit together.
+
+    Cause: another store is shipped to the URL, the target folder is not empty, another process works on it, or an
+    object is damaged. The message names it.
+
+    Data: nothing was changed.
+
+    Remedy: choose another URL or an empty folder, or end the other process.
+    """
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(url, why)
@@ -379,18 +545,34 @@ class ShippingRefused(SegmentlogError):
 
 
 class PartitionBusy(SegmentlogError):
-    """Another process is in the middle of something in the partition, or its topic, and did not finish it in time."""
+    """Another process works in the partition or topic and did not finish in time.
+
+    Cause: a rename, deletion or repair waited (up to 30 seconds) for a process that is stopped, or that never
+    pauses.
+
+    Data: nothing was changed.
+
+    Remedy: stop that process, then repeat the call.
+    """
 
     def __init__(self, log: str, what: str) -> None:
         super().__init__(log, what)
         self.log, self.what = log, what
 
     def __str__(self) -> str:
-        return f"{self.log}: another process is at work in it without a pause; stop it to {self.what}"
+        return f"{self.log}: another process keeps it locked. Nothing was changed. Stop that process to {self.what}"
 
 
 class ReadOnlyStore(SegmentlogError):
-    """A call wants to write to a store that is open read-only. ``why`` says why it is, where nobody asked for that."""
+    """A call wants to write to a store that is open read-only.
+
+    Cause: it was opened with ``read_only=True``; it is a replica or open by its URL; or this user may not write its
+    files.
+
+    Data: nothing was changed.
+
+    Remedy: open the store for writing, or correct the permissions that ``why`` names.
+    """
 
     def __init__(self, path: str, what: str, why: str = "") -> None:
         super().__init__(path, what, why)
@@ -402,18 +584,38 @@ class ReadOnlyStore(SegmentlogError):
 
 
 class StoreClosed(SegmentlogError):
-    """The store, topic, producer or consumer was closed before this call."""
+    """A store, topic, producer or consumer cannot be used, because it is closed or belongs to another process.
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    Cause: it was closed before this call; it was created before ``fork()`` and cannot be used in the child (``why``
+    says so); or an asyncio client is used outside of its ``async with``.
+
+    Data: nothing of the call was appended or committed.
+
+    Remedy: open a new one. After a fork create members of groups, named producers and asyncio clients in the child.
+    """
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
 
     def __str__(self) -> str:
-        return f"{self.what} is closed"
+        return f"{self.what}: {self.why}" if self.why else f"{self.what} is closed"
+
+    @classmethod
+    def forked(cls, what: str) -> StoreClosed:
+        """Return the error for an object of the parent process that a forked child must not use."""
+        return cls(what, "it was created before fork() and cannot be used in the child process; create a new one there")
 
 
 class StoreVersionError(SegmentlogError):
-    """The folder is no store, or was written by a version of the format that this one cannot read."""
+    """The folder is not a store, or it has a format that this version cannot read.
+
+    Cause: the path is wrong, the store is of a newer version, or ``store.json`` or ``topic.json`` is damaged.
+
+    Data: nothing was changed.
+
+    Remedy: check the path. Use the version that wrote the store (``docs/upgrading.md``).
+    """
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)
@@ -424,7 +626,16 @@ class StoreVersionError(SegmentlogError):
 
 
 class ProducerFenced(SegmentlogError):
-    """A newer instance of the same producer has taken over, or its transaction was aborted; this one must stop."""
+    """The producer must stop: another instance replaced it, or its transaction was aborted.
+
+    Cause: another instance opened the same producer name, or the transaction took longer than
+    ``transaction_timeout_ms``, or ``segmentlog transactions abort`` was used.
+
+    Data: nothing of the call was appended. An open transaction is aborted.
+
+    Remedy: close the producer. Open a new one only if this process should continue; that fences the other instance.
+    Give each process a name of its own.
+    """
 
     def __init__(self, producer: str, epoch: int, current_epoch: int, why: str = "a newer instance took over") -> None:
         super().__init__(producer, epoch, current_epoch, why)
@@ -433,12 +644,20 @@ class ProducerFenced(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"producer {self.producer}: {self.why} (epoch {self.current_epoch}, this one has {self.epoch});"
-            " nothing was appended; close it, and open a new producer if this process is to go on"
+            " nothing was appended; close it, and open a new producer if this process should continue"
         )
 
 
 class ProducerBusy(SegmentlogError):
-    """A named producer cannot be opened now: a transaction of its last instance is being decided."""
+    """A named producer cannot be opened now.
+
+    Cause: the last transaction of the name is not finished everywhere, for example because a process is stopped in the
+    middle of it or the disk is full.
+
+    Data: nothing was changed. The outcome of that transaction is decided or will be.
+
+    Remedy: continue or kill the stopped process, or free disk space; then open the producer again.
+    """
 
     def __init__(self, producer: str, why: str) -> None:
         super().__init__(producer, why)
@@ -449,7 +668,15 @@ class ProducerBusy(SegmentlogError):
 
 
 class ProducerHeld(SegmentlogError):
-    """A name is that of a client of a server, or of a producer of the library: the two never share one."""
+    """The producer name is used by the other kind of client.
+
+    Cause: a client of a server has this ``transactional.id``, or a producer of the library has this name. The two
+    number their records differently, so they cannot share a name.
+
+    Data: nothing was changed.
+
+    Remedy: choose another name.
+    """
 
     def __init__(self, producer: str, holder: str) -> None:
         super().__init__(producer, holder)
@@ -457,13 +684,20 @@ class ProducerHeld(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"the name {self.producer!r} belongs to {self.holder}: producers of the library count their records over"
-            " all instances, Kafka's begin at 0 in each; take another name"
+            f"the name {self.producer!r} belongs to {self.holder}. Producers of the library number their records over"
+            " all instances, Kafka's begin at 0 in each, so they cannot share a name; choose another one"
         )
 
 
 class OutOfOrderSequence(SegmentlogError):
-    """A producer's batch whose sequence does not follow its last one: something in between is missing."""
+    """The sequence number of a batch does not follow the last one of its producer.
+
+    Cause: a batch before it is missing, often because the program sent a batch again after a failure in another order.
+
+    Data: nothing of the call was appended.
+
+    Remedy: open a new producer, and continue after the last record that the log holds.
+    """
 
     def __init__(self, log: str, producer_id: int, expected: int, found: int) -> None:
         super().__init__(log, producer_id, expected, found)
@@ -471,24 +705,40 @@ class OutOfOrderSequence(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: producer {self.producer_id} appends sequence {self.found} where {self.expected} is next;"
-            " nothing was appended; open a new producer and go on behind what the log holds"
+            f"{self.log}: producer {self.producer_id} sent sequence {self.found}, but {self.expected} is next;"
+            " nothing was appended; open a new producer and continue after the last record in the log"
         )
 
 
 class TransactionAborted(SegmentlogError):
-    """The transaction was aborted; nothing of it is visible to ``read_committed`` readers."""
+    """The transaction was aborted instead of committed.
+
+    Cause: some of its records could not be appended, or a crash took a part of it; ``why`` says which.
+
+    Data: readers with ``isolation="read_committed"`` see nothing of the transaction. Offsets that it should commit are
+    unchanged.
+
+    Remedy: remove the cause, begin a new transaction, and send all of it again.
+    """
 
     def __init__(self, producer: str, why: str) -> None:
         super().__init__(producer, why)
         self.producer, self.why = producer, why
 
     def __str__(self) -> str:
-        return f"the transaction of producer {self.producer} was aborted: {self.why}; begin another one"
+        return f"the transaction of producer {self.producer} was aborted: {self.why}; begin a new transaction"
 
 
 class ConsumerFenced(SegmentlogError):
-    """A group member commits a position of a partition that is not its own any more: another member has it."""
+    """A member of a group tried to commit an offset of a partition that it no longer has.
+
+    Cause: the member asked for no record for ``max_poll_interval_ms``, so another member got its partitions.
+
+    Data: nothing was committed. Another member reads the records since the last commit again.
+
+    Remedy: drop uncommitted work of that partition (``on_lost``), and poll again to rejoin. If work on a record takes
+    long, raise ``max_poll_interval_ms`` or lower ``max_poll_records``.
+    """
 
     def __init__(self, group: str, member: str, what: str) -> None:
         super().__init__(group, member, what)
@@ -497,12 +747,19 @@ class ConsumerFenced(SegmentlogError):
     def __str__(self) -> str:
         return (
             f"group {self.group!r}: member {self.member} {self.what}; nothing was committed;"
-            " what it read since its last commit is read again by another member"
+            " another member reads the records since its last commit again"
         )
 
 
 class ConsumerBusy(SegmentlogError):
-    """A consumer was asked for records by a thread while another one's iteration over it was under way."""
+    """Two threads use one consumer at the same time.
+
+    Cause: a thread asked for records while another thread iterated over the consumer.
+
+    Data: nothing was changed; the iteration of the first thread continues.
+
+    Remedy: give each thread its own consumer. With ``group`` they share the partitions.
+    """
 
     def __init__(self, user: int, thread: int) -> None:
         super().__init__(user, thread)
@@ -510,15 +767,19 @@ class ConsumerBusy(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"thread {self.user} is iterating over the consumer, and thread {self.thread} asks for records of it, too:"
-            " give each thread a consumer of its own (with group= they share the partitions), or end that iteration"
+            f"thread {self.thread} asked a consumer for records while thread {self.user} iterates over it:"
+            " give each thread its own consumer (with group= they share the partitions), or end that iteration"
         )
 
 
 class GroupNotEmpty(SegmentlogError):
-    """Positions of a group cannot be reset or deleted while members are at work.
+    """The committed offsets of a group cannot be reset or deleted while it has members.
 
-    ``holder`` says who, when they are clients of a server.
+    Cause: members of the library or clients of a server are reading; ``holder`` names the clients.
+
+    Data: nothing was changed.
+
+    Remedy: stop the members, then repeat the call.
     """
 
     def __init__(self, group: str, members: int, holder: str = "") -> None:
@@ -532,9 +793,13 @@ class GroupNotEmpty(SegmentlogError):
 
 
 class GroupHeld(SegmentlogError):
-    """A group has members of the other kind: clients of a server and members of this library do not share one.
+    """The group has members of the other kind: clients of a server and members of the library cannot share a group.
 
-    ``members`` of them as far as that is known, ``holder`` says who they are.
+    Cause: ``holder`` has the group. ``members`` is their number, as far as it is known.
+
+    Data: nothing was changed. Committed offsets are the same for both kinds.
+
+    Remedy: stop those members and join again, or join another group.
     """
 
     def __init__(self, group: str, members: int, holder: str) -> None:
@@ -543,6 +808,6 @@ class GroupHeld(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"group {self.group!r} is held by {self.holder}: stop them and join again, or join another group;"
-            " positions stay, and either kind goes on where the other stopped"
+            f"group {self.group!r} is held by {self.holder}. Stop them and join again, or join another group."
+            " Committed offsets stay: either kind of member continues where the other stopped"
         )

@@ -385,7 +385,7 @@ class LogStore(Clients):
 
     @property
     def shipping(self) -> Shipping:
-        """How it is shipped to an object store: begin, end, status; see docs/ship.md."""
+        """How it is shipped to an object store: begin, end, status; see docs/replicate.md."""
         if self._shipping is None:
             from segmentlog.objects.upload.service import Shipping
 

@@ -13,7 +13,7 @@ WITHIN_S = 30.0
 
 
 def run(coroutine: Coroutine[Any, Any, T], within_s: float = WITHIN_S) -> T:
-    """The result of a coroutine."""
+    """Return the result of a coroutine."""
 
     async def bounded() -> T:
         async with asyncio.timeout(within_s):

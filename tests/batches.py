@@ -60,7 +60,7 @@ def batch_bytes(
     timestamps: Sequence[int] | None = None,
     **fields: Any,
 ) -> bytes:
-    """A batch as it lies on disk."""
+    """Return a batch as it lies on disk."""
     columns = values if isinstance(values, Columns) else Columns(list(values))
     times = columns.timestamps if timestamps is None else timestamps
     deltas = columns.offset_deltas
@@ -78,7 +78,7 @@ def batch_bytes(
 
 
 def read_batch(data: bytes | memoryview, position: int = 0) -> RecordBatch:
-    """The batch at ``position``, everything checked as a reader checks it."""
+    """Return the batch at ``position``, everything checked as a reader checks it."""
     view = memoryview(data)
     header = decode_header(view, position)
     return record_batch(header, check_payload(view, position, header), position=position)
@@ -110,12 +110,12 @@ def expected_records(columns: Columns, base_offset: int, now_ms: int = NOW_MS, e
 
 
 def unpack_header(data: bytes) -> dict[str, Any]:
-    """The fields of a batch's header, read without the library."""
+    """Return the fields of a batch's header, read without the library."""
     return dict(zip(HEADER_FIELDS, _HEADER.unpack_from(data), strict=True))
 
 
 def forge(data: bytes, *, payload: bytes | None = None, **fields: Any) -> bytes:
-    """The batch with other header fields, or another payload, and checksums (and a place) that match them."""
+    """Return the batch with other header fields, or another payload, and checksums (and a place) that match them."""
     stored = data[HEADER_SIZE:] if payload is None else payload
     header = unpack_header(data) | fields
     hashed = stored

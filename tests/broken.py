@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 def make_store(path: Path, batches: int = 6, records: int = 2, **settings: object) -> Path:
-    """A store with topic "t" of one partition, closed cleanly; the partition's folder.
+    """Return a store with topic "t" of one partition, closed cleanly; the partition's folder.
 
     Two batches a segment, unless ``settings`` say otherwise; record ``i`` has the value "value i" and
     timestamp 1000 + i; keys, nulls and headers are among them.
@@ -46,7 +46,7 @@ def make_store(path: Path, batches: int = 6, records: int = 2, **settings: objec
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The segment files, oldest first."""
+    """Return the segment files, oldest first."""
     return sorted(folder.glob("*.log"))
 
 

@@ -1,16 +1,27 @@
-"""Messages of every kind and version, filled at random from the schemas, and their codecs."""
+"""Messages of every kind and version, filled at random by their layouts, and their codecs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pkgutil import iter_modules
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from tools.codec.generate import SCHEMAS
-from tools.codec.schema import Field, Struct, load, snake
+from segmentlog.server.codec import generated
+from segmentlog.server.codec.layouts import FieldLayout, MessageLayout, StructLayout, layout_of
+from tools.codec.generate import snake
 
-MESSAGES: Final = load(SCHEMAS)
+
+def _messages() -> Iterator[MessageLayout]:
+    for found in iter_modules(generated.__path__):
+        for value in vars(import_module(f"{generated.__name__}.{found.name}")).values():
+            if hasattr(value, "VERSIONS"):
+                yield layout_of(value)
+
+
+MESSAGES: Final = {message.name: message for message in sorted(_messages(), key=lambda message: message.name)}
+"""The layouts of all messages, by name."""
 
 _STRINGS: Final = ("", "a", "orders", "grüße-日本", "t" * 126, "t" * 127, "t" * 128, "consumer-1-" * 30)
 _RANGES: Final = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
@@ -32,15 +43,15 @@ def every_version() -> Iterator[tuple[str, int]]:
 
 
 def codec_of(name: str, version: int) -> Codec:
-    """The functions for it; data messages with the version before them."""
+    """Return the functions for it; data messages with the version before them."""
     message = MESSAGES[name]
     if message.kind == "data":
-        module = import_module("segmentlog.server.codec.messages.consumer_protocol")
+        module = import_module("segmentlog.server.codec.generated.consumer_protocol")
         word = snake(name.removeprefix("ConsumerProtocol"))
         decode, encode = getattr(module, f"decode_{word}"), getattr(module, f"encode_{word}")
         return Codec(module, lambda data: decode(data)[1], lambda value: encode(value, version))
     api = snake(name.removesuffix("Request").removesuffix("Response"))
-    module = import_module(f"segmentlog.server.codec.messages.{api}")
+    module = import_module(f"segmentlog.server.codec.generated.{api}")
     decode, encode = getattr(module, f"decode_{message.kind}"), getattr(module, f"encode_{message.kind}")
     return Codec(module, lambda data: decode(data, 0, version), lambda value: b"".join(encode(value, version)))
 
@@ -51,21 +62,21 @@ def sample(name: str, version: int, random: Random, most: int = 3) -> Any:
     return _struct(module, MESSAGES[name].struct, version, random, most)
 
 
-def _struct(module: Any, struct: Struct, version: int, random: Random, most: int) -> Any:
+def _struct(module: Any, struct: StructLayout, version: int, random: Random, most: int) -> Any:
     values = {
         field.name: _field(module, field, version, random, most) for field in struct.fields if version in field.versions
     }
     return getattr(module, struct.name)(**values)
 
 
-def _field(module: Any, field: Field, version: int, random: Random, most: int) -> Any:
+def _field(module: Any, field: FieldLayout, version: int, random: Random, most: int) -> Any:
     if version in field.nullable and random.random() < 0.2:
         return None
     if field.stands_for_default and random.random() < 0.4:
         return None
     if not field.is_array:
         made = _one(module, field, version, random, most)
-        # What is tagged and all defaults is not written, and comes back as None.
+        # An encoder omits a tagged struct of defaults, and a decoder returns None for it.
         return None if field.stands_for_default and made == type(made)() else made
     count = random.randint(0, most)
     if field.struct is None and most and random.random() < 0.05:
@@ -73,7 +84,7 @@ def _field(module: Any, field: Field, version: int, random: Random, most: int) -
     return [_one(module, field, version, random, most) for _ in range(count)]
 
 
-def _one(module: Any, field: Field, version: int, random: Random, most: int) -> Any:
+def _one(module: Any, field: FieldLayout, version: int, random: Random, most: int) -> Any:
     if field.struct is not None:
         return _struct(module, field.struct, version, random, most)
     if field.kind in _RANGES:

@@ -45,7 +45,7 @@ def _seed_line() -> str:
 
 
 def pytest_report_header() -> str:
-    """The fresh seed of this run."""
+    """Return the fresh seed of this run."""
     return _seed_line()
 
 
@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that fails names the seed it had."""
+    """Yield a test that fails names the seed it had."""
     report = yield
     seed = getattr(item, "callspec", None) and item.callspec.params.get("seed")
     if report.failed and seed is not None:

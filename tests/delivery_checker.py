@@ -89,7 +89,7 @@ class History(msgspec.Struct):
 
 
 def gather(events: Iterable[Event]) -> History:
-    """The history that processes wrote down; the order counts within each process only."""
+    """Return the history that processes wrote down; the order counts within each process only."""
     history = History()
     last: dict[str, tuple[str, list[tuple[Place, str]]]] = {}
     for kind, process, *rest in events:
@@ -147,7 +147,7 @@ def check(history: History, store: Store, *, power_cut: bool = False) -> list[st
 
 
 def _with_trimmed(history: History, store: Store) -> Store:
-    """The store as it would be had nothing been deleted. Who deletes reads before, and only what is decided."""
+    """Return the store as it would be had nothing been deleted. Who deletes reads before, and only what is decided."""
     found = dict(store)
     for place, records in history.trimmed.items():
         final = store[place]

@@ -87,7 +87,7 @@ def work(order: dict[str, Any], make: Callable[[dict[str, Any]], Process]) -> in
 
 
 def wait_for(pid: int, timeout_s: float) -> int:
-    """The status that a process ended with; -1 when it did not."""
+    """Return the status that a process ended with; -1 when it did not."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         try:

@@ -10,20 +10,20 @@ import httpx
 from segmentlog.http.accounts import Accounts
 from segmentlog.http.app import make_app
 from segmentlog.http.console import Console
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 
 
 class Client:
     """``client.get("/topics")`` and the like, as httpx has them; from any thread."""
 
-    def __init__(self, site: Site, accounts: Accounts | None = None, **options: Any) -> None:
-        self.site = site
+    def __init__(self, context: HttpContext, accounts: Accounts | None = None, **options: Any) -> None:
+        self.context = context
         self._accounts = accounts
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         transport = httpx.ASGITransport(
-            app=make_app(Console(site), accounts), client=("127.0.0.1", 1), raise_app_exceptions=False
+            app=make_app(Console(context), accounts), client=("127.0.0.1", 1), raise_app_exceptions=False
         )
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20, **options)
 

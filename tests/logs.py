@@ -96,12 +96,12 @@ def values_by_offset(log: Partition) -> dict[int, bytes | None]:
 
 
 def values(partition: Partition, start: int | None = None, **options: Any) -> list[bytes | None]:
-    """The values of every record from ``start`` (default: the first) on."""
+    """Return the values of every record from ``start`` (default: the first) on."""
     return [record.value for record in contents(partition, start, **options)]
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The segment files, oldest first."""
+    """Return the segment files, oldest first."""
     return sorted(folder.glob("*.log"))
 
 

@@ -27,7 +27,7 @@ _ZSTD_ZEROS: Final = ((1 << 17) << 3 | 2).to_bytes(3, "little") + b"\0"
 
 
 def blob(data: bytes | None) -> bytes:
-    """A key, a value, a header's name or value, its size in front."""
+    """Return a key, a value, a header's name or value, its size in front."""
     return varint(-1) if data is None else varint(len(data)) + data
 
 

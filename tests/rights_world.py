@@ -144,5 +144,5 @@ class World:
 
 
 def shown(answer: bytes) -> set[str]:
-    """The kinds of things that an answer shows."""
+    """Return the kinds of things that an answer shows."""
     return {kind for kind, marks in SECRETS.items() if any(mark in answer for mark in marks)}

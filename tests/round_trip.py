@@ -91,7 +91,7 @@ def fill(store: LogStore, topic: str, sent: Iterable[Sent], **config: Any) -> No
 
 
 def content(store: LogStore, topic: str) -> list[Sent]:
-    """The records of a topic, partition by partition."""
+    """Return the records of a topic, partition by partition."""
     return list(_content(store, topic))
 
 

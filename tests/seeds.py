@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count, product
+from itertools import chain, count, islice, product
 from typing import Any, Final
 
 import pytest
@@ -67,14 +67,14 @@ def fresh_seed() -> int:
 
 
 def every_seed(name: str, fixed: Iterable[int] = (FIXED,)) -> list[int]:
-    """The seeds of a test: the fixed ones, those in `FOUND`, the fresh one."""
+    """Return the seeds of a test: the fixed ones, those in `FOUND`, the fresh one."""
     if (given := given_seed()) is not None:
         return [given]
     return list(dict.fromkeys((*fixed, *FOUND.get(name, ()), fresh_seed())))
 
 
 def seeds(name: str, fixed: Iterable[int] = (FIXED,)) -> list[Any]:
-    """The same for `pytest.mark.parametrize`; a test's name does not change with the fresh seed."""
+    """Return the same for `pytest.mark.parametrize`; a test's name does not change with the fresh seed."""
     fresh = fresh_seed()
     return [pytest.param(seed, id="fresh" if seed == fresh else str(seed)) for seed in every_seed(name, fixed)]
 
@@ -95,19 +95,24 @@ def endless(name: str) -> Iterator[int]:
 
 
 def jobs(name: str, *variants: Sequence[Any]) -> tuple[list[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
-    """Arguments for trials: a seed and one of each of ``variants``. (Those that are always run, more without end.)
+    """Return arguments for trials, each a seed and one of each of ``variants``: (those always run, more without end).
 
-    Always run is every variant of the seeds in `FOUND`; then fixed and fresh ones take turns, one beginning with the
-    first variant and the other with the last, so that a small budget meets different ones.
+    Each seed in `FOUND` is always run, with a variant that the fresh seed chooses, and so are the first fixed and the
+    first fresh seed. Fixed and fresh seeds then take turns. The fixed ones begin with the first variant and the fresh
+    ones with the last, so that a small budget meets different variants.
+
+    *Rejected:* every variant of each seed in `FOUND`. With three such seeds they used up the budget of a CI run,
+    which then tried no fresh seed.
     """
     every = list(product(*variants))
     if (given := given_seed()) is not None:
         return [(given, *variant) for variant in every], iter(())
-    always = [(seed, *variant) for seed in FOUND.get(name, ()) for variant in every]
+    found = [(seed, *every[(fresh_seed() + at) % len(every)]) for at, seed in enumerate(FOUND.get(name, ()))]
     turns = ((pair, zip(every, reversed(every), strict=True)) for pair in _in_turns())
-    return always, (
+    more = (
         (seed, *variant) for pair, both in turns for chosen in both for seed, variant in zip(pair, chosen, strict=True)
     )
+    return [*found, *islice(more, 2)], more
 
 
 def _in_turns() -> Iterator[tuple[int, int]]:

@@ -168,6 +168,6 @@ def _flaw(world: World, call: str, parameter: str, value: Any) -> str | None:
 
 
 def _shown(value: Any) -> list[str]:
-    """The ways in which an error may show a value."""
+    """Return the ways in which an error may show a value."""
     parts = [value, *value] if isinstance(value, dict) else [value]
     return [shown[:20] for part in parts for shown in (repr(part), str(part)) if shown]

@@ -31,7 +31,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> results.Measured:
 
 @pytest.fixture(scope="module")
 def rows(measured: results.Measured) -> list[FsyncRow]:
-    """The rows of that run."""
+    """Return the rows of that run."""
     return results.load_rows(measured, FsyncRow)
 
 
@@ -43,7 +43,7 @@ def row(rows: list[FsyncRow]) -> FsyncRow:
 
 @pytest.fixture
 def machine() -> Machine:
-    """A made-up one, with a disk like many."""
+    """Return a made-up one, with a disk like many."""
     latency = Latency(p50=500.0, p99=900.0, p999=1000.0, max=1200.0)
     return Machine("m", "A processor", 2, 8.0, "Linux", "ext4", "CPython 3", "", {}, latency, Noise(1.0, 0.0))
 

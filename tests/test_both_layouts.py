@@ -19,7 +19,7 @@ HEADERS = [(("h", b"1"), ("n", None)), (), ()]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with the same records in three topics: columns, Kafka's batches, and both by turns."""
+    """Return a store with the same records in three topics: columns, Kafka's batches, and both by turns."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         for topic in ("columns", "kafka", "both"):
             log = store.create_topic(topic, cleanup_policy="compact", segment_records=7).partition(0)

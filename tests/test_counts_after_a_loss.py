@@ -13,7 +13,7 @@ from doors import Client
 from server.scraping import scrape, value
 
 import segmentlog
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.restore.restore import restore
@@ -81,7 +81,7 @@ def test_counts_and_lags_on_the_command_line(store: LogStore) -> None:
 
 def test_lags_of_the_rest_interface(store: LogStore) -> None:
     """`lags` and `lag-summary` of Confluent's v3; a consumer of v2 has nothing waiting."""
-    with Client(Site(store, HttpSettings(allow_writes=True))) as client:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True))) as client:
         (cluster,) = client.get("/v3/clusters").json()["data"]
         groups = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{GROUP}"
         assert [one["lag"] for one in client.get(f"{groups}/lags").json()["data"]] == [0, 0]
@@ -91,7 +91,7 @@ def test_lags_of_the_rest_interface(store: LogStore) -> None:
 
 def test_counts_and_lags_of_the_console(store: LogStore) -> None:
     """The list of topics counts 73 offsets, by that name; the groups and the preview of a reset have no lag."""
-    with Client(Site(store, HttpSettings(allow_writes=True))) as client:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True))) as client:
         topics = client.get("/ui/").text
         assert re.search(r">\s*Offsets\s*<", topics)
         for path in ("/", "/topics/words", "/groups", f"/groups/group?group={GROUP}"):

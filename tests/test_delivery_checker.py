@@ -39,7 +39,7 @@ STORE: dict[Place, Final] = {A: final({0: "1", 1: "2", 2: "3"}), B: final({0: "4
 
 
 def found(events: list[Event], store: dict[Place, Final]) -> set[str]:
-    """The kinds of contradictions."""
+    """Return the kinds of contradictions."""
     return {line.split(":")[0] for line in check(gather(events), store)}
 
 

@@ -14,6 +14,17 @@ from segmentlog import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PARTS = ["Start", "Guides", "Operate", "Reference", "Internals"]
+EXAMPLES = [
+    "concepts.md",
+    "delivery.md",
+    "first-steps-python.md",
+    "monitoring.md",
+    "retention.md",
+    "schemas.md",
+    "service.md",
+    "table.md",
+]
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -39,7 +50,7 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 def test_the_commands_of_a_page_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, options and what they take; in each block of what is typed into a shell."""
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             for typed in re.findall(r"(?:^|[|;&$] *)(?:\$ )?segmentlog ([^|<>&;#]*)", line):
                 words = shlex.split(typed)
@@ -59,7 +70,24 @@ def _parse(words: list[str]) -> None:
         command, context = found, found.make_context(name, words, parent=context)
 
 
-@pytest.mark.parametrize("name", ["delivery.md", "retention.md", "schemas.md", "table.md"])
+def test_the_manual_lists_each_page_once() -> None:
+    """Check that `docs/README.md` has every page in one of five parts, and that the site has the same order."""
+    manual = (ROOT / "docs" / "README.md").read_text()
+    parts = re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", manual, re.MULTILINE)
+    assert [name for name, _ in parts] == PARTS
+    listed = {name: re.findall(r"^\| \[.*?\]\((.*?)\)", text, re.MULTILINE) for name, text in parts}
+    pages = [page for part in listed.values() for page in part]
+    assert sorted(page for page in pages if page.count("/") == 0) == sorted(
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"
+    )
+    site = re.findall(r":caption: (.*)\n(?::.*\n)*\n((?:[^`\n].*\n)*)", (ROOT / "index.md").read_text())
+    assert [name for name, _ in site] == PARTS
+    for name, text in site:
+        shown = [line for line in text.split() if "*" not in line and line != "docs/README"]
+        assert shown == [(Path("docs") / page).as_posix().replace("docs/../", "")[:-3] for page in listed[name]], name
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as somebody types them who reads the page."""
     monkeypatch.chdir(tmp_path)

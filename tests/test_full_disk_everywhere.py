@@ -20,7 +20,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: FullDisk) -> Iterator[LogStore]:
-    """A topic of two segments, and a compacted one of four."""
+    """Provide a topic of two segments, and a compacted one of four."""
     with LogStore(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("t", segment_records=50).partition(0)
         log.append([b"%d" % number for number in range(100)])

@@ -28,7 +28,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: FakeClock) -> Iterator[LogStore]:
-    """A store without threads, with two topics."""
+    """Provide a store without threads, with two topics."""
     with LogStore(tmp_path / "store", background=False, clock=clock) as opened:
         opened.create_topic("a")
         opened.create_topic("b")

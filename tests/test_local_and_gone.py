@@ -132,7 +132,7 @@ def test_a_record_that_another_process_dropped_is_not_acknowledged_as_durable(tm
 
     log._appender.place = place_and_lose
     if threads == 1:
-        with pytest.raises(LogTruncated, match=r"offset 1 lies in the lost range \[1, "):
+        with pytest.raises(LogTruncated, match=r"offset 1 is inside the lost range \[1, "):
             log.append([b"gone"], ack="durable")
     else:
         outcomes: list[object] = []

@@ -16,8 +16,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "segmentlog"
 BASELINE: Final = Path(__file__).with_name("names_baseline.txt")
-GENERATED: Final = ("messages", "generated")
-"""Folders of `segmentlog/server/codec` whose modules a program writes."""
+GENERATED: Final = ("generated",)
+"""Folders of `segmentlog/server/codec` whose modules the generator writes."""
 
 
 def _words(text: str) -> frozenset[str]:

@@ -120,7 +120,7 @@ def test_salvage_steps_over_damage_and_tells(folder: Path, caplog: pytest.LogCap
         (skipped,) = store.topic("t").partition(0).damage
         assert skipped[:2] == (10, 20)
         assert skipped[2].path.endswith(FIRST)
-        assert len([line for line in caplog.messages if "stepped over offsets 10 to 19" in line]) == 1
+        assert len([line for line in caplog.messages if "reading skipped offsets 10 to 19" in line]) == 1
 
 
 def test_an_unknown_mode_is_refused(folder: Path) -> None:

@@ -23,7 +23,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(seeds.FOUND, "test", (12, 7))  # type: ignore[misc]
 
 
-def test_every_run_has_old_seeds_and_a_new_one() -> None:
+def test_every_run_has_old_seeds_and_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget is shared among them; in an endless series those that found something come first."""
     assert seeds.every_seed("test") == [1, 12, 7, 5000]
     assert seeds.every_seed("another", range(3)) == [0, 1, 2, 5000]
@@ -31,8 +31,11 @@ def test_every_run_has_old_seeds_and_a_new_one() -> None:
     assert (seeds.share(200, "test"), seeds.share(3, "test")) == (50, 1)
     assert list(islice(seeds.endless("test"), 6)) == [12, 7, 1, 5000, 2, 5001]
     always, more = seeds.jobs("test", "ab", (1, 3))
-    assert always == [(seed, letter, number) for seed in (12, 7) for letter in "ab" for number in (1, 3)]
-    assert list(islice(more, 4)) == [(1, "a", 1), (5000, "b", 3), (1, "a", 3), (5000, "b", 1)]
+    assert always == [(12, "a", 1), (7, "a", 3), (1, "a", 1), (5000, "b", 3)]
+    assert list(islice(more, 4)) == [(1, "a", 3), (5000, "b", 1), (1, "b", 1), (5000, "a", 3)]
+    monkeypatch.setenv("SEGMENTLOG_FRESH_SEED", "5003")
+    always, _ = seeds.jobs("test", "ab", (1, 3))
+    assert always == [(12, "b", 3), (7, "a", 1), (1, "a", 1), (5003, "b", 3)]
 
 
 def test_a_seed_that_is_asked_for_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

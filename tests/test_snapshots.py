@@ -47,7 +47,7 @@ def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def name_of(node: ast.AST | None) -> str:
-    """The last word of a name or an attribute."""
+    """Return the last word of a name or an attribute."""
     if isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -78,7 +78,7 @@ def bindings_of(tree: ast.AST) -> tuple[Binding, ...]:
 
 
 def changed_names(tree: ast.AST) -> set[str]:
-    """The names of what grows or shrinks somewhere."""
+    """Return the names of what grows or shrinks somewhere."""
     found = set()
     for node in nodes_of(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
@@ -91,7 +91,7 @@ def changed_names(tree: ast.AST) -> set[str]:
 
 
 def other_names(tree: ast.AST) -> set[str]:
-    """The attributes that may be something else: of ``self``, fields of structs, properties."""
+    """Return the attributes that may be something else: of ``self``, fields of structs, properties."""
     found = {one.name for one in bindings_of(tree) if one.is_own and not one.is_hashed}
     for node in nodes_of(tree):
         if isinstance(node, ast.ClassDef):
@@ -107,8 +107,8 @@ def other_names(tree: ast.AST) -> set[str]:
 
 @cache
 def is_lock(node: ast.With) -> bool:
-    """Whether it holds a lock of some kind."""
-    words = " ".join(ast.unparse(item.context_expr) for item in node.items).lower()
+    """Return whether it holds a lock that keeps other threads out; `folder_locked` is a shared lock."""
+    words = " ".join(ast.unparse(item.context_expr) for item in node.items).lower().replace("folder_locked", "")
     return any(word in words for word in LOCK_WORDS)
 
 

@@ -34,7 +34,7 @@ HEAVY = {"asyncio", "ssl", "subprocess", "multiprocessing", "starlette", "obstor
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A new store without threads."""
+    """Provide a new store without threads."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         yield store
 

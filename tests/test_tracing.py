@@ -39,7 +39,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A new store with a topic."""
+    """Provide a new store with a topic."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         yield store

@@ -22,15 +22,17 @@ from wire import Sent, append_sent, encoded, foreign, forged
 import segmentlog
 from segmentlog import AsyncConsumer, CorruptBatch, UnreadableBatch, text_codec
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
+from segmentlog.schemas.parsed_schemas import Draft
+from segmentlog.schemas.registry import SchemaRegistry
 from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
@@ -336,6 +338,75 @@ def test_other_commands(
     assert "Continue at offset 4" in capfd.readouterr().err
 
 
+SKIPPING: dict[tuple[str, ...], str] = {
+    ("tail", "t"): "before\nafter\n",
+    ("tail", "t", "-n", "1"): "after\n",
+    ("tail", "t", "-n", "2"): "before\nafter\n",
+    ("tail", "t", "--contains", "e"): "before\nafter\n",
+    ("tail", "t", "--isolation", "read_committed"): "before\nafter\n",
+    ("export", "t", "--format", "csv"): "before|after",
+}
+
+
+@each_layout
+@pytest.mark.parametrize("arguments", SKIPPING, ids=" ".join)
+def test_other_commands_that_skip_it(
+    store: LogStore, capfd: pytest.CaptureFixture[str], kind: str, arguments: tuple[str, ...]
+) -> None:
+    """They print what comes before it and after it, name its offsets once, and exit with 4.
+
+    Where `tail` prints only what comes after it, nothing is skipped.
+    """
+    is_after = arguments[-1] == "1"
+    append_around(store.open_partition("t", 0), kind)
+    path = Path(store.path)
+    assert command(path, *arguments, "--skip-damaged") == (0 if is_after else 4)
+    out, err = capfd.readouterr()
+    for part in SKIPPING[arguments].split("|"):
+        assert part in out
+    assert err.count("skipped unreadable offsets 1 to 3") == (not is_after)
+    assert "Continue at offset" not in err
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv", "ndjson.gz"])
+def test_an_export_to_a_file_that_skips_it(
+    store: LogStore, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str
+) -> None:
+    """The file has all other records, and is checked. Beyond the offsets that are exported nothing is skipped."""
+    log = store.open_partition("t", 0)
+    append_around(log)
+    append_unreadable(log)
+    file = tmp_path / f"out.{form}"
+    assert command(Path(store.path), "export", "t", str(file)) == 4
+    assert not file.exists()
+    capfd.readouterr()
+    assert command(Path(store.path), "export", "t", str(file), "--skip-damaged", "--to", "5") == 4
+    err = capfd.readouterr().err
+    assert "skipped unreadable offsets 1 to 3" in err
+    assert err.count("skipped") == 1
+    assert "2 records exported" in err
+    assert command(Path(store.path), "export", "t", str(file), "--skip-damaged", "--to", "1") == 0
+
+
+def test_a_registry_skips_it(store: LogStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Schemas around an unreadable batch are found, ids are given once, and the log names the offsets once."""
+    schemas = store.schemas
+    first = schemas.register("a-value", Draft('"string"'))
+    append_unreadable(store.topic("_schemas").partition(0))
+    for registry in (schemas, SchemaRegistry(store._topics)):
+        for _ in range(2):
+            assert registry.register("a-value", Draft('"string"')).id == first.id
+    second = schemas.register("b-value", Draft('"long"'))
+    assert second.id > first.id
+    assert {one.id for one in (schemas.version("a-value", "latest"), schemas.version("b-value", "latest"))} == {
+        first.id,
+        second.id,
+    }
+    told = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert len(told) == 2  # of each registry
+    assert all("offsets 1 to 3" in one.getMessage() for one in told)
+
+
 def test_damage_and_an_unreadable_batch(store: LogStore) -> None:
     """Damage comes to 3, as ever: what comes first says it."""
     log = store.open_partition("t", 0)
@@ -357,7 +428,7 @@ def test_http(store: LogStore, kind: str) -> None:
     append_around(store.open_partition("t", 0), kind)
     body = {"content-type": "application/vnd.kafka.v2+json"}
     accept = {"accept": "application/vnd.kafka.binary.v2+json"}
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         made = {"name": "i", "format": "binary", "auto.offset.reset": "earliest"}
         assert client.post("/consumers/g", json=made, headers=body).status_code == 200
         instance = "/consumers/g/instances/i"
@@ -392,7 +463,7 @@ def client(store: LogStore) -> Iterator[WireClient]:
 
 
 def fetched(client: WireClient, offset: int) -> Any:
-    """The answer to a fetch from there on."""
+    """Return the answer to a fetch from there on."""
     wanted = FetchTopic("t", partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
     request = FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[wanted])
     return client.ask(1, 11, request).responses[0].partitions[0]
@@ -431,7 +502,7 @@ def test_a_fetch_has_what_comes_before_damage(
 def test_a_stream_ends_with_it(store: LogStore) -> None:
     """After the records before it; the last event has the message."""
     append_around(store.open_partition("t", 0))
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         text = client.get("/topics/t/stream?from=earliest").text
     assert text.index("before") < text.index("Continue at offset 4")
 
@@ -453,7 +524,7 @@ def test_a_page_of_records_ends_before_it(store: LogStore, spoil: str) -> None:
     if spoil == "damaged":
         path = Path(log.folder, "00000000000000000000.log")
         flip(path, path.read_bytes().index(b"spoilt"))
-    with Client(Site(store)) as client:
+    with Client(HttpContext(store)) as client:
         page = client.get("/topics/t/partitions/0/records?offset=0").json()
         assert [one["offset"] for one in page["records"]] == [0]
         assert page["next_offset"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def readable(log: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def payloads(log: Partition) -> list[bytes]:
-    """The payloads of unreadable batches, without what depends on their place."""
+    """Return the payloads of unreadable batches, without what depends on their place."""
     found = []
     for batch in log.read(log.log_start_offset):
         try:
@@ -131,6 +132,26 @@ def test_the_command_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert command(store, "details", "t") == 0
     assert f"offsets [{span.base}, {span.end})" in capfd.readouterr().out
     assert command(store, "retain", "t") == 0
+
+
+def test_statistics_count_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`compact --stats` counts the records of all other batches, names this one, and exits with 0 as `compact` does."""
+    store = tmp_path / "store"
+    with segmentlog.open(store, background=False) as opened_store:
+        log = opened_store.create_topic("t", config=COMPACTED).partition(0)
+        log.append([b"old", b"new"], keys=[b"a:k", b"a:k"])
+        append_unreadable(log, "columns")
+        append_unreadable(log)
+        log.append([b"x"], keys=[b"a:l"])
+        log.roll()
+    assert command(store, "compact", "--stats", "--json", "t") == 0
+    out, err = capfd.readouterr()
+    group, total = map(json.loads, out.splitlines())
+    assert (group["prefix"], group["records"], group["would_go"]) == ("a", 3, 1)
+    assert (total["records"], total["unreadable_batches"]) == (3, 2)
+    assert err.count("t/0: not counted, and kept as it is: ") == 2
+    assert "offsets [2, 5)" in err
+    assert command(store, "compact", "--stats", "t") == 0
 
 
 def test_the_cleaner_does_not_give_a_partition_up(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ DROP = ("repair", "--drop-unreadable", "--yes")
 
 
 def make(path: Path, *kinds: str, roll: bool = False, **settings: object) -> Path:
-    """A closed store with topic t: "before 0", an unreadable batch, "after 0", "before 1" and so on."""
+    """Return a closed store with topic t: "before 0", an unreadable batch, "after 0", "before 1" and so on."""
     with segmentlog.open(path, background=False) as store:
         log = store.create_topic("t", **{"fsync": "never", **settings}).partition(0)
         for number, kind in enumerate(kinds):
@@ -47,7 +47,7 @@ def readable(path: Path) -> dict[int, bytes | None]:
 
 
 def segment(path: Path) -> Path:
-    """The first segment file."""
+    """Return the first segment file."""
     return log_files(path / "t" / "0")[0]
 
 
@@ -292,7 +292,7 @@ def test_dump(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> N
         assert command(store, "dump", file, *options) == 4
         out = capfd.readouterr().out
         assert "offsets [1, 4), 3 records" in out
-        assert "  unreadable: its checksum is right, and its records do not decode: " in out
+        assert "  unreadable: its checksum is right, but its records do not decode: " in out
         assert ("after 0" in out) == bool(options)
     assert command(store, "dump", file, "--json", "--records") == 4
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -310,7 +310,7 @@ def test_the_scrubber_finds_nothing(tmp_path: Path) -> None:
     store = make(tmp_path / "store", *KINDS, roll=True)
     scrubber = Scrubber(FileSystem(), lambda: [ScrubTarget("t", 0, str(store / "t" / "0"))], 1 << 40)
     for second in range(4):
-        scrubber.tick(second * 1000)
+        scrubber.scrub(second * 1000)
     assert scrubber.report().segments == 2 * len(KINDS)
     assert scrubber.report().findings == ()
     scrubber.close()
@@ -328,7 +328,7 @@ def test_a_wrong_largest_timestamp_is_no_damage(tmp_path: Path, capfd: pytest.Ca
     store = tmp_path / "store"
     (found,) = findings(store)
     assert (found.severity, found.base_offset, found.end_offset) == ("warning", 0, 2)
-    assert f"the largest timestamp is {NOW_MS + 5}, and the header says {NOW_MS}: its client sent it" in found.what
+    assert f"the largest timestamp is {NOW_MS + 5}, and the header says {NOW_MS}: the client sent it so" in found.what
     assert command(store, "verify") == 0
     assert command(store, "verify", "--strict") == 3
     assert command(store, "repair", "--yes") == 0

@@ -23,7 +23,7 @@ from wire import CODECS, NOW_MS, Sent, foreign, forged
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.wire_codecs import PADDING, decompress_records
 from segmentlog.security.security_settings import Security
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
@@ -62,7 +62,7 @@ def zstd_window(log: int) -> Callable[[bytes], bytes]:
 
 
 def with_checksum(raw: bytes) -> bytes:
-    """An LZ4 frame that ends in a checksum."""
+    """Return an LZ4 frame that ends in a checksum."""
     return lz4.frame.compress(raw, content_checksum=True)
 
 

@@ -33,7 +33,7 @@ with segmentlog.open(sys.argv[1]) as store:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store of two topics, and a group, closed cleanly."""
+    """Return a store of two topics, and a group, closed cleanly."""
     path = tmp_path / "store"
     with segmentlog.open(path, background=False) as opened:
         for name in ("t", "u"):
@@ -205,7 +205,7 @@ def test_a_change_of_a_topic_of_another_user_is_refused_whole(
     words = " ".join(err.split())
     assert f"{store}/t: cannot {arguments[0]} the topic, as user " in words
     assert f"may not write {store}/{what} (owner " in words
-    assert "nothing was changed; see to the permissions" in words
+    assert "nothing was changed; correct the permissions" in words
     assert sorted(store.rglob("*")) == before
     with segmentlog.open(store, background=False) as opened:
         assert opened.topic("t").config.retention_ms == 7 * 86_400_000

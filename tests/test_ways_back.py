@@ -24,7 +24,7 @@ from round_trip import LARGE, PARTITIONS, Sent, all_kinds, by_partition, content
 
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.upload.shipper import Shipper
@@ -61,7 +61,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Where all trips begin and end."""
-    with LogStore(tmp_path / "store") as store, Client(Site(store, HttpSettings(allow_writes=True))) as client:
+    with LogStore(tmp_path / "store") as store, Client(HttpContext(store, HttpSettings(allow_writes=True))) as client:
         yield Place(tmp_path, store, client)
 
 

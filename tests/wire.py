@@ -45,7 +45,7 @@ def foreign(
     producer: tuple[int, int, int] = (-1, -1, -1),
     transactional: bool = False,
 ) -> bytes:
-    """A batch of these records as aiokafka sends it: id, epoch and first sequence of its ``producer``."""
+    """Return a batch of these records as aiokafka sends it: id, epoch and first sequence of its ``producer``."""
     builder = DefaultRecordBatchBuilder(2, codec, transactional, *producer, 1 << 30)
     for index, one in enumerate(records):
         assert builder.append(index, one.timestamp, one.key, one.value, list(one.headers)) is not None
@@ -60,7 +60,7 @@ def read_foreign(data: bytes) -> list[tuple[int, Sent]]:
 
 
 def forged(data: bytes, *, crc: bool = True, **fields: int) -> bytes:
-    """The batch with other fields in its header, under a right CRC."""
+    """Return the batch with other fields in its header, under a right CRC."""
     header = WireHeader._make(WIRE_HEADER.unpack_from(data))._replace(**fields)
     made = bytearray(WIRE_HEADER.pack(*header) + data[WIRE_HEADER.size :])
     if crc:
@@ -83,7 +83,7 @@ def append_unchecked(log: Partition, data: bytes) -> int:
 
 
 def stored(data: bytes, base_offset: int = 0, epoch: int = 0, append_time_ms: int | None = None) -> bytes:
-    """The batch as it lies in a log."""
+    """Return the batch as it lies in a log."""
     batch = encoded(data)
     return bytes(batch.placed_at(base_offset, epoch, append_time_ms)) + bytes(batch.payload)
 

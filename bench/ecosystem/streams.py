@@ -122,7 +122,7 @@ def fill(bootstrap: str, topic: str, records: int, partitions: int = _PARTITIONS
 
 
 def run(bootstrap: str, source: str, to: str, records: int) -> float:
-    """The application, once, from its start to its end: seconds from its first record to all being committed."""
+    """Return the application, once, from its start to its end: seconds from its first record to all being committed."""
     with tempfile.TemporaryDirectory(prefix="streams-state-") as state:
         command = [
             "java", *_FLAGS, "-cp", class_path(), "Flow", bootstrap, f"flow-{time.time_ns()}", source, to, str(records),

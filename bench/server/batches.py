@@ -17,7 +17,7 @@ CLIENT_RECORDS = 145
 
 @cache
 def values(count: int) -> Values:
-    """The values of so many records."""
+    """Return the values of so many records."""
     return json_records(1, count).values[0]
 
 

@@ -210,7 +210,7 @@ BROKERS: dict[str, type[Broker]] = {OURS: OurBroker, KAFKA: KafkaBroker}
 
 
 def last_core() -> int:
-    """The core that pinned servers get; the clients get the others."""
+    """Return the core that pinned servers get; the clients get the others."""
     return max(os.sched_getaffinity(0))
 
 

@@ -172,7 +172,7 @@ def run(lanes: Sequence[Lane], seconds: float, max_bytes: int | None = None) -> 
 def idle_connections(address: Address, count: int) -> list[socket.socket]:
     """Connections that have said who they are, and nothing since."""
     from bench.server.wire import API_VERSIONS, request
-    from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+    from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 
     hello = request(API_VERSIONS, ApiVersionsRequest("bench", "1"))
     made = []

@@ -25,7 +25,7 @@ _PIECES = 4
 
 
 def rows() -> list[Row]:
-    """The only one."""
+    """Return the only one."""
     compared = (
         Compared("idle", "while the server idles, against none", "records/s", 0.98, to="none"),
         Compared("serving", "while it takes records of a client, against none", "records/s", to="none"),

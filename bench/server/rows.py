@@ -159,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def quantity(value: float, unit: str) -> str:
-    """A figure with its unit, as people say it."""
+    """Return a figure with its unit, as people say it."""
     return f"{value:,.0f} {unit}" if unit in ("MB", "MB/s") else shown(value, unit)
 
 

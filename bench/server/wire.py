@@ -16,17 +16,17 @@ import msgspec
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_topics import DeleteTopicsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_topics import DeleteTopicsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 3, 18, 19, 20
 _VERSIONS = {PRODUCE: 9, FETCH: 12, LIST_OFFSETS: 6, METADATA: 9, API_VERSIONS: 3, CREATE_TOPICS: 6, DELETE_TOPICS: 5}
@@ -66,7 +66,7 @@ class Client:
         self._socket.close()
 
     def ask(self, api_key: int, message: Any) -> Any:
-        """The response. Raises EOFError when the server hangs up."""
+        """Return the response. Raises EOFError when the server hangs up."""
         self.send(request(api_key, message))
         return self.receive(api_key)
 
@@ -78,7 +78,7 @@ class Client:
         return decode(api_key, self.receive_frame())
 
     def receive_frame(self) -> bytes:
-        """The next response as it came, behind its size."""
+        """Return the next response as it came, behind its size."""
         (size,) = struct.unpack(">i", self._receive(4))
         return self._receive(size)
 
@@ -187,14 +187,14 @@ def request(api_key: int, message: Any) -> bytes:
 
 
 def decode(api_key: int, frame: bytes) -> Any:
-    """A response, of its bytes behind the size."""
+    """Return a response, of its bytes behind the size."""
     api, version, view = APIS[api_key], _VERSIONS[api_key], memoryview(frame)
     _, at = decode_response_header(view, api, version)
     return api.codec.decode_response(view, at, version)
 
 
 def produce_request(topic: str, partition: int, batch: bytes, acks: int) -> bytes:
-    """A request with one batch."""
+    """Return a request with one batch."""
     data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(partition, batch)])
     return request(PRODUCE, ProduceRequest(None, acks, _TIMEOUT_MS, [data]))
 
@@ -207,7 +207,7 @@ def fetch_request(topic: str, partition: int, offset: int, max_bytes: int, *, ma
 
 
 def check_produced(frame: bytes) -> int:
-    """The base offset of an answer to `produce_request`. Raises `Refused`."""
+    """Return the base offset of an answer to `produce_request`. Raises `Refused`."""
     answer = decode(PRODUCE, frame).responses[0].partition_responses[0]
     if answer.error_code:
         raise Refused(f"a batch is refused: {answer.error_code} {answer.error_message or ''}")
@@ -215,7 +215,7 @@ def check_produced(frame: bytes) -> int:
 
 
 def fetched_records(frame: bytes) -> memoryview:
-    """The batches of an answer to `fetch_request`; the last of them may be cut short. Raises `Refused`."""
+    """Return the batches of an answer to `fetch_request`; the last of them may be cut short. Raises `Refused`."""
     response = decode(FETCH, frame)
     code = response.error_code or response.responses[0].partitions[0].error_code
     if code:

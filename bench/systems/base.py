@@ -99,7 +99,7 @@ class System(abc.ABC):
 
     @abc.abstractmethod
     def scan_records(self) -> int:
-        """The same, of a keyed log: each record with its offset, timestamp, key and value as Python objects."""
+        """Return the same, of a keyed log: each record with its offset, timestamp, key and value as Python objects."""
 
     @abc.abstractmethod
     def read(self, offset: int) -> bytes:
@@ -120,7 +120,7 @@ class System(abc.ABC):
         """SIGKILL the servers that were started here. What lives in the calling process dies with that."""
 
     def server_ids(self) -> list[int]:
-        """The process ids of its servers: their memory counts, too."""
+        """Return the process ids of its servers: their memory counts, too."""
         return []
 
 

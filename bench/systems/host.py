@@ -278,7 +278,7 @@ class _Host:
         self._system.kill()
 
     def _batches(self, batch_records: int) -> list[tuple[list[bytes], list[bytes]]]:
-        """The pool cut into, or joined to, batches of that size."""
+        """Return the pool cut into, or joined to, batches of that size."""
         values = [value for batch in self._work.values for value in batch]
         keys = [key for batch in self._work.keys for key in batch]
         while len(values) < batch_records:

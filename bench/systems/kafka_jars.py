@@ -92,7 +92,7 @@ def check_available(*programs: str, release: Release = ENGINE) -> None:
 
 @functools.cache
 def java_version() -> int:
-    """The major version of the Java on PATH; 0 without one."""
+    """Return the major version of the Java on PATH; 0 without one."""
     if shutil.which("java") is None:
         return 0
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr

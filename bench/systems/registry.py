@@ -28,7 +28,7 @@ NAMES = tuple(_CLASSES)
 
 
 def system_class(name: str) -> type[System]:
-    """The class of that name. Raises `KeyError` for a name that is not in `NAMES`."""
+    """Return the class of that name. Raises `KeyError` for a name that is not in `NAMES`."""
     module, class_name = _CLASSES[name].split(":")
     found: type[System] = getattr(importlib.import_module(f"bench.systems.{module}"), class_name)
     return found

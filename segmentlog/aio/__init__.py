@@ -1,1 +1,1 @@
-"""What the asynchronous clients share: a few threads for what may block, and the way back to an event loop."""
+"""Asynchronous clients share a few threads for calls that may block, and the way back to an event loop."""

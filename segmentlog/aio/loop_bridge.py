@@ -67,7 +67,7 @@ class LoopBridge:
         self._is_running = False
         self._served_by: SimpleQueue[Callable[[], object] | None] | None = None
         self.thread_id = threading.get_ident()
-        """Of the loop's thread."""
+        """For the thread of the loop alone."""
         self._mutex = fork_safety.lock(self, "_mutex")
         self._made_in = fork_safety.generation()
         pool.use(self)
@@ -75,7 +75,7 @@ class LoopBridge:
     def check_loop(self) -> None:
         """Raise `SegmentlogError` in another loop than its own, `StoreClosed` in a forked child."""
         if self._made_in != fork_safety.generation():
-            raise StoreClosed(f"what was made before the fork is the parent's: the {self._what}, in this process,")
+            raise StoreClosed.forked(self._what)
         if asyncio.get_running_loop() is not self.loop:
             raise SegmentlogError(f"this {self._what} belongs to another event loop: make one in each")
 

@@ -260,6 +260,27 @@ def status_of_damage(errors: Iterable[Exception]) -> int:
     return EXIT_UNREADABLE if all(isinstance(error, UnreadableBatch) for error in damage) else EXIT_DAMAGE
 
 
+class Skipped:
+    """Offsets that a command with ``--skip-damaged`` skipped."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], tuple[int, CorruptBatch]] = {}
+
+    def add(self, partition: str, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        """Add offsets ``[base_offset, end_offset)`` of a partition such as t/0. Idempotent."""
+        first, _ = self._found.get((partition, end_offset), (base_offset, damage))
+        self._found[partition, end_offset] = min(first, base_offset), damage
+
+    def report(self) -> int:
+        """Print the offsets on stderr; return the exit status for them, 0 if there are none."""
+        for (partition, end_offset), (base_offset, damage) in self._found.items():
+            what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
+            say(f"{partition}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
+        if len(self._found) > 1:
+            say(f"{len(self._found):,} ranges of offsets were skipped")
+        return status_of_damage(damage for _, damage in self._found.values())
+
+
 def stopped_by(stopped: list[int]) -> str:
     """Return the end of a summary: the signal that stopped the command, if any."""
     return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""

@@ -216,7 +216,12 @@ class _Compaction:
                 say(f"statistics are incomplete and not shown{stopped_by(self._stopped)}")
             else:
                 for topic, topic_statistics in topics.items():
-                    show_groups(topic, topic_statistics.groups, topic_statistics.total(), rows, as_json)
+                    unreadable = topic_statistics.unreadable
+                    show_groups(
+                        topic, topic_statistics.groups, topic_statistics.total(), rows, as_json, len(unreadable)
+                    )
+                    for (number, _), why in sorted(unreadable.items()):
+                        say(f"{topic}/{number}: not counted, and left unchanged: {why}")
         return self._failures.exit_status(self._stopped)
 
 

@@ -25,13 +25,16 @@ def grouping(separator: str | None, length: int | None) -> GroupOf:
     return before_separator((":" if separator is None else separator).encode())
 
 
-def show_groups(topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, rows: int, as_json: bool) -> None:
-    """Print the ``rows`` groups that compaction would shrink most, and the total of all groups."""
+def show_groups(
+    topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, rows: int, as_json: bool,
+    unreadable: int = 0,
+) -> None:  # fmt: skip
+    """Print the ``rows`` groups that compaction would shrink most, the total of all, and the ``unreadable`` batches."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1].removed_bytes, -item[1].records, str(item[0])))
     if as_json:
         for name, group in ordered[:rows]:
             show_json({"topic": topic, "prefix": _text(name), "total": False, **_fields(group)})
-        show_json({"topic": topic, "prefix": None, "total": True, **_fields(total)})
+        show_json({"topic": topic, "prefix": None, "total": True, **_fields(total), "unreadable_batches": unreadable})
         return
     table = [(_text(name), *_cells(group)) for name, group in ordered[:rows]]
     hidden = f" (and {len(groups) - rows:,} more prefixes)" if len(groups) > rows else ""

@@ -14,10 +14,10 @@ from segmentlog.cli.common import (
     EXIT_DONE,
     Progress,
     ReaderGone,
+    Skipped,
     open_store,
     say,
     status_of,
-    status_of_damage,
     stoppable,
     stopped_by,
 )
@@ -32,10 +32,11 @@ from segmentlog.cli.option_types import (
     json_values_option,
     matching_topics,
     resolve_position,
+    skip_damaged_option,
 )
 from segmentlog.cli.pipe_accounting import Stdout, end_with_stdout
 from segmentlog.cli.record_output import pieces_as, render_as
-from segmentlog.errors import UnknownTopic, UnreadableBatch
+from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from segmentlog.cli.group_consume import Membership
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @click.option("--durable-only", is_flag=True, help="Print only records that no crash can lose.")
-@click.option("--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and print their offsets.")
+@skip_damaged_option
 @click.option("--format", "template", metavar="TEMPLATE",
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
@@ -163,15 +164,10 @@ def consume(
         if not quiet:
             say(printer.summary() + stopped_by(stopped))
         done = status_of(stopped) if not follow else EXIT_DONE
-        return _print_skipped(consumer) or done
-
-
-def _print_skipped(consumer: Consumer) -> int:
-    """Print the skipped offsets; return the exit status for them, 0 if there are none."""
-    for tp, base_offset, end_offset, damage in consumer.skipped:
-        what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
-        say(f"{tp}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
-    return status_of_damage(damage for *_, damage in consumer.skipped)
+        skipped = Skipped()
+        for tp, base_offset, end_offset, damage in consumer.skipped:
+            skipped.add(str(tp), base_offset, end_offset, damage)
+        return skipped.report() or done
 
 
 def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:

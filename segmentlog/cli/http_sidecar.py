@@ -1,4 +1,4 @@
-"""The HTTP door beside a server of Kafka's protocol: a process of its own, below the same supervisor."""
+"""The HTTP server of ``segmentlog serve --http``: a process of its own below the same supervisor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from segmentlog.server.supervisor import Beside, Plan
 
 
 def http_beside(address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]) -> Beside:
-    """What `Supervisor` is to run there. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
+    """Return the sidecar process for `Supervisor`. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
     host, port = parse_address(address, option="http")
     try:
-        # Here, and not in the process: it is forked with all that it needs, and so there at once.
+        # Import before the fork: the process then starts at once.
         from segmentlog.http.serving import HttpServer, check_http_security
     except ImportError as error:
-        wanted = "--http needs the extra 'http': pip install '.[http]' in a clone of segmentlog"
-        raise click.ClickException(f"{wanted} ({error})") from None
+        raise click.ClickException(
+            f"--http needs the extra 'http': run pip install '.[http]' in a clone of segmentlog ({error})"
+        ) from None
     from segmentlog.server.worker_lifecycle import beat, stop_with_supervisor
 
     check_http_security(host, security)
@@ -33,6 +34,6 @@ def http_beside(address: str, security: Security, *, allow_writes: bool, allowed
             segmentlog.open(plan.path) as store,
             HttpServer(store, host, port, settings=settings, security=plan.security, sock=sock) as server,
         ):
-            beat(stop, status_fd, lambda: server.is_well, lambda: {"http": server.url})
+            beat(stop, status_fd, lambda: server.is_alive, lambda: {"http": server.url})
 
     return Beside("http", host, port, run)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
+from segmentlog.cli.common import Progress, Skipped, check_stdin, open_store, say, status_of, stoppable, stopped_by
 from segmentlog.cli.option_types import (
     PLACE,
     SELECTOR,
@@ -24,11 +24,13 @@ from segmentlog.cli.option_types import (
     existing_topic,
     resolve_position,
     selected_partitions,
+    skip_damaged_option,
 )
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.exchange.record_sender import BadRecord, RecordLists, RecordSender
 
 if TYPE_CHECKING:
+    from segmentlog.errors import CorruptBatch
     from segmentlog.exchange.record_files import FieldNames, ParsedRecords
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Partition
@@ -271,6 +273,7 @@ class _Stopped(Exception):
 @click.option("--to", "stop", type=PLACE, metavar="PLACE", help="Stop before this place.")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="Read FILE back as 'import' does and compare every record. Takes 2 to 4 times as long.")  # fmt: skip
+@skip_damaged_option
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -280,6 +283,7 @@ def export(
     start: StartPosition,
     stop: StartPosition | None,
     verify: bool,
+    skip_damaged: bool,
 ) -> int:
     """Write the records of TOPIC (or TOPIC/PARTITION) to FILE (or stdout), partition by partition.
 
@@ -301,13 +305,14 @@ def export(
             partition.read(begin)  # raises if the place does not exist
         started = time.perf_counter()
         check = _Check(file, kind, stopped) if verify and file != "-" else None
+        skipped = Skipped()
         try:
             with (
                 Progress("records", None, enabled=file != "-") as progress,
                 contextlib.nullcontext(sys.stdout.buffer) if file == "-" else _whole(file, kind, check) as out,
             ):
                 writer = _writer(out, kind)
-                for batch in _batches(ranges):
+                for batch in _batches(ranges, skipped if skip_damaged else None):
                     if check is not None:
                         check.written.add_batch(batch)
                     writer.write(batch)
@@ -324,7 +329,8 @@ def export(
         seconds = max(time.perf_counter() - started, 1e-9)
         rate = f"{count / seconds:,.0f} records/s"
         say(f"{count:,} records exported in {seconds:.2f} s ({rate}){stopped_by(stopped)}")
-    return status_of(stopped)
+        damage_status = skipped.report()
+    return damage_status or status_of(stopped)
 
 
 class _Check:
@@ -355,10 +361,15 @@ class _Check:
             )
 
 
-def _batches(ranges: list[tuple[Partition, int, int]]) -> Iterator[RecordBatch]:
-    """Yield the records in the ranges of offsets."""
+def _batches(ranges: list[tuple[Partition, int, int]], skipped: Skipped | None) -> Iterator[RecordBatch]:
+    """Yield the records in the ranges of offsets. ``skipped`` collects damage; None: damage raises."""
+
+    def on_skip(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        if skipped is not None and base_offset < end:
+            skipped.add(f"{partition.topic}/{partition.number}", base_offset, end_offset, damage)
+
     for partition, begin, end in ranges:
-        for batch in partition.read(begin):
+        for batch in partition.read(begin, on_skip=None if skipped is None else on_skip):
             part = batch.slice(0, int((batch.offsets < end).sum())) if batch.next_offset > end else batch
             if len(part):
                 yield part

@@ -277,3 +277,9 @@ json_values_option = click.option(
     "--json-values", is_flag=True, help="Like --json, but print values that are JSON as JSON and not as text."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+
+
+skip_damaged_option = click.option(
+    "--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and print their offsets."
+)
+"""Use it with `segmentlog.cli.common.Skipped`."""

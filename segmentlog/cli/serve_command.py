@@ -73,7 +73,7 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
               help="Disk cache for records of local programs in Kafka's format; at most a quarter of the free"
                    " space.")  # fmt: skip
-@click.option("--ship", metavar="URL", help="Also ship the store to an object store (docs/ship.md).")
+@click.option("--ship", metavar="URL", help="Also ship the store to an object store (docs/replicate.md).")
 @click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="Time between uploads.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context

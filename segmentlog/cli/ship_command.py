@@ -39,7 +39,7 @@ def ship(
     """Copy the store to an object store at URL, all topics or those that match, and exit once all of it lies there.
 
     Without URL the one it was shipped to before; without names those of the last time, '*' for all again. What is
-    new is added the next time; several processes may be told to --follow, one does. See docs/ship.md for
+    new is added the next time; several processes may be told to --follow, one does. See docs/replicate.md for
     takeovers, and what each failure takes.
 
     \b

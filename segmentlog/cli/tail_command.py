@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from segmentlog.cli.common import open_store, say, stoppable, stopped_by
+from segmentlog.cli.common import Skipped, open_store, say, stoppable, stopped_by
 from segmentlog.cli.consumer_arguments import consumer_of
 from segmentlog.cli.filter_options import filter_of, filter_options, with_schemas
-from segmentlog.cli.option_types import SELECTOR, Selector, json_option, json_values_option
+from segmentlog.cli.option_types import SELECTOR, Selector, json_option, json_values_option, skip_damaged_option
 from segmentlog.cli.pipe_accounting import end_with_stdout
 from segmentlog.cli.record_output import bare_pieces, json_pieces, keyed_pieces, render_as
 from segmentlog.consuming.cursor import offset_of_last
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from segmentlog.cli.record_output import Render
     from segmentlog.consuming.consumer import Consumer
     from segmentlog.consuming.record_filter import RecordFilter
+    from segmentlog.errors import CorruptBatch
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Isolation, Partition
     from segmentlog.store import LogStore
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--keys", is_flag=True, help="Print the key and a tab before each value.")
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
+@skip_damaged_option
 @click.option("-q", "--quiet", is_flag=True, help="Never print headers.")
 @click.option("-v", "--verbose", is_flag=True, help="Always print headers.")
 @json_values_option
@@ -51,11 +53,12 @@ def tail(
     lines: int,
     keys: bool,
     isolation: Any,
+    skip_damaged: bool,
     quiet: bool,
     verbose: bool,
     json_values: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Print the last records of TOPICS as bare values; with -f, continue with records that are appended.
 
     Put patterns in quotes: 'events-*', 'clicks/[01]'. The records of several partitions are ordered by timestamp, and a
@@ -65,7 +68,7 @@ def tail(
         raise click.UsageError("--keys and --json exclude each other: JSON includes the key")
     record_filter = filter_of(ctx)
     with open_store(ctx, background=False) as store:
-        consumer = consumer_of(store, topics, follow=follow, isolation=isolation)
+        consumer = consumer_of(store, topics, follow=follow, isolation=isolation, skip_damaged=skip_damaged)
         several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
         as_json |= json_values
         text_pieces = keyed_pieces if keys else bare_pieces
@@ -73,7 +76,9 @@ def tail(
         printer = _TailPrinter(render_as(pieces), headers=None if quiet or as_json else verbose or several)
         record_filter = with_schemas(record_filter, store)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            _show_last(store, consumer, topics, lines, record_filter, isolation, printer)
+            skipped = Skipped()
+            last = _LastRecords(lines, record_filter, isolation, skipped if skip_damaged else None)
+            _show_last(store, consumer, topics, last, printer)
             printer.flush()
             if follow and not stopped:
                 end_with_stdout(consumer)
@@ -86,19 +91,21 @@ def tail(
                         break
             if stopped:
                 say(f"{printer.records:,} records{stopped_by(stopped)}")
+            for tp, base_offset, end_offset, damage in consumer.skipped:
+                skipped.add(str(tp), base_offset, end_offset, damage)
+        return skipped.report()
 
 
 def _show_last(
-    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], count: int, record_filter: RecordFilter,
-    isolation: Isolation, printer: _TailPrinter,
-) -> None:  # fmt: skip
+    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _LastRecords, printer: _TailPrinter
+) -> None:
     """Print the last records of each partition, and position the consumer after them."""
     streams: list[Iterable[RecordBatch]] = []
     for tp in consumer.assignment():
         log = store.topic(tp.topic).partition(tp.partition)
-        end = log.end_offset(isolation=isolation)
+        end = log.end_offset(isolation=last.isolation)
         if any(selector.fits(*tp) for selector in topics):
-            streams.append(_last(log, count, end, record_filter, isolation))
+            streams.append(last.before(log, end))
         consumer.seek(tp.topic, tp.partition, end)
     if len(streams) == 1:
         for batch in streams[0]:
@@ -116,14 +123,33 @@ def _show_last(
         printer.show(run.batch.slice(run.at, run.end))
 
 
-def _last(
-    log: Partition, count: int, end: int, record_filter: RecordFilter, isolation: Isolation
-) -> Iterable[RecordBatch]:
-    """Return the last records before ``end``, as slices of batches."""
-    if not record_filter.matches_all or isolation != "read_uncommitted":  # count only records that match
-        return record_filter.last(log, count, end, isolation)
-    begin = offset_of_last(log, count, end)
-    return batches_between(log, begin, end)
+class _LastRecords(NamedTuple):
+    """Selects the last records of each partition, which are printed first."""
+
+    lines: int
+    record_filter: RecordFilter
+    isolation: Isolation
+    skipped: Skipped | None
+    """Collects damaged and unreadable batches between these records; None: they raise."""
+
+    def before(self, log: Partition, end: int) -> Iterable[RecordBatch]:
+        """Return the last records before ``end``, as slices of batches."""
+        if self.skipped is not None:
+            return self._skipping(log, end, self.skipped)
+        # With other settings, count only records that match.
+        if not self.record_filter.matches_all or self.isolation != "read_uncommitted":
+            return self.record_filter.last(log, self.lines, end, self.isolation)
+        return batches_between(log, offset_of_last(log, self.lines, end), end)
+
+    def _skipping(self, log: Partition, end: int, skipped: Skipped) -> list[RecordBatch]:
+        damaged: list[tuple[int, int, CorruptBatch]] = []
+        found = self.record_filter.last(log, self.lines, end, self.isolation, lambda *skip: damaged.append(skip))
+        # The search also reads offsets before the first of the records.
+        begin = found[0].base_offset if found and sum(map(len, found)) == self.lines else 0
+        for base_offset, end_offset, damage in damaged:
+            if end_offset > begin:
+                skipped.add(f"{log.topic}/{log.number}", base_offset, end_offset, damage)
+        return found
 
 
 class _Slice(NamedTuple):

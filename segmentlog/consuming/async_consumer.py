@@ -404,7 +404,7 @@ class AsyncConsumer(Generic[K, V]):
 
     def _open(self) -> tuple[LoopBridge, NonblockingConsumer]:
         if self._strand is None or self._inner is None:
-            raise StoreClosed("consumer, until `async with` starts it,")
+            raise StoreClosed("consumer", "it is not open yet; use it inside `async with`")
         return self._strand, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:

@@ -52,7 +52,7 @@ class Consumer(Generic[K, V]):
     isolation     "read_committed" returns no records of open or aborted transactions
     durable_only  return only records that no crash can lose
     shipped_only  return only records that are stored in an object store, and so survive the loss of this machine
-                  (docs/ship.md)
+                  (docs/replicate.md)
     fetch_bytes   bytes to read from one partition before reading from the next
     skip_damaged  skip damaged and unreadable batches; `skipped` has their offsets. Each batch is decoded as a whole
     auto_offset_reset  where to continue if retention has deleted the next record: "earliest", "latest", or "error",
@@ -444,8 +444,8 @@ class Consumer(Generic[K, V]):
         """End an iteration or a `poll` that waits, now or the next time. Call it from any thread or signal handler.
 
         Nothing is closed: iterating or polling again continues. An iteration that has records to return does not wait,
-        so a program that must stop also sets a flag and checks it after each record or list: see "Stop on SIGTERM" in
-        docs/python.md.
+        so a program that must stop also sets a flag and checks it after each record or list: see
+        docs/service.md.
         """
         self._follower.interrupt()
 

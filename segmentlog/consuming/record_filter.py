@@ -14,8 +14,10 @@ from segmentlog.errors import InvalidConfig, LogTruncated
 from segmentlog.records import Record
 
 if TYPE_CHECKING:
+    from segmentlog.errors import CorruptBatch
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Isolation, Partition
+    from segmentlog.log.read.reader import SkipListener
 
 DecodeValue = Callable[[str, bytes], Any]
 """Decode a value of a topic to plain objects, by the schema whose id is at the start of the value; None if the value
@@ -122,12 +124,13 @@ class RecordFilter(msgspec.Struct, frozen=True):
         return self.path.matches(value)
 
     def last(
-        self, log: Partition, count: int, end_offset: int, isolation: Isolation = "read_uncommitted"
-    ) -> list[RecordBatch]:
+        self, log: Partition, count: int, end_offset: int, isolation: Isolation = "read_uncommitted",
+        on_skip: SkipListener | None = None,
+    ) -> list[RecordBatch]:  # fmt: skip
         """Return the last ``count`` matching records before ``end_offset``, as slices of batches in ascending order.
 
         Reads backwards in growing steps; reads the whole log if few records match. Raises the errors of
-        `Partition.read`.
+        `Partition.read`, and calls ``on_skip`` as it does; more than once for a batch that two reads reach.
         """
         found: deque[RecordBatch] = deque()
         missing, high, width = count, end_offset, max(count, _FIRST_WIDTH)
@@ -135,7 +138,7 @@ class RecordFilter(msgspec.Struct, frozen=True):
             low = max(high - width, log.log_start_offset)
             here: deque[RecordBatch] = deque()
             count_here = 0
-            for batch in batches_between(log, low, high, isolation):
+            for batch in batches_between(log, low, high, isolation, on_skip):
                 for part in self.parts(batch):
                     here.append(part)
                     count_here += len(part)
@@ -151,19 +154,28 @@ class RecordFilter(msgspec.Struct, frozen=True):
 
 
 def batches_between(
-    log: Partition, low: int, high: int, isolation: Isolation = "read_uncommitted"
-) -> Iterator[RecordBatch]:
-    """Yield batches with the offsets ``[low, high)``; skips lost offsets. Raises the errors of `Partition.read`."""
+    log: Partition, low: int, high: int, isolation: Isolation = "read_uncommitted", on_skip: SkipListener | None = None,
+) -> Iterator[RecordBatch]:  # fmt: skip
+    """Yield batches with the offsets ``[low, high)``; skip lost offsets.
+
+    Raises the errors of `Partition.read`, unless ``on_skip`` is given, which is called for damage below ``high``.
+    """
     if low >= high:
         return
+
+    def on_damage(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        if on_skip is not None and base_offset < high:
+            on_skip(base_offset, end_offset, damage)
+
+    listener = None if on_skip is None else on_damage
     begin = low
     try:
-        batches = log.read(begin, isolation=isolation)
+        batches = log.read(begin, isolation=isolation, on_skip=listener)
     except LogTruncated as truncated:
         begin = truncated.lost.end_offset
         if begin >= high:
             return
-        batches = log.read(begin, isolation=isolation)
+        batches = log.read(begin, isolation=isolation, on_skip=listener)
     for batch in batches:
         if batch.base_offset >= high:
             return

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 import cramjam
+import xxhash
 
 from segmentlog.format.batch_codecs import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
 
@@ -45,6 +46,13 @@ _XERIAL_BLOCK: Final = 32 << 10
 _SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
 _LZ4_MAX_RATIO: Final = 255
+_LZ4_FRAME: Final = struct.Struct("<IBBBI")
+"""Start of a frame without optional fields: magic, flags, block kind, checksum of these two; size of the block."""
+_LZ4_FRAME_SIZE_MIN: Final = _LZ4_FRAME.size + 1 + 4
+_LZ4_BLOCK_KINDS: Final = (0x40, 0x50, 0x60, 0x70)
+_LZ4_END_MARK: Final = bytes(4)
+_LZ4_REST_SIZE_MAX: Final = 12
+"""Bytes after the block: its checksum, the end mark and the checksum of what it decompresses to."""
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK: Final = 128 << 10
 _SKIPPABLE: Final = 0x184D2A50
@@ -165,8 +173,53 @@ def _compress_snappy(records: memoryview) -> bytes:
 
 
 def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
+    raw = _unlz4_block(stored, limit_bytes)
+    if raw is not None:
+        return raw
     room = min(lz4_bound(stored, limit_bytes), _LZ4_MAX_RATIO * len(stored))
     return _into(cramjam.lz4.decompress_into, stored, room, limit_bytes)
+
+
+def _unlz4_block(stored: memoryview, limit_bytes: int) -> bytes | None:
+    """Decompress one frame with one block, which is what clients send for up to 64 KiB of records.
+
+    16 KiB take 4 us, and 31 us as a frame. Return None for all other bytes, right or wrong, and for a few right ones.
+    """
+    if len(stored) < _LZ4_FRAME_SIZE_MIN:
+        return None
+    magic, flags, kind, check, size = _LZ4_FRAME.unpack_from(stored)
+    # Version 1, and of the optional fields none but the checksums.
+    if magic != _LZ4_MAGIC or flags & 0xCB != 0x40 or kind not in _LZ4_BLOCK_KINDS:
+        return None
+    is_compressed, end = not size >> 31, _LZ4_FRAME.size + (size & 0x7FFFFFFF)
+    block, rest = stored[_LZ4_FRAME.size : end], bytes(stored[end : end + _LZ4_REST_SIZE_MAX + 1])
+    block_checksum = rest[:4] if flags & 0x10 else b""
+    content_checksum = rest[-4:] if flags & 0x04 else b""
+    if not block or rest != block_checksum + _LZ4_END_MARK + content_checksum or check != _xxh32(stored[4:6])[1]:
+        return None
+    if block_checksum and block_checksum != _xxh32(block):
+        return None
+    room_bytes = min(1 << (8 + 2 * (kind >> 4)), limit_bytes)
+    records: Buffer = block
+    if is_compressed:
+        # The decoder also writes after the end of the records, so the padding cannot be part of this buffer.
+        room = bytearray(min(room_bytes, _LZ4_MAX_RATIO * len(block)))
+        # cramjam tries a malformed block again as a size of 4 bytes with a block after it. Only a size that is larger
+        # than the buffer excludes that: the frame decoder takes the other blocks.
+        if int.from_bytes(block[:4], "little") <= len(room):
+            return None
+        try:
+            records = memoryview(room)[: cramjam.lz4.decompress_block_into(block, room, len(room))]
+        except cramjam.DecompressionError:
+            return None
+    if len(records) > room_bytes or (content_checksum and content_checksum != _xxh32(records)):
+        return None
+    return b"".join((records, _ZEROS))
+
+
+def _xxh32(data: Buffer) -> bytes:
+    """Return the checksum of LZ4 frames: XXH32, little-endian."""
+    return xxhash.xxh32_intdigest(data).to_bytes(4, "little")
 
 
 def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:

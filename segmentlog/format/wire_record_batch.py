@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader
-from segmentlog.format.columns import Int64Array, MalformedColumn, array_of
+from segmentlog.format.columns import Int64Array, array_of
 from segmentlog.format.key_hashes import KeyIdentities, identities_of, key_identities
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire_records import WireRecords, decode_records
@@ -34,7 +34,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def wire_records(self) -> WireRecords:
-        """The records of the whole batch. Raises `UnreadableBatch` where they do not decode."""
+        """The records of the whole batch, every field checked. Raise `UnreadableBatch` where they do not decode."""
         if self._found is None:
             header = self.header
             try:
@@ -49,11 +49,8 @@ class WireRecordBatch(RecordBatch):
         return self.wire_records.size_bytes
 
     def check(self) -> None:
-        """Decode every field. Raises `UnreadableBatch`; after this call no access to the batch raises it."""
-        try:
-            self.wire_records.check()
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        """Check every field. Raise `UnreadableBatch`; after this call no access to the batch raises it."""
+        _ = self.wire_records
 
     # ------------------------------------------------------------ offsets
 
@@ -100,7 +97,7 @@ class WireRecordBatch(RecordBatch):
     def values(self) -> list[bytes | None]:
         """The values; None is a null value (a tombstone where the topic is compacted)."""
         if self._values is None:
-            self._values = self._cut(self._all_values())
+            self._values = self._cut(self.wire_records.values())
         return self._values
 
     @property
@@ -114,10 +111,7 @@ class WireRecordBatch(RecordBatch):
     def headers(self) -> list[Headers]:
         """For each record a tuple of (name, value) pairs, empty without headers."""
         if self._headers is None:
-            try:
-                self._headers = self._cut(self.wire_records.headers())
-            except MalformedColumn as error:
-                raise self._corrupt(error) from None
+            self._headers = self._cut(self.wire_records.headers())
         return self._headers
 
     @property
@@ -135,25 +129,16 @@ class WireRecordBatch(RecordBatch):
     @property
     def has_keys(self) -> bool:
         """Whether a record of the whole batch has a key."""
-        try:
-            return self.wire_records.any_key
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        return self.wire_records.any_key
 
     @property
     def has_headers(self) -> bool:
         """Whether a record of the whole batch has headers."""
-        try:
-            return self.wire_records.any_headers
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        return self.wire_records.any_headers
 
     def values_may_be_null(self) -> bool:
         """Whether a value is null."""
-        try:
-            return self.wire_records.any_null_value
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        return self.wire_records.any_null_value
 
     def key_identities(self, seed: int = 0) -> KeyIdentities:
         """16 bytes for each key, see `segmentlog.format.key_hashes`."""
@@ -169,20 +154,11 @@ class WireRecordBatch(RecordBatch):
     @property
     def values_column(self) -> memoryview:
         """The values of the whole batch as a column has them."""
-        return memoryview(array_of(self._all_values()))
-
-    def _all_values(self) -> list[bytes | None]:
-        try:
-            return self.wire_records.values()
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        return memoryview(array_of(self.wire_records.values()))
 
     def _all_keys(self) -> list[bytes | None]:
-        try:
-            found = self.wire_records
-            return found.keys() if found.any_key else [None] * found.count
-        except MalformedColumn as error:
-            raise self._corrupt(error) from None
+        found = self.wire_records
+        return found.keys() if found.any_key else [None] * found.count
 
     # ------------------------------------------------------------ as something else
 

@@ -67,14 +67,19 @@ class ScannedRecords:
         "timestamp_delta_range",
     )  # fmt: skip
 
-    def __init__(self, data: bytes, size: int, count: int, last_offset_delta: int) -> None:
-        """The records are the first ``size`` bytes of ``data``. Raise `MalformedRecord`."""
+    def __init__(
+        self, data: bytes, size: int, count: int, last_offset_delta: int, *, wants_fields: bool = True
+    ) -> None:
+        """The records are the first ``size`` bytes of ``data``. Raise `MalformedRecord`.
+
+        With ``wants_fields`` false the first method that needs the fields scans the records again.
+        """
         self._data = data
         self.count = count
         self.size_bytes = size
         self._last_offset_delta = last_offset_delta
         self._table: Int64Array | None = None
-        if count <= _TABLE_MAX:
+        if wants_fields and count <= _TABLE_MAX:
             self._table = np.empty((core.ROW_COUNT, count), np.int64)
         scanned = core.scan_records(data, size, count, last_offset_delta, self._table)
         refusal, least, largest, null_keys, null_values, with_headers = scanned
@@ -106,9 +111,6 @@ class ScannedRecords:
         """int64[count], relative to the base offset of the batch."""
         deltas: Int64Array = self._fields()[core.OFFSET_DELTA]
         return deltas
-
-    def check(self) -> None:
-        """Do nothing: these records were checked when they were found."""
 
     def keys(self) -> list[bytes | None]:
         """Return the keys, None for null."""

@@ -9,11 +9,11 @@
       partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
       remote                     what a server knows of its clients in the group, see `groups.server_group_file`
 
-A member is live while its file cannot be locked. Whoever finds one dead, or without a poll for
-its max_poll_interval_ms, makes the next assignment. It is the partition's lock that gives the
-right to read it: a partition goes over once the old owner lets go, or died. An owner that does
-not poll any more (stopped, or stuck) is *evicted*: its partition files are unlinked, so that its
-locks are on files that have no name. What it commits then is refused.
+A member is live while its file cannot be locked. A member that finds another one dead, or without a
+poll for its max_poll_interval_ms, makes the next assignment. The lock of a partition gives the right
+to read it: a partition moves once the old owner released the lock, or died. An owner that stopped
+polling is *evicted*: its partition files are unlinked, so that its locks are on files without a
+name. Its later commits are refused.
 
 Under `lock` EX: join, leave, evict. Under SH: take a partition, commit. So each commit is either
 before an eviction, or refused. A process that dies between any two steps leaves files that are not
@@ -194,7 +194,7 @@ class Member:
     def check_process(self) -> None:
         """Raise `StoreClosed` in a forked child: the membership is the parent's."""
         if self.is_foreign:
-            raise StoreClosed(f"member {self.id} of the parent process (make another consumer after the fork), here it")
+            raise StoreClosed.forked(f"member {self.id}")
 
     def _is_member(self) -> bool:
         return self._fd >= 0 and self.folder.is_current(self._fd, f"{self.folder.members_path}/{self.id}")

@@ -1,1 +1,1 @@
-"""A door for people, and programs without a Kafka client: console, REST and schema registry on one port."""
+"""HTTP server: console, REST API and schema registry on one port, for browsers and programs without a Kafka client."""

@@ -1,4 +1,4 @@
-"""Who somebody is by name and password (HTTP's Basic), and the memory that spares the next request the work."""
+"""HTTP Basic authentication, with a cache of verified passwords."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from segmentlog.security.principals import Principal
 from segmentlog.security.saslprep import prepared
 from segmentlog.security.users import Users
 
-_REMEMBERED: Final = 1000
-_REMEMBER_S: Final = 60.0
+_CACHED_MAX: Final = 1000
+_CACHED_S: Final = 60.0
 
 
 class Accounts:
     """The users of a file. Thread-safe.
 
-    A password takes milliseconds to verify, and HTTP brings it with each request: one that was right is known again for
-    a minute, by a keyed hash of it, and as long as the file is the same.
+    HTTP clients send the password with every request, and verifying it takes milliseconds. A verified password is
+    therefore cached for one minute as a keyed hash, unless the file changes.
     """
 
     def __init__(self, users: Users, at_a_time: int = 2) -> None:
         self._users = users
         self._threads = ThreadPoolExecutor(at_a_time, "segmentlog-log-in")
-        """Of their own: what others wait for keeps nobody from logging in."""
+        """A pool of its own: slow requests in other threads must not delay log-ins."""
         self._secret = os.urandom(32)
-        self._known: dict[bytes, tuple[Principal, object, float]] = {}
+        self._cached: dict[bytes, tuple[Principal, object, float]] = {}
 
-    def known(self, header: str) -> Principal | None:
-        """Who it is, where this is known without work."""
-        found = self._known.get(self._hash(header))
+    def cached_principal(self, header: str) -> Principal | None:
+        """Return the principal of a recently verified ``Authorization`` header; None if it must be verified."""
+        found = self._cached.get(self._hash(header))
         if found is None:
             return None
         principal, version, until_s = found
@@ -44,16 +44,16 @@ class Accounts:
             return None
         return principal
 
-    async def verify_aside(self, header: str) -> Principal | None:
-        """`verify`, in a thread; those that come at once wait for each other."""
+    async def verify_in_thread(self, header: str) -> Principal | None:
+        """Call `verify` in a thread. At most ``at_a_time`` calls run at once; others wait."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.verify, header)
 
     def close(self) -> None:
-        """Its threads end."""
+        """Stop the threads."""
         self._threads.shutdown()
 
     def verify(self, header: str) -> Principal | None:
-        """Who it is, by the value of an ``Authorization`` header; None where that proves nothing. Takes its time."""
+        """Return the principal of an ``Authorization`` header; None if it is not valid. Takes milliseconds."""
         version = self._users.version()
         credentials = decode_basic(header)
         if credentials is None:
@@ -62,9 +62,9 @@ class Accounts:
         if not self._users.verify(name, password):
             return None
         principal = Principal("User", name)
-        if len(self._known) >= _REMEMBERED:
-            self._known = {}
-        self._known[self._hash(header)] = (principal, version, time.monotonic() + _REMEMBER_S)
+        if len(self._cached) >= _CACHED_MAX:
+            self._cached = {}
+        self._cached[self._hash(header)] = (principal, version, time.monotonic() + _CACHED_S)
         return principal
 
     def _hash(self, header: str) -> bytes:
@@ -72,7 +72,7 @@ class Accounts:
 
 
 def decode_basic(header: str) -> tuple[str, str] | None:
-    """(name, password) of RFC 7617, in UTF-8; None for anything else."""
+    """Return (name, password) from a Basic header in UTF-8 (RFC 7617); None for any other value."""
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -1,10 +1,11 @@
-"""How many connections there may be, and which of them make room for others.
+"""Limits the connections of an HTTP server, and chooses which connection is closed when there are too many.
 
-strangers  have not had a request let in yet: in TLS's handshake, silent, or refused. They fill what is left, and at
-           least a quarter. When there are too many, the oldest of the address that has most is closed.
-let in     have had one. When there are as many as there may be, one that is between two requests is closed; where all
-           are at work, or three quarters are of one address, the next request is answered with 503. A client that
-           still receives its last response is at work.
+unadmitted  The first request is still to be accepted: the connection is in the TLS handshake, silent or refused. These
+            connections use what the admitted ones leave, and at least a quarter. Beyond the limit, the oldest
+            connection of the address with most connections is closed.
+admitted    The server has accepted a request. At the limit, an idle connection (between two requests) is closed. If all
+            are busy, or one address has three quarters of them, the next request gets 503. A connection whose client
+            still receives its last response is busy.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-PLACE: Final = "segmentlog.place"
-"""Under this key the scope of a request has the `Place` of its connection."""
+CONNECTION_SLOT: Final = "segmentlog.place"
+"""Key of the ASGI scope that holds the `ConnectionSlot` of the request's connection."""
 
 
-class Place:
+class ConnectionSlot:
     """One connection, as `Admission` counts it."""
 
     __slots__ = ("_admission", "encrypted", "host", "transport")
@@ -32,94 +33,97 @@ class Place:
         self._admission = admission
         self.host = host
         self.transport = transport
-        """Of the socket, below TLS."""
+        """Transport of the socket, below TLS."""
         self.encrypted: asyncio.Transport | None = None
-        """Above TLS, where there is TLS and its handshake is complete."""
+        """Transport above TLS once the handshake is complete; None without TLS."""
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of a response still wait in this process for the client to take them."""
+        """Whether this process still buffers bytes of a response that the client has not received."""
         # Each layer counts only its own bytes.
         above = self.encrypted.get_write_buffer_size() if self.encrypted is not None else 0
         return above > 0 or self.transport.get_write_buffer_size() > 0
 
-    def let_in(self) -> None:
-        """Count a request of it that was let in. Raises `HttpProblem` (503) where there are too many."""
-        self._admission.let_in(self)
+    def admit(self) -> None:
+        """Admit the connection after a request was accepted. Raises `HttpProblem` (503) if the server is full."""
+        self._admission.admit(self)
 
-    def work(self) -> None:
-        """A request begins: it is not closed for others meanwhile, if it was let in before."""
+    def mark_busy(self) -> None:
+        """Mark the start of a request: an admitted connection is not closed to make room until it is idle."""
         self._admission.idle.discard(self)
 
-    def rest(self) -> None:
-        """A request is answered: until the next one it may have to make room."""
-        self._admission.rest(self)
+    def mark_idle(self) -> None:
+        """Mark the end of a response: the connection may be closed to make room until its next request."""
+        self._admission.mark_idle(self)
 
-    def leave(self) -> None:
-        """The connection is closed. Idempotent."""
-        self._admission.leave(self)
+    def release(self) -> None:
+        """Stop counting the connection. Idempotent."""
+        self._admission.release(self)
 
 
 class Admission:
-    """The connections of one HTTP server. For one event loop."""
+    """Counts the connections of one HTTP server. Must be used by one event loop only."""
 
     def __init__(self, connections: int) -> None:
-        self._let_in_max = connections
+        self._admitted_max = connections
         self._all_max = connections + max(connections // 4, 1)
         self._share = -(-connections * 3 // 4)
-        self.strangers: ByAddress[Place] = ByAddress()
-        self.let_in_ones: ByAddress[Place] = ByAddress()
-        self.idle: ByAddress[Place] = ByAddress()
-        """Of those that were let in."""
+        self.unadmitted: ByAddress[ConnectionSlot] = ByAddress()
+        self.admitted: ByAddress[ConnectionSlot] = ByAddress()
+        self.idle: ByAddress[ConnectionSlot] = ByAddress()
+        """Admitted connections without a running request."""
 
-    def __iter__(self) -> Iterator[Place]:
-        """All connections."""
-        yield from self.strangers
-        yield from self.let_in_ones
+    def __iter__(self) -> Iterator[ConnectionSlot]:
+        """Iterate over all connections."""
+        yield from self.unadmitted
+        yield from self.admitted
 
     def __len__(self) -> int:
-        return len(self.strangers) + len(self.let_in_ones)
+        return len(self.unadmitted) + len(self.admitted)
 
-    def arrive(self, host: str, transport: asyncio.Transport) -> Place:
-        """Count a connection that was accepted; close a stranger where there are too many, which may be this one."""
-        place = Place(self, host, transport)
-        self.strangers.add(place, host)
+    def add(self, host: str, transport: asyncio.Transport) -> ConnectionSlot:
+        """Count an accepted connection. At the limit close an unadmitted connection, possibly this one."""
+        slot = ConnectionSlot(self, host, transport)
+        self.unadmitted.add(slot, host)
         if len(self) > self._all_max:
-            self._close(self.strangers.oldest())
-        return place
+            self._close(self.unadmitted.oldest())
+        return slot
 
-    def let_in(self, place: Place) -> None:
-        """See `Place.let_in`."""
-        if place not in self.strangers:
+    def admit(self, slot: ConnectionSlot) -> None:
+        """Implement `ConnectionSlot.admit`."""
+        if slot not in self.unadmitted:
             return
-        if self.let_in_ones.count(place.host) >= self._share:
-            self._make_room(place.host, f"{self._share} requests or more of one address are being answered")
-        elif len(self.let_in_ones) >= self._let_in_max:
-            self._make_room(None, f"{self._let_in_max} requests are being answered")
-        self.strangers.discard(place)
-        self.let_in_ones.add(place, place.host)
+        if self.admitted.count(slot.host) >= self._share:
+            self._make_room(
+                slot.host,
+                f"this address has {self._share} connections with running requests, the most that one address may have",
+            )
+        elif len(self.admitted) >= self._admitted_max:
+            self._make_room(None, f"all {self._admitted_max} connections of the server have running requests")
+        self.unadmitted.discard(slot)
+        self.admitted.add(slot, slot.host)
 
     def _make_room(self, host: str | None, why: str) -> None:
-        # The server completes a response when the last of it is buffered: the client may need seconds for the rest.
-        found = self.idle.oldest(host, lambda place: not place.has_unsent)
+        # A response counts as complete once its last part is buffered, but the client may need seconds to read it.
+        found = self.idle.oldest(host, lambda slot: not slot.has_unsent)
         if found is None:
             raise HttpProblem(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"{why} at this moment: try again",
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{why}; retry in 1 s",
                 headers={"retry-after": "1", "connection": "close"},
             )  # fmt: skip
         self._close(found)
 
-    def _close(self, place: Place | None) -> None:
-        if place is not None:
-            self.leave(place)
-            place.transport.abort()
+    def _close(self, slot: ConnectionSlot | None) -> None:
+        if slot is not None:
+            self.release(slot)
+            slot.transport.abort()
 
-    def rest(self, place: Place) -> None:
-        """See `Place.rest`."""
-        if place in self.let_in_ones and place not in self.idle:
-            self.idle.add(place, place.host)
+    def mark_idle(self, slot: ConnectionSlot) -> None:
+        """Implement `ConnectionSlot.mark_idle`."""
+        if slot in self.admitted and slot not in self.idle:
+            self.idle.add(slot, slot.host)
 
-    def leave(self, place: Place) -> None:
-        """See `Place.leave`."""
-        for places in (self.strangers, self.let_in_ones, self.idle):
-            places.discard(place)
+    def release(self, slot: ConnectionSlot) -> None:
+        """Implement `ConnectionSlot.release`."""
+        for slots in (self.unadmitted, self.admitted, self.idle):
+            slots.discard(slot)

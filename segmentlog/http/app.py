@@ -1,4 +1,4 @@
-"""The application: what the doors behind it answer to, and how problems are told."""
+"""The ASGI application: console, registry and REST routes inside the middleware, and the rendering of errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from starlette.routing import Mount, Route
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http import console
-from segmentlog.http.console.schema_decoding import decoding_by
+from segmentlog.http.console.schema_decoding import schema_decoder
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.middleware import HEALTH, PAGES, Guard
+from segmentlog.http.middleware import HEALTH, PAGES, Middleware
 from segmentlog.http.registry.registry_routes import routes as registry_routes
 from segmentlog.http.rest import rest_routes as rest
 from segmentlog.schemas.any_values import document_decoder
@@ -27,22 +27,25 @@ if TYPE_CHECKING:
 
     from segmentlog.http.accounts import Accounts
     from segmentlog.http.console import Console
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
 
 logger = logging.getLogger("segmentlog.http")
 
 
 def make_app(
-    pages: Console, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False
+    console_pages: Console, accounts: Accounts | None = None, *, host: str = "127.0.0.1", is_tls: bool = False
 ) -> ASGIApp:
-    """All doors behind their guard: ``pages``, and what their site has for programs. ``host`` is where it listens."""
-    site = pages.site
+    """Return the application that serves the console, the registry and REST.
+
+    ``host`` is the address that the server listens on: without authentication only its names are accepted.
+    """
+    context = console_pages.context
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return await _on_error(site, request, error)
+        return await _on_error(context, request, error)
 
     app = Starlette(
-        routes=_routes(pages),
+        routes=_routes(console_pages),
         exception_handlers={
             HTTPException: _on_http,
             SegmentlogError: on_error,
@@ -51,19 +54,19 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return Guard(app, site, accounts, host, is_tls, _render)
+    return Middleware(app, context, accounts, host, is_tls, _render)
 
 
-def _routes(pages: Console) -> list[BaseRoute]:
-    site = pages.site
+def _routes(console_pages: Console) -> list[BaseRoute]:
+    context = console_pages.context
 
     def home(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(f"{PAGES}/")
-        return JSONResponse({})  # what programs ask for to see whether there is anybody
+        return JSONResponse({})  # clients of a schema registry check with this path whether a server is running
 
     async def health(request: Request) -> Response:
-        if site.store.is_closed:
+        if context.store.is_closed:
             return PlainTextResponse("the store is closed\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("ok\n")
 
@@ -71,9 +74,12 @@ def _routes(pages: Console) -> list[BaseRoute]:
         Route("/", home),
         Route(HEALTH, health),
         Route(PAGES, lambda request: RedirectResponse(f"{PAGES}/")),
-        Mount(PAGES, routes=console.routes(pages, decoding_by(site), document_decoder(site.store.schemas))),
-        *registry_routes(site),
-        *rest.routes(site),
+        Mount(
+            PAGES,
+            routes=console.routes(console_pages, schema_decoder(context), document_decoder(context.store.schemas)),
+        ),
+        *registry_routes(context),
+        *rest.routes(context),
     ]
 
 
@@ -81,7 +87,7 @@ def _routes(pages: Console) -> list[BaseRoute]:
 
 
 def _render(scope: Scope, problem: HttpProblem) -> Response:
-    """For people a page, for programs JSON."""
+    """Render a problem as text for the console's paths, else as JSON."""
     path = scope["path"]
     if path == PAGES or path.startswith(f"{PAGES}/"):
         return PlainTextResponse(f"{problem.message}\n", problem.status, headers=problem.headers)
@@ -91,14 +97,14 @@ def _render(scope: Scope, problem: HttpProblem) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """What the router says: there is no such path, or no such method."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     return _render(request.scope, HttpProblem(error.status_code, error.detail, headers=error.headers))
 
 
-async def _on_error(site: Site, request: Request, error: Exception) -> Response:
-    problem = site.problem_of(error)
+async def _on_error(context: HttpContext, request: Request, error: Exception) -> Response:
+    problem = context.problem_of(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The path as it came: names of topics are in it, values of records never are.
+        # The path may contain topic names, but never values of records.
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
     return _render(request.scope, problem)

@@ -1,7 +1,7 @@
-"""A connection from its first moment: counted before anything is read of it, and then in TLS's handshake.
+"""A connection before its first request: counted before any byte is read, then led through the TLS handshake.
 
-asyncio tells nobody of a connection before its handshake is complete when it is left to do that itself, so that
-connections without a handshake would have no bound.
+If asyncio runs the handshake itself, it reports a connection only afterwards. Connections that never complete a
+handshake would then be unlimited.
 """
 
 from __future__ import annotations
@@ -11,84 +11,86 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
-    from segmentlog.http.admission import Admission, Place
-    from segmentlog.http.http_connection import Connection
+    from segmentlog.http.admission import Admission, ConnectionSlot
+    from segmentlog.http.http_connection import HttpConnection
     from segmentlog.security.tls import ServerTls
     from segmentlog.security.tls_refusals import TlsRefusals
 
-_GOODBYE_S: Final = 5.0
-"""For the other end to confirm that TLS is over, once a connection is closed."""
+_SHUTDOWN_S: Final = 5.0
+"""Time in seconds for the client to confirm the end of TLS."""
 
 
-class Arrival(asyncio.Protocol):
-    """The protocol of a connection that was just accepted; hands it over to a `Connection`."""
+class ConnectionIntake(asyncio.Protocol):
+    """Protocol of a newly accepted connection. Hands the transport over to an `HttpConnection`."""
 
     def __init__(
         self, admission: Admission, tls: ServerTls | None, refusals: TlsRefusals, handshake_s: float,
-        make: Callable[[Place], Connection],
+        make: Callable[[ConnectionSlot], HttpConnection],
     ) -> None:  # fmt: skip
         self._admission = admission
         self._tls = tls
         self._refusals = refusals
         self._handshake_s = handshake_s
-        self._make = make
-        self._place: Place | None = None
-        self._connection: Connection | None = None
-        self._early = bytearray()
-        """What came with the end of the handshake."""
+        self._make_connection = make
+        self._place: ConnectionSlot | None = None
+        self._connection: HttpConnection | None = None
+        self._received_early = bytearray()
+        """Bytes that arrived together with the end of the handshake."""
         self._is_lost = False
         self._handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count it."""
-        made = cast(asyncio.Transport, transport)
-        peer = made.get_extra_info("peername")
-        self._place = self._admission.arrive(str(peer[0]) if isinstance(peer, tuple) else "", made)
-        if made.is_closing():  # there were too many
+        """Count the connection, and start the TLS handshake if there is one."""
+        accepted = cast(asyncio.Transport, transport)
+        peer = accepted.get_extra_info("peername")
+        self._place = self._admission.add(str(peer[0]) if isinstance(peer, tuple) else "", accepted)
+        if accepted.is_closing():  # closed by `Admission`: too many connections
             return
         if self._tls is None:
-            self._hand_over(made, self._place)
+            self._hand_over(accepted, self._place)
         else:
-            # The task runs before anything is read: `start_tls` begins by pausing that.
-            self._handshake = asyncio.get_running_loop().create_task(self._agree(made, self._place, self._tls))
+            # The task runs before any byte is read: `start_tls` first pauses reading.
+            self._handshake = asyncio.get_running_loop().create_task(
+                self._run_handshake(accepted, self._place, self._tls)
+            )
 
-    async def _agree(self, transport: asyncio.Transport, place: Place, tls: ServerTls) -> None:
-        # With the context of this moment: its tickets end with it, so no session outlives a change of the files.
+    async def _run_handshake(self, transport: asyncio.Transport, slot: ConnectionSlot, tls: ServerTls) -> None:
+        # Use the current context: its session tickets end with it, so no session outlives a change of the files.
         loop = asyncio.get_running_loop()
         try:
             encrypted = await loop.start_tls(
                 transport, self, tls.context(), server_side=True,
-                ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=_GOODBYE_S,
+                ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=_SHUTDOWN_S,
             )  # fmt: skip
-            if encrypted is not None and not self._is_lost:  # else the peer has gone without a word
-                self._hand_over(encrypted, place)
+            if encrypted is not None and not self._is_lost:  # else the client disconnected
+                self._hand_over(encrypted, slot)
                 return
-        except (OSError, ValueError) as error:  # what TLS raises is one; a certificate that names nobody is the other
-            self._refusals.note(place.host, error)
+        except (OSError, ValueError) as error:  # OSError from TLS, ValueError for a certificate without a name
+            self._refusals.note(slot.host, error)
         except BaseException:
-            self._give_up(transport, place)
+            self._abort(transport, slot)
             raise
-        self._give_up(transport, place)
+        self._abort(transport, slot)
 
-    def _give_up(self, transport: asyncio.Transport, place: Place) -> None:
-        place.leave()
+    def _abort(self, transport: asyncio.Transport, slot: ConnectionSlot) -> None:
+        slot.release()
         transport.abort()
 
-    def _hand_over(self, transport: asyncio.Transport, place: Place) -> None:
-        connection = self._connection = self._make(place)
+    def _hand_over(self, transport: asyncio.Transport, slot: ConnectionSlot) -> None:
+        connection = self._connection = self._make_connection(slot)
         transport.set_protocol(connection)
         connection.connection_made(transport)
-        if self._early and not transport.is_closing():
-            connection.data_received(bytes(self._early))
+        if self._received_early and not transport.is_closing():
+            connection.data_received(bytes(self._received_early))
 
     def data_received(self, data: bytes) -> None:
-        """The begin of a request, which came before the handshake was noticed to be complete."""
-        self._early += data
+        """Buffer the first bytes of a request that arrive before the handshake is known to be complete."""
+        self._received_early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Release the connection's slot."""
         self._is_lost = True
         if self._connection is not None:
             self._connection.connection_lost(exc)
         elif self._place is not None:
-            self._place.leave()
+            self._place.release()

@@ -1,4 +1,4 @@
-"""What every page and every API is given: the store, and who may do what with it."""
+"""The store, the settings and the access rules that every page and every API of an HTTP server uses."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 PRINCIPAL: Final = "segmentlog.principal"
-"""Under this key the scope of a request has who sent it."""
+"""Key of the ASGI scope that holds the authenticated `Principal`."""
 _LARGE_AT_A_TIME: Final = 4
-"""Bodies of the largest size, or as many bytes in more that are smaller."""
+"""Bodies of the maximum size that memory is reserved for; more bodies fit if they are smaller."""
 _STORE: Final = "the store"
-READ_ONLY: Final = "this door is read-only: start it with --allow-writes"
+READ_ONLY: Final = "this server is read-only: nothing was changed; start it with --allow-writes"
 
 
-class Site:
-    """One store, behind one door. Thread-safe. The store stays its caller's."""
+class HttpContext:
+    """Store, settings and access rules of one HTTP server. Thread-safe. The caller closes the store."""
 
     def __init__(
         self, store: LogStore, settings: HttpSettings | None = None, authorizer: Authorizer | None = None
@@ -36,77 +36,77 @@ class Site:
         self.authorizer = authorizer or OpenAuthorizer()
         self.large_bodies = LargeBodies(_LARGE_AT_A_TIME * self.settings.limits.request_bytes)
         self.is_closing = False
-        """Whether the door is being closed: answers that go on for long end then. They look within a second."""
+        """Whether the server is closing. Long responses check it at least once a second, and end."""
 
-    def told(self, text: str) -> str:
-        """A text without the place where the store lies: that is nobody's business who does not run it."""
-        for place in self._places():
-            # Where a path begins: a store in /data is not meant by a group that is called etl/data.
-            found = rf"(?<![\w.-]){re.escape(place)}(/|(?![\w-]))"
-            text = re.sub(found, lambda match: "" if match[1] else _STORE, text)
+    def redact_paths(self, text: str) -> str:
+        """Return the text without the folder and URLs of the store: clients must not learn them."""
+        for location in self._store_locations():
+            # Only where a path begins: a group called etl/data does not refer to a store in /data.
+            pattern = rf"(?<![\w.-]){re.escape(location)}(/|(?![\w-]))"
+            text = re.sub(pattern, lambda match: "" if match[1] else _STORE, text)
         return text
 
     def problem_of(self, error: BaseException) -> HttpProblem:
-        """What an error is answered with, without that place."""
-        return self.without_place(problem_of(error))
+        """Return the problem to answer an error with, without the store's paths."""
+        return self.redact_problem(problem_of(error))
 
-    def without_place(self, problem: HttpProblem) -> HttpProblem:
-        """The same problem, without that place."""
-        problem.message = self.told(problem.message)
+    def redact_problem(self, problem: HttpProblem) -> HttpProblem:
+        """Remove the store's paths from a problem, and return it."""
+        problem.message = self.redact_paths(problem.message)
         return problem
 
-    def _places(self) -> list[str]:
-        """The longest first: one may lie in another."""
+    def _store_locations(self) -> list[str]:
+        """Return the store's folder and URLs, longest first: one may contain another."""
         store = self.store
-        places = {(place or "").rstrip("/") for place in (store.path, store.url, store.shipping.url)}
-        return sorted((place for place in places if place), key=len, reverse=True)
+        locations = {(location or "").rstrip("/") for location in (store.path, store.url, store.shipping.url)}
+        return sorted((location for location in locations if location), key=len, reverse=True)
 
     @property
     def allow_writes(self) -> bool:
-        """Whether people may change something here, and the store lets them."""
+        """Whether clients may change the store: both the server and the store must allow it."""
         return self.settings.allow_writes and not self.store.read_only
 
     def principal(self, request: HTTPConnection) -> Principal:
-        """Who asks."""
-        found = request.scope.get(PRINCIPAL, ANONYMOUS)
-        assert isinstance(found, Principal)
-        return found
+        """Return the principal that sent the request."""
+        principal = request.scope.get(PRINCIPAL, ANONYMOUS)
+        assert isinstance(principal, Principal)
+        return principal
 
-    def share(self, principal: Principal, of_all: int) -> int:
-        """Of what there is for all, what one may have: a quarter, where people say who they are."""
-        return of_all if principal == ANONYMOUS else -(-of_all // 4)
+    def limit_for(self, principal: Principal, total: int) -> int:
+        """Return the share of ``total`` that one principal may use: a quarter if clients authenticate, else all."""
+        return total if principal == ANONYMOUS else -(-total // 4)
 
     def allows(
         self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
     ) -> bool:
-        """Whether who asks may do that to the resource of this name."""
+        """Return whether the sender of the request may perform the operation on the named resource."""
         return self.viewer(request).allows(operation, resource, name)
 
     def may_see(self, request: HTTPConnection, thing: Thing, name: str = "") -> bool:
-        """Whether who asks may see the thing of this name."""
+        """Return whether the sender of the request may see the named thing."""
         return self.viewer(request).may_see(thing, name)
 
     def viewer(self, request: HTTPConnection) -> Viewer:
-        """Who asks, and what the rules let them see."""
+        """Return the sender of the request together with the access rules."""
         return Viewer(self.authorizer, self.principal(request), _host(request))
 
     def check(
         self, request: HTTPConnection, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME
     ) -> None:
-        """Raises `Forbidden` where `allows` says no."""
+        """Raise `Forbidden` if the sender of the request may not perform the operation."""
         if not self.allows(request, operation, resource, name):
-            what = "the cluster" if resource is ResourceType.CLUSTER else f"{_words(resource)} {name!r}"
-            raise Forbidden(f"{self.principal(request)} may not {_words(operation)} {what}")
+            name_text = "the cluster" if resource is ResourceType.CLUSTER else f"{_readable(resource)} {name!r}"
+            raise Forbidden(f"{self.principal(request)} may not {_readable(operation)} {name_text}")
 
     def check_writes(self) -> None:
-        """Raises `Forbidden` unless people may change something here."""
+        """Raise `Forbidden` unless the server and the store allow changes."""
         if not self.allow_writes:
-            raise Forbidden("the store is read-only" if self.store.read_only else READ_ONLY)
+            raise Forbidden("the store is read-only: nothing was changed" if self.store.read_only else READ_ONLY)
 
 
 def _host(request: HTTPConnection) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def _words(word: Operation | ResourceType) -> str:
+def _readable(word: Operation | ResourceType) -> str:
     return word.name.lower().replace("_", " ")

@@ -1,4 +1,4 @@
-"""What is told to who asked for what cannot be had: a status, a code, and a sentence."""
+"""Errors as HTTP responses: a status, an error code and a message for the client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from segmentlog.security.security_errors import SecurityFileError
 
 
 class HttpProblem(errors.SegmentlogError):
-    """A request is answered with this. ``error_code`` is what clients of an API know it by; by default the status."""
+    """An error response: HTTP status, message and the error code for API clients (default: the status)."""
 
     def __init__(
         self, status: int, message: str, *, error_code: int | None = None, headers: Mapping[str, str] | None = None
@@ -26,17 +26,17 @@ class HttpProblem(errors.SegmentlogError):
 
 
 class Forbidden(HttpProblem):
-    """The rules of access do not allow it, or writes are not allowed at all."""
+    """The access rules deny the operation, or the server does not allow writes. Status 403."""
 
     def __init__(self, message: str, *, error_code: int | None = None) -> None:
         super().__init__(HTTPStatus.FORBIDDEN, message, error_code=error_code)
 
 
-INTERNAL: Final = "internal error: the log of the server says more"
+INTERNAL: Final = "internal error: see the log of the server"
 _OBJECT_STORE: Final = "the object store"
 
 _STATUSES: Final[tuple[tuple[type[BaseException], HTTPStatus], ...]] = (
-    # The first that fits.
+    # The first matching class decides.
     (errors.UnknownTopic, HTTPStatus.NOT_FOUND),
     (errors.TopicExists, HTTPStatus.CONFLICT),
     (errors.RecordTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
@@ -69,26 +69,28 @@ _STATUSES: Final[tuple[tuple[type[BaseException], HTTPStatus], ...]] = (
 
 
 def problem_of(error: BaseException) -> HttpProblem:
-    """What an error of the library comes to. Damage and what nobody expected is 500."""
+    """Return the response for an error. Damage and unexpected errors become 500."""
     if isinstance(error, HttpProblem):
         return error
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return HttpProblem(status, words_of(error))
-    return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, words_of(error))
+            return HttpProblem(status, client_message(error))
+    return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, client_message(error))
 
 
-def words_of(error: BaseException) -> str:
-    """What is told of an error. What nobody expected may say anything, and says it to the log alone.
+def client_message(error: BaseException) -> str:
+    """Return the message to show the client. The text of an unexpected exception goes to the log only.
 
-    Where the store lies is in the words of some: `Site.told` takes that out.
+    The message may contain the store's folder: `HttpContext.redact_paths` removes it.
     """
     if isinstance(error, SecurityFileError):
-        return "internal error: a file of users, rules or keys cannot be used; the log of the server says more"
+        return (
+            "internal error: the server cannot use a file of users, access rules or TLS keys; see the log of the server"
+        )
     if isinstance(error, errors.ObjectStoreError | errors.ShippingRefused):
         return str(error).replace(error.url, _OBJECT_STORE) if error.url else str(error)
     if isinstance(error, errors.SegmentlogError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"internal error: {error.strerror}"  # without the names of files
+        return f"internal error: {error.strerror}"  # without file names
     return INTERNAL

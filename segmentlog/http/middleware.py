@@ -1,11 +1,11 @@
-"""What stands before every page and every API: who is let in, from where, with how much; and what browsers are told.
+"""Checks before every page and API: host name, origin, authentication, body size; and security headers on responses.
 
-its name     where nobody has to say who he is, only names of this machine are answered to: a page elsewhere could
-             have its own name resolve to this address, and read what is here in its visitor's browser
-cross-site   what a browser sends on behalf of a page that is not ours is refused, but for following a link
-who          name and password, or the certificate that TLS has checked; without either, whoever got here
-how much     bodies end at a size, as sent and once decompressed
-what         headers that change what a body means are honoured or refused: `body_headers`
+host name    Without authentication the server answers only to names of its own machine. Otherwise a foreign page could
+             let its own host name resolve to this address and read the store in its visitor's browser.
+cross-site   Requests that a browser sends for a page of another site are refused, except navigation by a link.
+identity     A name and a password, or the certificate that TLS verified. Without either, every client is anonymous.
+size         Bodies are limited as sent, and again once decompressed.
+body headers Headers that change the meaning of a body are applied or refused: see `body_headers`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from segmentlog.http.admission import PLACE, Place
-from segmentlog.http.body_headers import content_coding, read_headers, verified
-from segmentlog.http.content_coding import decompressed
-from segmentlog.http.context import PRINCIPAL, Site
+from segmentlog.http.admission import CONNECTION_SLOT, ConnectionSlot
+from segmentlog.http.body_headers import content_coding, read_headers, verify_digests
+from segmentlog.http.content_coding import decompress
+from segmentlog.http.context import PRINCIPAL, HttpContext
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.large_bodies import ROOM, RequestRoom, too_large
+from segmentlog.http.large_bodies import REQUEST_MEMORY, RequestMemory, too_large
 from segmentlog.security.address_limits import ByAddress
 from segmentlog.security.cross_site import is_cross_site, is_own_name, names_of_machine
 from segmentlog.security.principals import ANONYMOUS, Principal
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.http")
 
 TLS_PRINCIPAL: Final = "segmentlog.tls_principal"
-"""Under this key the scope has whose certificate TLS has checked; set by the connection."""
+"""Key of the ASGI scope that holds the principal of a verified client certificate. Set by the connection."""
 PAGES: Final = "/ui"
-"""Below this path are pages for people; everything else is for programs."""
+"""Path prefix of the console. All other paths are APIs."""
 HEALTH: Final = "/healthz"
 _FAILED_DELAY_S: Final = 0.1
 _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -57,27 +57,30 @@ _HEADERS: Final = {
 }
 
 
-class Guard:
-    """Around an application. ``answer`` renders a refusal."""
+class Middleware:
+    """ASGI middleware that checks each request before the application runs.
+
+    ``answer`` renders a refused request.
+    """
 
     def __init__(
-        self, app: ASGIApp, site: Site, accounts: Accounts | None, host: str, is_tls: bool,
+        self, app: ASGIApp, context: HttpContext, accounts: Accounts | None, host: str, is_tls: bool,
         answer: Callable[[Scope, HttpProblem], ASGIApp],
     ) -> None:  # fmt: skip
         self._app = app
-        settings = site.settings
+        settings = context.settings
         self._limits = settings.limits
-        self._large_bodies = site.large_bodies
+        self._large_bodies = context.large_bodies
         self._accounts = accounts
         self._answer = answer
         self._names = names_of_machine(host, settings.allowed_hosts)
         self._is_open = accounts is None and not is_tls
-        """Whoever reaches us is let in: then a browser that was misled is, too."""
+        """Whether the server accepts every client. Then it must not trust the `Host` header."""
         self._attempts: ByAddress[asyncio.Future[Principal | None]] = ByAddress()
-        """Passwords that are tried, or wait for that."""
+        """Passwords that are being verified or wait to be verified."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check one request, authenticate its sender and run the application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -85,33 +88,35 @@ class Guard:
             await send({"type": "websocket.close", "code": 1002})
             return
         send = _with_headers(send)
-        room = scope[ROOM] = RequestRoom(self._large_bodies)
+        memory = scope[REQUEST_MEMORY] = RequestMemory(self._large_bodies)
         try:
             headers = Headers(scope=scope)
-            if scope["path"] != HEALTH:  # which tells nothing, and balancers ask for it by names of theirs
+            # The health check reveals nothing, and load balancers request it by host names of their own.
+            if scope["path"] != HEALTH:
                 self._check_name(headers)
-            _check_site(scope, headers)
+            _check_cross_site(scope, headers)
             self._check_size(headers)
-            of_body = read_headers(headers.raw)
-            coding = content_coding(of_body)
-            body = verified(self._bounded(receive), of_body)
-            scope[PRINCIPAL] = await self._let_in(scope, headers)
+            body_headers = read_headers(headers.raw)
+            coding = content_coding(body_headers)
+            body = verify_digests(self._bounded(receive), body_headers)
+            scope[PRINCIPAL] = await self._admit(scope, headers)
         except HttpProblem as problem:
             await self._answer(scope, problem)(scope, receive, send)
             return
         if coding is not None:
-            body = decompressed(body, coding, room, self._limits.request_bytes)
+            body = decompress(body, coding, memory, self._limits.request_bytes)
         try:
             await self._app(scope, body, send)
         finally:
-            room.release()
+            memory.release()
 
     def _check_name(self, headers: Headers) -> None:
         asked = headers.get("host", "")
         if self._is_open and not is_own_name(asked, self._names):
             raise HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"{asked!r} is no name of this machine: --allowed-host adds one",
+                f"host name {asked!r} is not accepted without authentication; use a name of this machine, or allow"
+                " the name with --allowed-host",
             )
 
     def _check_size(self, headers: Headers) -> None:
@@ -120,48 +125,48 @@ class Guard:
             raise too_large(self._limits.request_bytes)
 
     def _bounded(self, receive: Receive) -> Receive:
-        taken = 0
+        received_bytes = 0
 
         async def receive_bounded() -> Message:
-            nonlocal taken
+            nonlocal received_bytes
             message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._limits.request_bytes:
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self._limits.request_bytes:
                 raise too_large(self._limits.request_bytes)
             return message
 
         return receive_bounded
 
-    async def _let_in(self, scope: Scope, headers: Headers) -> Principal:
-        if scope["path"] == HEALTH:  # tells nobody anything, so it needs neither a log-in nor a place for one
+    async def _admit(self, scope: Scope, headers: Headers) -> Principal:
+        if scope["path"] == HEALTH:  # the health check is public
             return ANONYMOUS
-        who = await self._who(scope, headers)
-        place: Place | None = scope.get(PLACE)
-        if place is not None:
-            place.let_in()
-        return who
+        principal = await self._authenticate(scope, headers)
+        slot: ConnectionSlot | None = scope.get(CONNECTION_SLOT)
+        if slot is not None:
+            slot.admit()
+        return principal
 
-    async def _who(self, scope: Scope, headers: Headers) -> Principal:
+    async def _authenticate(self, scope: Scope, headers: Headers) -> Principal:
         by_certificate: Principal | None = scope.get(TLS_PRINCIPAL)
         if self._accounts is None:
             return by_certificate or ANONYMOUS
         header = headers.get("authorization", "")
         if not header:
-            raise _unknown("say who you are, with a name and a password")
-        known = self._accounts.known(header)
-        if known is not None:
-            return known
+            raise _unauthorized("authentication required: send a user name and a password (HTTP Basic)")
+        cached_principal = self._accounts.cached_principal(header)
+        if cached_principal is not None:
+            return cached_principal
         host = scope["client"][0] if scope.get("client") else ""
         found = await self._log_in(self._accounts, header, host)
         if found is None:
             await asyncio.sleep(_FAILED_DELAY_S)
-            logger.warning("%s: authentication failed", host or "?")
-            raise _unknown("invalid name or password")
+            logger.warning("authentication failed for a client at %s", host or "an unknown address")
+            raise _unauthorized("invalid user name or password")
         return found
 
     async def _log_in(self, accounts: Accounts, header: str, host: str) -> Principal | None:
-        """Verify a password, in turn. An address that tries many keeps only itself waiting."""
-        attempt = asyncio.ensure_future(accounts.verify_aside(header))
+        """Verify a password when its turn comes. An address with many attempts delays only itself."""
+        attempt = asyncio.ensure_future(accounts.verify_in_thread(header))
         self._attempts.add(attempt, host)
         if len(self._attempts) > self._limits.log_ins_waiting:
             refused = self._attempts.newest()
@@ -172,15 +177,15 @@ class Guard:
             await asyncio.wait((attempt,))
         finally:
             self._attempts.discard(attempt)
-            attempt.cancel()  # where its client has gone
+            attempt.cancel()  # if the client disconnected
         if attempt.cancelled():
-            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many log in at this moment: try again",
+            raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients are logging in; retry in 1 s",
                               headers={"retry-after": "1"})  # fmt: skip
         return attempt.result()
 
 
-def _check_site(scope: Scope, headers: Headers) -> None:
-    """Browsers say on whose behalf a request is; programs say nothing, and are no browsers."""
+def _check_cross_site(scope: Scope, headers: Headers) -> None:
+    """Raise `HttpProblem` (403) for a request that a browser sends for another site. Programs send no such headers."""
     is_foreign = is_cross_site(headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", ""))
     follows_link = (
         scope["method"] in _SAFE
@@ -189,7 +194,7 @@ def _check_site(scope: Scope, headers: Headers) -> None:
         and (scope["path"] == "/" or scope["path"] == PAGES or scope["path"].startswith(f"{PAGES}/"))
     )
     if is_foreign and not follows_link:
-        raise HttpProblem(HTTPStatus.FORBIDDEN, "a page of another site may not ask for this")
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "refused: a web page of another site sent this request")
 
 
 def _with_headers(send: Send) -> Send:
@@ -204,7 +209,7 @@ def _with_headers(send: Send) -> Send:
     return send_with_headers
 
 
-def _unknown(message: str) -> HttpProblem:
+def _unauthorized(message: str) -> HttpProblem:
     return HttpProblem(
         HTTPStatus.UNAUTHORIZED, message, headers={"www-authenticate": 'Basic realm="segmentlog", charset="UTF-8"'}
     )

@@ -1,7 +1,8 @@
-"""Names in paths: any name of a group, a member or a subject can be written in one, with slashes too.
+"""Names in paths: every group, member or subject name can be part of a path, even with slashes.
 
-ASGI's decoded path has lost which slashes were written as ``%2F``. So paths are matched with ``%2F`` (and ``%25``) left
-as they are, and these are decoded in the parameters alone: ``/consumers/team%2Fa`` is the group ``team/a``.
+ASGI decodes the path before the application sees it, so ``%2F`` and a slash look the same. Routes therefore match a
+path in which ``%2F`` and ``%25`` are still escaped, and decode them in the parameters: ``/consumers/team%2Fa`` is the
+group ``team/a``.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 _PATH: Final = "segmentlog.path"
-"""Under this key the scope of a request has its path, prepared for matching."""
-_KEPT: Final = re.compile(rb"%(2[fF5])")
+"""Key of the ASGI scope that holds the path as routes match it."""
+_ESCAPED_SLASH: Final = re.compile(rb"%(2[fF5])")
 
 
 class NameRoute(Route):
-    """A route, as Starlette's, whose parameters are matched by the path as it was sent."""
+    """A Starlette route whose parameters may contain escaped slashes."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As Starlette's. Raises `HttpProblem` (400) for a path that is not UTF-8."""
+        """Match a request as Starlette does. Raises `HttpProblem` (400) for a path that is not UTF-8."""
         if scope["type"] != "http":
             return Match.NONE, {}
         path = scope.get(_PATH)
         if path is None:
-            path = scope[_PATH] = _prepared(scope)
+            path = scope[_PATH] = _decode_path(scope)
         match = self.path_regex.match(path)
         if match is None:
             return Match.NONE, {}
@@ -46,22 +47,22 @@ class NameRoute(Route):
         return Match.FULL, child
 
 
-def _prepared(scope: Scope) -> str:
-    """The path decoded, except ``%2F`` and ``%25``."""
+def _decode_path(scope: Scope) -> str:
+    """Return the path decoded, except ``%2F`` and ``%25``."""
     raw: bytes | None = scope.get("raw_path")
     if raw is None or b"%" not in raw:
         path: str = scope["path"]
         return path
     try:
-        return unquote_to_bytes(_KEPT.sub(lambda found: b"%25" + found[1].upper(), raw)).decode()
+        return unquote_to_bytes(_ESCAPED_SLASH.sub(lambda found: b"%25" + found[1].upper(), raw)).decode()
     except UnicodeDecodeError:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the path is not UTF-8") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the path of the request is not UTF-8") from None
 
 
-def segment(name: object) -> str:
-    """A name as one segment of a path.
+def path_segment(name: object) -> str:
+    """Return a name escaped as one segment of a path.
 
-    Clients remove the segments ``.`` and ``..`` from a path unless they are written in percents.
+    Clients remove the segments ``.`` and ``..`` from a path, so these two are percent-encoded.
     """
     text = quote(str(name), safe=":")
     return text.replace(".", "%2E") if text in (".", "..") else text

@@ -1,4 +1,4 @@
-"""The door itself: a port, and a thread with an event loop that answers there."""
+"""The HTTP server: a listening socket, and a thread that runs the event loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import uvicorn
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.accounts import Accounts
-from segmentlog.http.admission import Admission, Place
+from segmentlog.http.admission import Admission, ConnectionSlot
 from segmentlog.http.app import make_app
-from segmentlog.http.connection_intake import Arrival
+from segmentlog.http.connection_intake import ConnectionIntake
 from segmentlog.http.console import Console
-from segmentlog.http.context import Site
-from segmentlog.http.http_connection import Connection
+from segmentlog.http.context import HttpContext
+from segmentlog.http.http_connection import HttpConnection
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.listen_rules import check_safe_for_passwords, check_tls_files, listen
@@ -37,17 +37,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.http")
 
 FINISH_S: Final = 5
-"""How long a door that closes waits for what is in flight."""
+"""Time in seconds that a closing server waits for running requests."""
 _REMEDIES: Final = {"HTTP_REQUEST": "the client speaks HTTP without TLS. Use https:// in its URL"}
-"""For handshakes that fail, in place of what helps Kafka's clients."""
+"""Remedies for failed TLS handshakes, instead of those for Kafka clients."""
 _ACCEPTED_AT_ONCE: Final = 8
 
 
 class HttpServer:
-    """Answers over HTTP until it is closed, from a thread of this process; the store stays its caller's.
+    """Serves HTTP from a thread of this process until it is closed. The caller closes the store.
 
-    ``url`` is where, ``pages`` what people see there. Raises OSError for an address that is taken, `SecurityFileError`
-    for files that cannot be used, `UnsafeListening` for an address beyond this machine that nothing protects.
+    ``url`` is the address for clients, ``console`` the console's state.
+
+    Raises OSError if the address is in use, `SecurityFileError` for unusable certificate or user files,
+    `UnsafeListening` for a network address without protection.
     """
 
     def __init__(
@@ -69,9 +71,9 @@ class HttpServer:
         accounts = None if security.users is None else Accounts(Users(security.users), settings.limits.log_ins)
         self._accounts = accounts
         authorizer = None if security.acls is None else Authorizer(security.acls)
-        self.site = Site(store, settings, authorizer)
-        self.pages = Console(self.site)
-        app = make_app(self.pages, accounts, host=host, is_tls=tls is not None)
+        self.context = HttpContext(store, settings, authorizer)
+        self.console = Console(self.context)
+        app = make_app(self.console, accounts, host=host, is_tls=tls is not None)
         self.store = store
         self._is_closed = self._is_forked = False
         self._socket = sock or listen(host, port)
@@ -102,43 +104,44 @@ class HttpServer:
     def _check_started(self) -> None:
         if self._failure is not None:
             self._socket.close()
-            raise SegmentlogError(f"the HTTP server did not start: {self._failure}") from self._failure
+            raise SegmentlogError(f"HTTP server at {self.address}: cannot start: {self._failure}") from self._failure
 
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
             self._failure = error
-            logger.exception("the HTTP server has ended")
+            logger.exception("the HTTP server stopped because of an error")
         finally:
             self._server.is_up.set()
 
     async def _serve(self) -> None:
-        """Answer, and look at the store meanwhile: whoever comes first need not wait for that."""
-        looking = asyncio.create_task(asyncio.to_thread(self.pages.look_ahead))
+        """Run the server, and meanwhile read the first overview of the store, so that the first page need not wait."""
+        first_overview = asyncio.create_task(asyncio.to_thread(self.console.refresh_overview))
         await self._server.serve(sockets=[self._socket])
-        await looking
+        await first_overview
 
-    def _forget_parent(self) -> None:
-        """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""
+    def _close_in_child(self) -> None:
+        """Close the inherited sockets in a forked child: no thread serves them there, and they would keep ports
+        open."""
         self._is_forked = True
         self._socket.close()
-        for place in list(self._server.admission):
-            # The socket itself: its transport's close would tell the other end, and the loop, which is not there.
-            sock = getattr(place.transport.get_extra_info("socket"), "_sock", None)
+        for slot in list(self._server.admission):
+            # Close only the descriptor: closing the transport would notify the client and use the parent's loop.
+            sock = getattr(slot.transport.get_extra_info("socket"), "_sock", None)
             if sock is not None:
                 sock.close()
 
     @property
-    def is_well(self) -> bool:
-        """Whether its thread lives."""
+    def is_alive(self) -> bool:
+        """Whether the server's thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Finish what is in flight, and answer nobody any more. Idempotent."""
+        """Finish running requests and stop the server. Idempotent."""
         if self._is_closed or self._is_forked:
             return
-        self._is_closed = self.site.is_closing = True
+        self._is_closed = self.context.is_closing = True
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -147,13 +150,13 @@ class HttpServer:
 
 
 def check_http_security(host: str, security: Security) -> None:
-    """Raises `SecurityFileError` and `UnsafeListening`, each of which says what to do."""
+    """Raise `SecurityFileError` or `UnsafeListening`, each with its remedy, for an unsafe configuration."""
     check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
     check_safe_for_passwords(host, security.tls_cert is not None, security.insecure)
 
 
 class _Uvicorn(uvicorn.Server):
-    """Says when it is up, leaves signals to the program, and counts connections before it knows what they are."""
+    """A uvicorn server that signals when it is ready, leaves signals to the program and counts connections at once."""
 
     def __init__(self, config: uvicorn.Config, limits: HttpLimits, tls: ServerTls | None) -> None:
         super().__init__(config)
@@ -164,42 +167,42 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
-        """They are its caller's."""
+        """Install no signal handlers: signals belong to the caller."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but that each connection is an `Arrival` first."""
+        """Start to listen as uvicorn does, except that each connection begins as a `ConnectionIntake`."""
 
-        def make(place: Place) -> Connection:
-            return Connection(self.config, self.server_state, self._limits, place)
+        def make_connection(slot: ConnectionSlot) -> HttpConnection:
+            return HttpConnection(self.config, self.server_state, self._limits, slot)
 
         refusals = TlsRefusals(logger, remedies=_REMEDIES)
 
-        def arrive() -> asyncio.Protocol:
-            return Arrival(self.admission, self._tls, refusals, self._limits.head_s, make)
+        def add() -> asyncio.Protocol:
+            return ConnectionIntake(self.admission, self._tls, refusals, self._limits.head_s, make_connection)
 
         loop = asyncio.get_running_loop()
         self.servers = []
         for sock in sockets or ():
-            # So many are accepted before the first of them is counted: each takes a descriptor.
-            self.servers.append(await loop.create_server(arrive, sock=sock, backlog=_ACCEPTED_AT_ONCE))
-            sock.listen(self.config.backlog)  # the kernel keeps as many as before
+            # The backlog limits how many are accepted before the first is counted: each takes a descriptor.
+            self.servers.append(await loop.create_server(add, sock=sock, backlog=_ACCEPTED_AT_ONCE))
+            sock.listen(self.config.backlog)  # the kernel's queue stays as long as uvicorn's default
         self.started = True
         self.is_up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; who is in the handshake is not waited for."""
-        known = {connection.place for connection in self.server_state.connections}  # type: ignore[union-attr]
-        for place in list(self.admission):
-            if place not in known:
-                place.transport.abort()
+        """Stop as uvicorn does, without waiting for connections in the TLS handshake."""
+        established = {connection.slot for connection in self.server_state.connections}  # type: ignore[union-attr]
+        for slot in list(self.admission):
+            if slot not in established:
+                slot.transport.abort()
         await super().shutdown(sockets)
 
 
 def _config(app: ASGIApp, settings: HttpSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -1,4 +1,4 @@
-"""What the HTTP door is told when it opens; and the defaults, once."""
+"""Settings and limits of the HTTP server, with their defaults."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ import msgspec
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client, or all of them, may take."""
+    """Limits for one client and for all clients of an HTTP server."""
 
     request_bytes: int = 100 << 20
-    """Of the body of a request."""
+    """Maximum size of a request body, as sent and once decompressed."""
     head_bytes: int = 64 << 10
-    """Of its first line and its headers."""
+    """Maximum size of a request's first line and headers."""
     head_s: float = 30.0
-    """From the first byte of a request, or from the connection, to the end of its headers; for TLS, too."""
+    """Time for the headers to arrive, counted from the first byte or from the connection. Also limits the TLS
+    handshake."""
     body_s: float = 30.0
-    """Between two pieces of a body."""
+    """Maximum pause between two parts of a request body."""
     answer_s: float = 30.0
-    """For a part of an answer to be taken."""
+    """Time for the client to read a part of a response."""
     idle_s: float = 75.0
-    """Between two requests of a connection."""
+    """Time a connection may stay open without a request."""
     connections: int = 400
-    """That had a request let in; of one address three quarters. Beside them there are others, a quarter as many at
-    the least. Fewer than files that a process may usually have open."""
+    """Maximum number of admitted connections, at most three quarters of them from one address. The server accepts a
+    quarter more that are not admitted yet. The default is below the usual limit of open files for a process."""
     log_ins: int = 2
-    """Passwords that are tried at a time: each takes milliseconds."""
+    """Number of passwords verified at the same time. Each verification takes milliseconds."""
     log_ins_waiting: int = 64
-    """And that wait for that. Beyond that the newest of the address with most of them is answered with 503."""
+    """Number of passwords that may wait to be verified. Beyond it, the newest attempt of the address with most
+    attempts gets 503."""
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the door behaves."""
+    """Behaviour of an HTTP server."""
 
     allow_writes: bool = False
-    """Whether the console has forms that change something, and administration by REST is done."""
+    """Whether the console has forms that change the store, and whether REST allows administration."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names beside those of the machine itself by which it may be asked for, where nobody has to say who he is."""
+    """Additional `Host` names to accept when authentication is off."""
     limits: HttpLimits = HttpLimits()

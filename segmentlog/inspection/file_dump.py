@@ -1,4 +1,4 @@
-"""What lies in one file of a partition, whole or not, for people and as JSON."""
+"""Describe the content of one file of a partition, damaged or not, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from segmentlog.storage.state_page_check import distrust_reason
 
 Document = dict[str, Any]
 Line = tuple[Document, str]
-"""One thing that lies there: as JSON (``type`` is "damage" for what is broken), and as a line of text."""
-Tell = Callable[[str], None]
+"""One item of the file: as JSON (``type`` is "damage" for damaged items), and as a line of text."""
+Report = Callable[[str], None]
 
 
-def describe_file(path: str, data: bytes, start: int, records: bool, tell: Tell) -> Iterator[Line]:
-    """What a file holds, by its name; what is no file of ours is read as a segment.
+def describe_file(path: str, data: bytes, start: int, records: bool, report: Report) -> Iterator[Line]:
+    """Yield the items of a file, by its name. A file with an unknown name is read as a segment.
 
-    start    of a segment: begin at the first batch at or after this byte
-    records  of a segment: the records of each batch, too
-    tell     is called with what is to be known beside that
+    start    for a segment: begin with the first batch at or after this byte
+    records  for a segment: also yield the records of each batch
+    report   called with additional remarks
     """
     name = os.path.basename(path)
     if name.endswith((".index", ".timeindex")):
-        return _index_lines(path, tell)
+        return _index_lines(path, report)
     if name.endswith(".txnindex"):
         return _aborted_lines(data)
     if name.endswith(".snapshot"):
@@ -57,17 +57,18 @@ def describe_file(path: str, data: bytes, start: int, records: bool, tell: Tell)
         return _checkpoint_lines(data)
     if name == "state":
         return _state_lines(path, data)
-    return segment_lines(path, data, start, records, tell)
+    return segment_lines(path, data, start, records, report)
 
 
 # ---------------------------------------------------------------- a segment
 
 
-def segment_lines(path: str, data: bytes, start: int, records: bool, tell: Tell) -> Iterator[Line]:
+def segment_lines(path: str, data: bytes, start: int, records: bool, report: Report) -> Iterator[Line]:
+    """Yield the batches of a segment, and with ``records`` their records."""
     view = memoryview(data)
     name = os.path.basename(path)
     around = partial(around_file, FileSystem(), path, parse_segment_name(name) or 0)
-    start = _first_batch(view, start, around, tell)
+    start = _first_batch(view, start, around, report)
     batches = count = 0
     for item in examine(view, start, len(data), path, expected_offset=0, around=around):
         if not isinstance(item, Whole):
@@ -79,11 +80,11 @@ def segment_lines(path: str, data: bytes, start: int, records: bool, tell: Tell)
             yield _unreadable_line(item, item.unreadable)
         elif records:
             yield from _record_lines(item.batch)
-    tell(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
+    report(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
 
 
-def _first_batch(view: memoryview, start: int, around: Callable[[], Around], tell: Tell) -> int:
-    """The first batch at or after ``start``, which may lie inside one; else what looks like one, or ``start``."""
+def _first_batch(view: memoryview, start: int, around: Callable[[], Around], report: Report) -> int:
+    """Return the first batch at or after ``start``, or the first bytes that look like a batch, or ``start``."""
     if not start:
         return 0
     for position, _ in walk_over_damage(view, 0, len(view), 0, around):
@@ -92,7 +93,7 @@ def _first_batch(view: memoryview, start: int, around: Callable[[], Around], tel
     found = looks_like_batch(view, start, len(view))
     if found is None:
         return start
-    tell(f"what begins at {found} looks like a batch; whether it is one, or stands in a record's value, cannot be told")
+    report(f"the bytes at {found} look like a batch, but may be part of a record's value")
     return found
 
 
@@ -143,7 +144,7 @@ def _unreadable_line(item: Whole, error: UnreadableBatch) -> Line:
         "base_offset": header.base_offset, "next_offset": header.next_offset, "record_count": header.record_count,
         "why": error.reason,
     }  # fmt: skip
-    return document, f"  unreadable: its checksum is right, and its records do not decode: {error.reason}"
+    return document, f"  unreadable: its checksum is right, but its records do not decode: {error.reason}"
 
 
 def _record_lines(batch: RecordBatch) -> Iterator[Line]:
@@ -163,7 +164,7 @@ def _record_lines(batch: RecordBatch) -> Iterator[Line]:
 
 
 def _text(blob: bytes | None) -> str | Document | None:
-    """Text where it is text; what is not becomes base64, as `export` writes it."""
+    """Return text as it is, and other bytes as base64, as `export` writes them."""
     if blob is None:
         return None
     try:
@@ -183,10 +184,10 @@ def _broken_line(item: Broken) -> Line:
         return document, f"zeros at {item.position}: {size} bytes"
     error = item.error
     document |= {"at": error.position, "expected": error.expected, "found": error.found}
-    following = "nothing whole follows"
+    following = "no intact batch follows"
     if item.following_offset is not None:
         document["following_offset"] = item.following_offset
-        following = f"goes on at {item.end_position} with offset {item.following_offset}"
+        following = f"the next intact batch is at {item.end_position}, offset {item.following_offset}"
     return document, (
         f"damage at {item.position}: {size} bytes: expected {error.expected} at {error.position},"
         f" found {error.found}; {following}"
@@ -196,8 +197,8 @@ def _broken_line(item: Broken) -> Line:
 # ---------------------------------------------------------------- the other files
 
 
-def _index_lines(path: str, tell: Tell) -> Iterator[Line]:
-    """Both index files of a segment side by side: an entry is only valid together with its twin."""
+def _index_lines(path: str, report: Report) -> Iterator[Line]:
+    """Yield the entries of both index files of a segment together: an entry is valid only if both files agree."""
     stem = path.rpartition(".")[0]
     data = []
     for suffix in (".index", ".timeindex"):
@@ -205,7 +206,7 @@ def _index_lines(path: str, tell: Tell) -> Iterator[Line]:
             with open(stem + suffix, "rb") as file:
                 data.append(file.read())
         except FileNotFoundError:
-            tell(f"{stem}{suffix} is not there; the entries of both files check each other")
+            report(f"{stem}{suffix} is missing; an entry is valid only if both files agree")
             data.append(b"")
     offsets, times, _ = decode_entries(*data)
     name = os.path.basename(stem)
@@ -220,7 +221,7 @@ def _index_lines(path: str, tell: Tell) -> Iterator[Line]:
         yield document, f"{number}: offset {base + relative} at byte {position}, before it up to {format_time(stamp)}"
     lengths = len(data[0]) // OFFSET_ENTRY.itemsize, len(data[1]) // TIME_ENTRY.itemsize
     if len(offsets) < max(lengths):
-        text = f"not valid from entry {len(offsets)} on, of {lengths[0]} and {lengths[1]}; made anew when needed"
+        text = f"invalid from entry {len(offsets)} on, of {lengths[0]} and {lengths[1]}; rebuilt when needed"
         yield {"type": "damage", "entry": len(offsets), "entries": lengths}, text
 
 
@@ -228,7 +229,7 @@ def _aborted_lines(data: bytes) -> Iterator[Line]:
     try:
         segment_bytes, aborted = decode_aborted(data)
     except Malformed as error:
-        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; made anew when needed"
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; rebuilt when needed"
         return
     document: Document = {"type": "aborts", "segment_bytes": segment_bytes, "count": len(aborted)}
     yield document, f"{len(aborted)} aborted transactions of a segment of {segment_bytes} bytes"
@@ -248,7 +249,7 @@ def _stub_lines(data: bytes) -> Iterator[Line]:
         stub = decode_stub(data)
     except MalformedStub as error:
         document: Document = {"type": "damage", "size_bytes": len(data), "why": str(error)}
-        yield document, f"damaged: {error}; 'segmentlog ship' makes it anew"
+        yield document, f"damaged: {error}; 'segmentlog ship' writes it again"
         return
     fields = msgspec.structs.asdict(stub)
     yield {"type": "stub", **fields}, "\n".join(f"{key}: {value}" for key, value in fields.items())
@@ -313,17 +314,17 @@ def _nested(key: str, values: tuple[Any, ...]) -> list[str]:
 
 def _state_lines(path: str, data: bytes) -> Iterator[Line]:
     if len(data) < PAGE_SIZE:
-        yield {"type": "damage", "size_bytes": len(data)}, f"{len(data)} bytes are no page of {PAGE_SIZE}"
+        yield {"type": "damage", "size_bytes": len(data)}, f"{len(data)} bytes long, but a state page has {PAGE_SIZE}"
         return
     page = StatePage(bytearray(data[:PAGE_SIZE]))
     fs = FileSystem()
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        doubt = distrust_reason(fs, os.path.dirname(os.path.abspath(path)), page, fd)
+        reason = distrust_reason(fs, os.path.dirname(os.path.abspath(path)), page, fd)
     finally:
         fs.close(fd)
     flags = {
-        "live": doubt is None, "doubt": doubt or "none", "mount_id": page.mount_id,
+        "live": reason is None, "doubt": reason or "none", "mount_id": page.mount_id,
         "header_is_sound": page.header_is_sound, "writing": page.writing, "failed": page.failed,
         "config_version": page.config_version, "moved": page.moved, "waiting_until_ms": page.waiting_until_ms,
         "has_producers": bool(page.words[PRODUCERS_WORD]), "aborts": page.words[ABORTS_WORD],

@@ -1,4 +1,4 @@
-"""What an inspection tells: findings, and how much it has looked at."""
+"""Findings of an inspection, and counts of what it has checked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Severity = Literal["damage", "unreadable", "warning", "note"]
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is not as it should be, or worth knowing.
+    """Something that is wrong in a file, or worth knowing.
 
-    severity    ``damage``      bytes are not what was written, or records are missing without a reason
-                ``unreadable``  a batch is what was written, and its records do not decode: readers stop at it
+    severity    ``damage``      bytes differ from what was written, or records are missing without a reason
+                ``unreadable``  a batch is intact, but its records do not decode: readers stop at it
                 ``warning``     a cache is wrong (an index, the state page, the largest timestamp in a client's
                                 header), or the next open has more to do than usual; no record is affected
-                ``note``        harmless: what a crash leaves behind, files that nobody knows
+                ``note``        harmless: leftovers of a crash, unknown files
     path        the file or folder
-    position    byte in that file from which on it is so; -1 when it is about the file as a whole
-    size_bytes  how far it reaches
-    offsets     ``[base_offset, end_offset)``: the records concerned; -1 without any
+    position    first byte concerned; -1 if the finding concerns the whole file
+    size_bytes  number of bytes concerned
+    offsets     ``[base_offset, end_offset)``: the records concerned; -1 if there are none
     """
 
     severity: Severity
@@ -35,15 +35,15 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     partition: int = -1
 
     def __str__(self) -> str:
-        where = self.path
+        place = self.path
         if self.position >= 0:
-            where += f" at byte {self.position}" + (f" ({self.size_bytes} bytes)" if self.size_bytes else "")
+            place += f" at byte {self.position}" + (f" ({self.size_bytes} bytes)" if self.size_bytes else "")
         offsets = f", offsets [{self.base_offset}, {self.end_offset})" if self.base_offset >= 0 else ""
-        return f"{self.severity}: {where}{offsets}: {self.what}"
+        return f"{self.severity}: {place}{offsets}: {self.what}"
 
 
 class Tally:
-    """How much was looked at. ``on_bytes`` is told of every stretch of log that was, for a progress bar."""
+    """Counts of what was checked. ``on_bytes`` is called with each number of checked log bytes, for a progress bar."""
 
     def __init__(self, on_bytes: Callable[[int], None] | None = None) -> None:
         self.partitions = self.segments = self.batches = self.records = self.size_bytes = 0
@@ -58,5 +58,5 @@ class Tally:
         return self.partitions, self.segments, self.batches, self.records, self.size_bytes
 
     def reset(self, counts: tuple[int, int, int, int, int]) -> None:
-        """Go back to earlier counts: what was counted since is looked at once more."""
+        """Go back to earlier counts, because the data counted since is checked again."""
         self.partitions, self.segments, self.batches, self.records, self.size_bytes = counts

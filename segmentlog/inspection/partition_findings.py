@@ -1,4 +1,4 @@
-"""What an inspection finds of one partition: for people as findings, for `repair` as what it has to know."""
+"""The result of inspecting a partition: findings for users, and the facts that `repair` needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from segmentlog.inspection.small_files import CheckpointFindings, StateFindings
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Bytes that `repair` cuts out of a segment, and the offsets that go with them.
+    """Bytes that `repair` cuts out of a segment, and their offsets.
 
-    ``record_count``: of an unreadable batch, the records that its header announces; None of damaged bytes.
+    ``record_count`` is the number of records in the header of an unreadable batch; None for damaged bytes.
     """
 
     segment: int
@@ -26,7 +26,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Offsets that no batch has, and that nothing explains."""
+    """Offsets that no batch has, and no lost range explains."""
 
     base_offset: int
     end_offset: int
@@ -34,7 +34,7 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class BadCache(msgspec.Struct, frozen=True):
-    """A ``.txnindex`` or ``.snapshot`` that `repair` removes."""
+    """A ``.txnindex`` or ``.snapshot`` file that `repair` deletes."""
 
     path: str
     why: str
@@ -49,32 +49,32 @@ class OpenTransaction(msgspec.Struct, frozen=True):
 
 
 class PartitionFindings(msgspec.Struct):
-    """A partition as it lies there: the findings, and what `repair` needs to know."""
+    """The findings of one partition, and the facts that `repair` needs."""
 
     folder: str
     topic: str
     partition: int
     findings: list[Finding] = []
     producer_expiration_ms: int = 0
-    """Of the topic: a log forgets a producer that no name holds once it has appended nothing for so long."""
+    """The topic's setting: the log forgets an idle producer after this time, unless a name owns its id."""
     live: bool = False
-    """Whether the state page says where the log ends."""
+    """Whether the state page is trusted, and so defines the log end."""
     checkpoint: CheckpointFindings = CheckpointFindings(None)
     state: StateFindings = StateFindings()
     segments: list[SegmentFindings] = []
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
-    """Batches that `repair` cuts out only if it is asked to: they are what was written."""
+    """Intact batches that do not decode: `repair` cuts them out only on request."""
     holes: list[Hole] = []
     bad_indexes: list[int] = []
     bad_caches: list[BadCache] = []
     open_transactions: list[OpenTransaction] = []
     has_producers: bool = False
-    """Whether there is a batch of a producer, or a snapshot that knows one."""
+    """Whether there is a batch with a producer id, or a snapshot with one."""
     has_aborts: bool = False
-    """Whether a transaction was aborted, of which the log tells."""
+    """Whether the log records an aborted transaction."""
     torn: Finding | None = None
-    """Where the next open will end the log, when that is not where it was written to."""
+    """Where the next open will end the log, if that is before the end of what was written."""
 
     @property
     def is_damaged(self) -> bool:
@@ -82,14 +82,14 @@ class PartitionFindings(msgspec.Struct):
 
     @property
     def is_unaware_of_producers(self) -> bool:
-        """Whether the checkpoint says that there are none, and there are."""
+        """Whether the checkpoint says that the log has no producers, although it has."""
         checkpoint = self.checkpoint.checkpoint
         if checkpoint is None or self.checkpoint.is_damaged:
             return False
         return self.has_producers and not checkpoint.has_producers
 
     def cut_unreadable(self) -> None:
-        """Count the unreadable batches among what is to be cut out."""
+        """Add the unreadable batches to the cuts."""
         self.cuts = sorted([*self.cuts, *self.unreadable], key=lambda cut: (cut.segment, cut.position))
 
     def add(self, severity: Severity, path: str, what: str, position: int = -1, size: int = 0,

@@ -1,4 +1,4 @@
-"""Inspecting one partition: its files one by one, and against each other."""
+"""Inspect one partition: each of its files, and whether the files agree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from segmentlog.storage.state_page import REWRITING
 _ATTEMPTS = 10
 _PAUSE_S = 0.02
 _OLD_S = 60
-"""A temporary file older than this was left by a process that died."""
+"""A process that died has left a temporary file that is older than this."""
 _OVERDUE_MS = 600_000
 
 
@@ -52,12 +52,12 @@ def inspect_partition(
     fs: FileSystem, folder: str, topic: str, partition: int, config: TopicConfig, tally: Tally,
     inspect: InspectSegment = inspect_segment,
 ) -> PartitionFindings:  # fmt: skip
-    """Check one partition, while others append to it or not. Raises OSError.
+    """Check one partition, also while other processes append to it. Raises OSError.
 
-    ``inspect`` looks at a segment, or knows what somebody else found in it.
+    ``inspect`` inspects a segment, or returns an earlier result for it.
 
-    Whoever truncates, recovers or retains it meanwhile makes what was read here and there
-    not fit together: then it is looked at once more. Where that goes on for ever, what counts is what was found twice.
+    A truncation, recovery or retention in the meantime makes the parts that were read disagree. Then the partition is
+    inspected again. If that never ends, only what was found twice is reported.
     """
     counts = tally.counts()
     before: set[tuple[str, int, str]] = set()
@@ -65,37 +65,40 @@ def inspect_partition(
         tally.reset(counts)
         tally.partitions += 1
         found = PartitionFindings(folder, topic, partition)
-        look = _Look(fs, found, config, tally, inspect)
+        inspector = _PartitionInspector(fs, found, config, tally, inspect)
         try:
-            look.run()
+            inspector.run()
         except FileNotFoundError as error:
             found.add("damage", str(error.filename or folder), "missing")
-        seen = {_place(finding) for finding in found.findings if finding.severity != "note"}
-        if not seen or not look.has_changed():
+        seen = {_key(finding) for finding in found.findings if finding.severity != "note"}
+        if not seen or not inspector.has_changed():
             break
         if attempt == _ATTEMPTS - 1:
-            _drop_all_but(found, before)
+            _retain_only(found, before)
             break
         before = seen
         time.sleep(_PAUSE_S)
     return found
 
 
-def _place(finding: Finding) -> tuple[str, int, str]:
+def _key(finding: Finding) -> tuple[str, int, str]:
     return finding.path, finding.position, finding.what
 
 
-def _drop_all_but(found: PartitionFindings, known: set[tuple[str, int, str]]) -> None:
-    """Of files that change faster than they are looked at, what was found once may have been on its way."""
-    kept = [finding for finding in found.findings if finding.severity == "note" or _place(finding) in known]
+def _retain_only(found: PartitionFindings, known: set[tuple[str, int, str]]) -> None:
+    """Drop findings that are not in ``known``, because the files change so fast that they may be transient."""
+    kept = [finding for finding in found.findings if finding.severity == "note" or _key(finding) in known]
     if len(kept) < len(found.findings):
         found.findings[:] = kept
-        what = f"it changed during each of {_ATTEMPTS} looks: what only the last one found is not told; look again"
+        what = (
+            f"it changed during each of {_ATTEMPTS} inspections, so findings of the last one only are not reported;"
+            " inspect it again"
+        )
         found.add("note", found.folder, what)
 
 
-class _Look:
-    """One look at a partition."""
+class _PartitionInspector:
+    """One inspection of a partition."""
 
     def __init__(
         self, fs: FileSystem, found: PartitionFindings, config: TopicConfig, tally: Tally, inspect: InspectSegment
@@ -116,7 +119,7 @@ class _Look:
         found.producer_expiration_ms = self._config.producer_id_expiration_ms
         found.state = state = self._state.read()
         bases = list_segments(fs, self._folder)
-        copies = self._copies = self._copies_to_put_in_place()
+        copies = self._copies = self._pending_swaps()
         bases = sorted(
             copies.keys() | {base for base in bases if not any(base in offsets for offsets in copies.values())}
         )
@@ -127,34 +130,34 @@ class _Look:
         self._deleted = self._deleted_among(bases)
         bases = [base for base in bases if base not in self._deleted]
         self._inodes = {base: self._inode(base) for base in bases}
-        self._look_at_state()
-        self._look_at_checkpoint(bases)
+        self._check_state()
+        self._check_checkpoint(bases)
         paths = {
             base: f"{self._folder}/{copy_name(base, offsets.stop, SWAP_SUFFIX)}" for base, offsets in copies.items()
         }
         LogInspector(fs, found, self._tally, paths, self._inspect_segment).run(bases)
         for finding in check_grant(fs, self._folder):
             found.add(finding.severity, finding.path, finding.what)
-        self._look_for_unknown_files(bases)
+        self._check_other_files(bases)
 
     def _deleted_among(self, bases: list[int]) -> list[int]:
-        """Segments that lie below the log start: no part of the log, whatever a power cut left of their bytes."""
+        """Return the segments below the log start: not part of the log, whatever a power cut left of their bytes."""
         log, checkpoint = self._found.state.log, self._found.checkpoint.checkpoint
         if log is not None and self._found.live:
-            # One that the recovery point lies in is kept: all of it may be trimmed away, and the log have rolled since.
+            # Keep the segment with the recovery point: the log may be trimmed completely and may have rolled since.
             end_base = log.active_base_offset if checkpoint is None else checkpoint.recovery_segment
             return deleted_segments(bases, log.log_start_offset, min(end_base, log.active_base_offset))
         if checkpoint is not None:
             return deleted_segments(bases, checkpoint.log_start_offset, checkpoint.recovery_segment)
         return []
 
-    def _copies_to_put_in_place(self) -> dict[int, range]:
-        """Compacted copies that stand for the segments of their offsets, by their base offset."""
+    def _pending_swaps(self) -> dict[int, range]:
+        """Return the compacted copies that replace the segments of their offsets, by base offset."""
         names = [name for name in self._fs.listdir(self._folder) if name.endswith(SWAP_SUFFIX)]
         return {offsets[0]: range(*offsets) for name in names if (offsets := parse_copy_name(name)) is not None}
 
     def has_changed(self) -> bool:
-        """Whether files were replaced or the log was recovered, trimmed or truncated since this look began."""
+        """Return whether files were replaced, or the log was recovered, trimmed or truncated, since the start."""
         state = self._state.read()
         before, after = self._found.state.log, state.log
         if (before is None) != (after is None) or state.writing == REWRITING:
@@ -163,7 +166,7 @@ class _Look:
             return True
         if before is not None and after is not None and before.log_start_offset != after.log_start_offset:
             return True
-        if self._copies != self._copies_to_put_in_place():  # the name of one goes last, and counts as no replacement
+        if self._copies != self._pending_swaps():  # the removal of a copy comes last, and changes no generation
             return True
         return any(self._inode(base) != inode for base, inode in self._inodes.items())
 
@@ -175,7 +178,7 @@ class _Look:
 
     # ------------------------------------------------------------ state page
 
-    def _look_at_state(self) -> None:
+    def _check_state(self) -> None:
         found, state = self._found, self._found.state
         path = self._state.path
         if state.why and state.why != "never used":
@@ -184,14 +187,14 @@ class _Look:
         if log is None or sync is None:
             return
         if state.failed:
-            found.add("warning", path, "an fsync failed: nothing is appended until the partition is opened anew")
+            found.add("warning", path, "an fsync failed: appends are refused until the partition is reopened")
         if state.writing == REWRITING:
-            found.add("note", path, "a truncation is in progress or was cut short; the next open completes it")
+            found.add("note", path, "a truncation is running or was interrupted; the next open completes it")
         elif state.writing:
             time.sleep(_PAUSE_S)
             if self._state.read().log == log:
-                found.add("note", path, "a process died inside an append; the next append cuts its bytes off")
-        # A transaction may have begun below the log start: what it wrote there was deleted before it was decided.
+                found.add("note", path, "a process died during an append; the next append removes its bytes")
+        # A transaction may have begun below the log start: its first records were deleted before it was decided.
         stable_offset = max(log.last_stable_offset, log.log_start_offset)
         in_order = (log.log_start_offset, stable_offset, log.log_end_offset, log.offset_ceiling)
         if list(in_order) != sorted(in_order) or not sync.durable_offset <= self._end_now():
@@ -205,37 +208,40 @@ class _Look:
 
     # ------------------------------------------------------------ checkpoint
 
-    def _look_at_checkpoint(self, bases: list[int]) -> None:
+    def _check_checkpoint(self, bases: list[int]) -> None:
         found, state = self._found, self._found.state
         path = f"{self._folder}/{CHECKPOINT_FILE}"
         checkpoint = found.checkpoint.checkpoint
         in_use = bool(bases) or state.log is not None
         if found.checkpoint.missing:
             if in_use:
-                found.add("damage", path, "missing: which offsets were handed out is not known any more")
+                found.add("damage", path, "missing: the highest assigned offset is unknown")
             return
         for position, size, why in found.checkpoint.bad_slots:
-            # A power cut may leave a slot half written, next to a good one of a log that was in use.
+            # A power cut may leave a half-written slot, next to a valid slot of a log that was in use.
             torn = not found.live and checkpoint is not None and not checkpoint.clean
             what = f"no valid slot ({why})" + ("; damaged, or cut short by a crash" if torn else "")
             found.add("warning" if torn else "damage", path, what, position, size)
         for position, size in found.checkpoint.stray:
-            found.add("warning", path, "bytes that should be zero are not; nobody reads them", position, size)
+            found.add("warning", path, "bytes that should be zero are not; they are never read", position, size)
         if checkpoint is None:
             return
         for flaw in checkpoint_flaws(checkpoint):
-            found.add("damage", path, f"it claims what cannot be: {flaw}")
+            found.add("damage", path, f"it contradicts itself: {flaw}")
         if checkpoint.recovery_segment not in bases and (bases or checkpoint.recovery_offset):
             missing = segment_stem(self._folder, checkpoint.recovery_segment) + LOG_SUFFIX
-            what = "missing: the recovery point lies in it"
+            what = "missing: it contains the recovery point"
             if not found.live:
-                what += "; the next open would believe nothing behind it, 'segmentlog repair' does"
+                what += "; the next open would drop everything after it, 'segmentlog repair' keeps it"
             found.add("damage", missing, what)
         if found.live:
             self._compare_with_state(path, checkpoint)
 
     def _compare_with_state(self, path: str, checkpoint: Checkpoint) -> None:
-        """The checkpoint was read after the page: it may be ahead of it by what was appended meanwhile."""
+        """Compare the checkpoint with the page.
+
+        It was read after the page, so it may be ahead by concurrent appends.
+        """
         found = self._found
         before, after = found.state.log, self._state.read().log
         if before is None or after is None:
@@ -244,20 +250,20 @@ class _Look:
             end = before.log_end_offset
             found.add("damage", path, f"offset ceiling {checkpoint.offset_ceiling} is below the log end {end}")
         if checkpoint.recovery_offset > after.log_end_offset:
-            what = f"recovery point {checkpoint.recovery_offset} lies behind the log end {after.log_end_offset}"
+            what = f"recovery point {checkpoint.recovery_offset} is after the log end {after.log_end_offset}"
             found.add("damage", path, what)
         if checkpoint.log_start_offset < before.log_start_offset:
-            what = f"log start {checkpoint.log_start_offset} is below {before.log_start_offset}, which was announced"
+            what = f"log start {checkpoint.log_start_offset} is below {before.log_start_offset} of the state page"
             found.add("damage", path, what)
         if checkpoint.epoch != after.epoch:
-            time.sleep(_PAUSE_S)  # a recovery writes one after the other
+            time.sleep(_PAUSE_S)  # a recovery writes the two one after the other
             again, page = read_checkpoint(self._fs, path).checkpoint, self._state.read().log
             if again is not None and page is not None and again.epoch != page.epoch:
-                found.add("warning", path, f"epoch {again.epoch}, and the state page says {page.epoch}")
+                found.add("warning", path, f"epoch {again.epoch}, but the state page has {page.epoch}")
 
     # ------------------------------------------------------------ other files
 
-    def _look_for_unknown_files(self, bases: list[int]) -> None:
+    def _check_other_files(self, bases: list[int]) -> None:
         known = {CHECKPOINT_FILE, STATE_FILE, LOCK_FILE, CLEANER_FILE, GRANT_FILE, PRODUCERS_FILE, QUARANTINE_FOLDER}
         stems = {segment_name(base) for base in bases}
         deleted = {segment_name(base) for base in self._deleted}
@@ -266,35 +272,38 @@ class _Look:
             stem, _, suffix = name.partition(".")
             if name == QUARANTINE_FOLDER:
                 kept = self._fs.listdir(path)
-                self._found.add("note", path, f"{len(kept)} files that a recovery or a repair cut off")
+                self._found.add("note", path, f"{len(kept)} files with bytes that a recovery or a repair removed")
             elif name in known or (stem in stems and suffix in _SUFFIXES):
                 continue
             elif stem in deleted and suffix in _SUFFIXES:
                 if name.endswith(LOG_SUFFIX):
-                    what = "of a segment that was deleted: a crash kept the file, or brought it back"
+                    what = "belongs to a deleted segment: a crash kept the file or restored it"
                     self._found.add("note", path, what)
             elif stem.isdecimal() and len(stem) == 20 and self._found.live and suffix in _SUFFIXES:
-                self._note_segment_file(name, path, int(stem))
+                self._check_segment_file(name, path, int(stem))
             elif name.endswith(SWAP_SUFFIX) and parse_copy_name(name):
-                what = "a compaction was cut short; the next open, or the next compaction, puts this copy in place"
+                what = "a compaction was interrupted; the next open or compaction swaps this copy in"
                 self._found.add("note", path, what)
             elif name.endswith(DELETED_SUFFIX):
                 overdue_ms = time.time() * 1000 - deleted_since_ms(name) - self._config.file_delete_delay_ms
                 if overdue_ms > _OVERDUE_MS:
-                    self._found.add("note", path, "should be deleted by now; 'segmentlog retain' does it")
+                    self._found.add("note", path, "overdue for deletion; 'segmentlog retain' deletes it")
             elif name.endswith((TEMPORARY_SUFFIX, CLEANED_SUFFIX)):
                 if self._age_s(path) > _OLD_S:
-                    self._found.add("note", path, "left behind by a process that died; it may be deleted")
+                    self._found.add("note", path, "left by a process that died; it may be deleted")
             else:
                 self._found.add("note", path, "not a file of this store")
 
-    def _note_segment_file(self, name: str, path: str, base: int) -> None:
-        """A segment behind the end (a roll since we looked, or one that was cut short), or an index without a log."""
+    def _check_segment_file(self, name: str, path: str, base: int) -> None:
+        """Report a segment file without a log file.
+
+        Ignore files after the log end: a roll may have begun them meanwhile.
+        """
         log = self._state.read().log
         if log is None or base > log.active_base_offset or base in list_segments(self._fs, self._folder):
             return
         if self._age_s(path) > _OLD_S:
-            self._found.add("note", path, f"there is no {segment_name(base)}{LOG_SUFFIX} beside it")
+            self._found.add("note", path, f"{segment_name(base)}{LOG_SUFFIX}, which it belongs to, is missing")
 
     def _age_s(self, path: str) -> float:
         try:
@@ -307,7 +316,7 @@ _SUFFIXES = frozenset(suffix[1:] for suffix in SEGMENT_SUFFIXES)
 
 
 def log_sizes(fs: FileSystem, folder: str) -> Iterator[int]:
-    """Sizes of the segments, for a progress bar's end."""
+    """Yield the sizes of the segments, for the total of a progress bar."""
     for base in list_segments(fs, folder):
         try:
             yield fs.stat(segment_stem(folder, base) + LOG_SUFFIX).st_size

@@ -1,10 +1,9 @@
-"""Inspecting what a log tells of its producers, and the files that repeat it.
+"""Inspect what a log records of its producers, and the files that repeat it.
 
-The batches of each producer are gone through in order of their offsets, and held against each
-other, against the aborts in ``.txnindex`` and the entries of ``.snapshot``, and against the last
-stable offset of the state page. A snapshot may know more than the log does: of batches that
-retention, a compaction, a repair or a crash took, and no batch is missed below `_intact_from`.
-It never knows less, except of producers that no name holds: a log forgets those after a while.
+The batches of each producer are checked in order of their offsets: against each other, the aborts in ``.txnindex``, the
+entries of ``.snapshot`` and the last stable offset of the state page. A snapshot may know more than the log: batches
+removed by retention, compaction, a repair or a crash, all below `_intact_from`. It never knows less, except of
+producers whose id no name owns: a log forgets those after a while.
 """
 
 from __future__ import annotations
@@ -33,61 +32,64 @@ from segmentlog.storage.segment import segment_stem
 
 
 class _Producer(msgspec.Struct):
-    """What the batches so far say of one producer."""
+    """The state of one producer, from the batches so far."""
 
     epoch: int
     next_offset: int = 0
-    """Behind its last batch or marker."""
+    """The offset after its last batch or marker."""
     next_sequence: int = -1
-    """Of the record that follows; -1 before the first one."""
+    """The sequence of its next record; -1 before its first."""
     data_offset: int = -1
-    """Of the last batch that is no marker."""
+    """Base offset of its last batch that is not a marker."""
     open_offset: int = -1
-    """Of the first batch of its open transaction; -1 without one."""
+    """Base offset of the first batch of its open transaction; -1 if none is open."""
     appended_ms: int = 0
     """Timestamp of the newest record before its last batch: that batch is not older."""
 
 
-class _Open(msgspec.Struct):
-    """An open transaction as a load would find it: in the newest snapshot, and behind it."""
+class _OpenTransaction(msgspec.Struct):
+    """An open transaction as loading would find it, in the newest snapshot and the batches after it."""
 
     epoch: int
     first_offset: int
 
 
 class ProducerInspector:
-    """Goes through the segments of one partition, oldest first: `begin`, `take`, and `end` after the last one."""
+    """Checks the producers of a partition, segment by segment, oldest first.
+
+    Call `check_snapshot` and `add_segment` for each segment, and `finish` after the last one.
+    """
 
     def __init__(self, fs: FileSystem, found: PartitionFindings, bases: list[int]) -> None:
         self._fs = fs
         self._found = found
         self._bases = bases
         self._known: dict[int, _Producer] = {}
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenTransaction] = {}
         self._intact_from = max(bases[0] if bases else 0, self._compacted_below())
         self._snapshot_base = -1
-        """Where the newest snapshot is from which a load would begin."""
+        """Segment of the newest snapshot, from which loading would begin."""
         self._broken_at = -1
-        """Where the last damage is that may hide a batch or a marker."""
+        """End offset of the last damage that may hide a batch or a marker."""
         self._tracked_any = False
         self._newest_ms = 0
         """The largest timestamp of the segments so far."""
 
     def _compacted_below(self) -> int:
-        """Below it a compaction may have removed batches, or taken the numbers of their producers off them."""
+        """Return the offset below which compaction may have removed batches, or their producers' numbers."""
         found = self._found
         checkpoint, active = found.checkpoint.checkpoint, self._bases[-1] if self._bases else 0
         if checkpoint is None or found.checkpoint.is_damaged:
             return active
         compacted = checkpoint.compacted
         reached = max(compacted.cleaned_offset, compacted.begun_offset)
-        # A pass that was cut short may have been at any sealed segment.
+        # An interrupted pass may have compacted any sealed segment.
         return max(reached, active) if reached else 0
 
     # ------------------------------------------------------------ a segment
 
-    def begin(self, base: int) -> None:
-        """Before `take` of the segment ``base``: hold its snapshot, if it has one, against what came before."""
+    def check_snapshot(self, base: int) -> None:
+        """Compare the producer snapshot of segment ``base``, if it has one, with the batches before it."""
         path = segment_stem(self._found.folder, base) + SNAPSHOT_SUFFIX
         try:
             entries = decode_snapshot(read_file(self._fs, path))
@@ -95,31 +97,33 @@ class ProducerInspector:
             return
         except Malformed as error:
             rest = (
-                "; not believed, and 'segmentlog repair' removes it: producers whose batches were all deleted"
-                " may be known to no other file"
+                "; it is ignored, and 'segmentlog repair' removes it: producers whose batches were all deleted"
+                " may be recorded in no other file"
             )
             self._add_cache(path, f"damaged ({error}){rest}", str(error))
             return
-        wrong = self._first_untrue(entries, base)
+        wrong = self._first_wrong_entry(entries, base)
         if wrong:
             gone = sum(entry.next_offset <= self._bases[0] for entry in entries)
-            rest = "; 'segmentlog repair' removes it, and what is known of producers is made from the log"
+            rest = "; 'segmentlog repair' removes it, and the producers are read from the log again"
             if gone:
-                rest += f", but for {gone} of them whose batches were all deleted: those are forgotten"
+                rest += f", except {gone} of them whose batches were all deleted: those are forgotten"
             self._add_cache(path, wrong + rest, wrong)
         self._found.has_producers = self._found.has_producers or bool(entries)
         self._snapshot_base = base
         self._open = {
-            entry.producer_id: _Open(entry.epoch, entry.transaction_offset)
+            entry.producer_id: _OpenTransaction(entry.epoch, entry.transaction_offset)
             for entry in entries
             if entry.transaction_offset >= 0
         }
 
-    def take(self, segment: SegmentFindings, next_base: int | None, *, is_sealed: bool, has_caches: bool) -> None:
-        """Look at the batches of a segment; ``next_base`` is where the next one begins.
+    def add_segment(
+        self, segment: SegmentFindings, next_base: int | None, *, is_sealed: bool, has_caches: bool
+    ) -> None:
+        """Check the batches of a segment; ``next_base`` is where the next segment begins.
 
-        ``is_sealed``: nothing is appended to it any more, or cut off. ``has_caches``: the file has
-        its own name, and not that of a copy that is to take its place.
+        ``is_sealed``: no appends go to the segment, and no recovery truncates it. ``has_caches``: the file has its own
+        name, and not that of a copy that is to replace it.
         """
         breaks = [broken.following_offset for broken in segment.broken if not broken.blank]
         ends = [offset if offset is not None else max(next_base or 0, segment.end_offset) for offset in breaks]
@@ -133,7 +137,7 @@ class ProducerInspector:
                 self._intact_from = max(self._intact_from, breaks_at[at])
                 at += 1
             self._tracked_any = True
-            self._take_in(segment.path, batch)
+            self._add_batch(segment.path, batch)
             before_ms = segment.timestamps_before[bisect_left(segment.positions, batch.position)]
             self._known[batch.producer_id].appended_ms = max(before_ms, self._newest_ms)
             if batch.marker is not None and not batch.marker.committed:
@@ -142,19 +146,19 @@ class ProducerInspector:
                 )  # fmt: skip
             elif batch.control and batch.marker is None:
                 self._found.add(
-                    "note", segment.path, "a control batch of a kind that this version does not know", batch.position,
+                    "note", segment.path, "a control batch of a type that this version does not know", batch.position,
                     batch.size_bytes, batch.base_offset, batch.next_offset,
                 )  # fmt: skip
         self._intact_from = max([self._intact_from, *breaks_at])
         if next_base is not None and segment.end_offset != next_base:
             self._intact_from = max(self._intact_from, next_base)
         self._found.has_aborts = self._found.has_aborts or bool(aborted)
-        segment.tracked = []  # the next ones need the room
+        segment.tracked = []  # frees memory for the next segments
         self._newest_ms = max(self._newest_ms, segment.max_timestamp)
         if has_caches:
             self._check_aborted(segment, aborted, is_sealed=is_sealed)
 
-    def _take_in(self, path: str, batch: Tracked) -> None:
+    def _add_batch(self, path: str, batch: Tracked) -> None:
         known = self._known.get(batch.producer_id)
         if known is None:
             known = self._known[batch.producer_id] = _Producer(batch.epoch)
@@ -165,7 +169,7 @@ class ProducerInspector:
             known.open_offset = -1
             self._open.pop(batch.producer_id, None)
             if batch.epoch > known.epoch and batch.producer_id >= NAMED_ID_END:
-                known.next_sequence = -1  # it begins at 0 again
+                known.next_sequence = -1  # the sequence starts at 0 again
         else:
             self._check_sequence(path, batch, known)
             count = batch.next_offset - batch.base_offset
@@ -175,61 +179,61 @@ class ProducerInspector:
             if batch.transactional and known.open_offset < 0:
                 known.open_offset = batch.base_offset
             if batch.transactional:
-                self._open.setdefault(batch.producer_id, _Open(batch.epoch, batch.base_offset))
+                self._open.setdefault(batch.producer_id, _OpenTransaction(batch.epoch, batch.base_offset))
         known.epoch = max(known.epoch, batch.epoch)
         known.next_offset = batch.next_offset
 
     def _is_intact(self, offset: int) -> bool:
-        """Whether everything that was ever appended from this offset on is still there as it was."""
+        """Return whether everything that was appended from this offset on is still there unchanged."""
         return offset >= self._intact_from
 
     def _check_sequence(self, path: str, batch: Tracked, known: _Producer) -> None:
         if known.next_sequence < 0 or not self._is_intact(known.data_offset) or batch.sequence == known.next_sequence:
             return
         if batch.sequence == 0 and (batch.epoch > known.epoch or batch.producer_id >= NAMED_ID_END):
-            return  # counts from the beginning again
+            return  # the sequence starts at 0 again
         what = (
-            f"producer {batch.producer_id}: its sequence goes on with {batch.sequence},"
-            f" where {known.next_sequence} should follow"
+            f"producer {batch.producer_id}: its sequence continues with {batch.sequence},"
+            f" but {known.next_sequence} should follow"
         )
         self._add_flaw(path, batch, what)
 
     def _add_flaw(self, path: str, batch: Tracked, what: str) -> None:
         severity: Severity = "damage"
         if batch.producer_id >= NAMED_ID_END:
-            severity, what = "warning", f"{what}; as may be where it was forgotten in between"
+            severity, what = "warning", f"{what}; possible if the producer expired in between"
         self._found.add(severity, path, what, batch.position, batch.size_bytes, batch.base_offset, batch.next_offset)
 
-    # ------------------------------------------------------------ the files beside it
+    # ------------------------------------------------------------ cache files
 
-    def _check_aborted(self, segment: SegmentFindings, told: list[AbortedTransaction], *, is_sealed: bool) -> None:
-        """Of a sealed segment the file says what its markers say."""
+    def _check_aborted(self, segment: SegmentFindings, marked: list[AbortedTransaction], *, is_sealed: bool) -> None:
+        """Compare the ``.txnindex`` of a sealed segment with its markers."""
         path = segment.stem + ABORTED_SUFFIX
         try:
             size, aborted = decode_aborted(read_file(self._fs, path))
         except FileNotFoundError:
             return
         except Malformed as error:
-            rest = "; not believed, and made anew when it is next needed; 'segmentlog repair' removes it"
+            rest = "; it is ignored, and rebuilt when it is needed; 'segmentlog repair' removes it"
             self._add_cache(path, f"damaged ({error}){rest}", str(error))
             return
         if not is_sealed or size != segment.size_bytes:
-            return  # not looked at by readers either
+            return  # readers ignore it, too
         wrong = ""
-        if missing := set(told) - set(aborted):
+        if missing := set(marked) - set(aborted):
             first = min(missing, key=lambda abort: abort.last_offset)
             wrong = f"the transaction of producer {first.producer_id} that offset {first.last_offset} aborts is missing"
         elif extra := [
-            abort for abort in aborted if abort not in told and not self._is_gone(segment, abort.last_offset)
+            abort for abort in aborted if abort not in marked and not self._is_gone(segment, abort.last_offset)
         ]:
             first = extra[0]
             wrong = f"nothing at offset {first.last_offset} aborts a transaction of producer {first.producer_id}"
         if wrong:
-            rest = "; readers believe it until 'segmentlog repair' removes it"
+            rest = "; readers trust it until 'segmentlog repair' removes it"
             self._add_cache(path, wrong + rest, wrong)
 
     def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
-        """Whether what was at this offset is damaged now, or was cut out."""
+        """Return whether the batch at this offset is damaged now, or was cut out."""
         checkpoint = self._found.checkpoint.checkpoint
         if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:
             return True
@@ -239,11 +243,11 @@ class ProducerInspector:
             for broken in segment.broken
         )  # fmt: skip
 
-    def _first_untrue(self, entries: list[ProducerEntry], base: int) -> str:
-        """What of a snapshot cannot be so, going by the batches below it; empty when all of it can."""
+    def _first_wrong_entry(self, entries: list[ProducerEntry], base: int) -> str:
+        """Return which entry of a snapshot contradicts the batches before it, and how; "" if none does."""
         by_id = {entry.producer_id: entry for entry in entries}
         for entry in entries:
-            if why := self._untrue(entry, base):
+            if why := self._entry_error(entry, base):
                 return f"producer {entry.producer_id}: {why}"
         for producer_id, known in self._known.items():
             idle_ms = self._newest_ms - known.appended_ms
@@ -252,33 +256,33 @@ class ProducerInspector:
                 return f"producer {producer_id}, whose last batch ends at offset {known.next_offset}, is missing"
         return ""
 
-    def _untrue(self, entry: ProducerEntry, base: int) -> str:
+    def _entry_error(self, entry: ProducerEntry, base: int) -> str:
         ends = [run.offset + run.count for run in entry.runs]
         if entry.next_offset > base or entry.transaction_offset >= entry.next_offset or max(ends, default=0) > base:
-            return f"it knows of offsets from {base} on, where the segment begins, or contradicts itself"
+            return f"it has offsets from {base} on, where the segment begins, or contradicts itself"
         known = self._known.get(entry.producer_id)
         last_offset = entry.next_offset - 1
         if known is None:
             if self._is_intact(last_offset):
-                return f"there is nothing of it at offset {last_offset}"
+                return f"it has no batch at offset {last_offset}"
             return ""
         if known.next_offset > entry.next_offset:
-            return f"its last batch ends at offset {known.next_offset}, and not at {entry.next_offset}"
+            return f"its last batch ends at offset {known.next_offset}, not at {entry.next_offset}"
         is_intact = self._is_intact(last_offset)
         if is_intact and known.next_offset != entry.next_offset:
-            return f"there is nothing of it at offset {last_offset}"
+            return f"it has no batch at offset {last_offset}"
         is_named = entry.producer_id < NAMED_ID_END
         if is_named and (known.epoch > entry.epoch or (is_intact and known.epoch < entry.epoch)):
-            return f"its epoch is {known.epoch}, and not {entry.epoch}"
+            return f"its epoch is {known.epoch}, not {entry.epoch}"
         if not is_intact:
             return ""
         if self._is_intact(known.data_offset) and known.next_sequence not in (-1, entry.next_sequence):
-            return f"its next sequence is {known.next_sequence}, and not {entry.next_sequence}"
-        told, open_offset = entry.transaction_offset, known.open_offset
-        # Where the end of an earlier transaction was cut out, that one goes on as far as the batches tell.
-        can_tell = all(offset < 0 or self._is_intact(offset) for offset in (told, open_offset))
-        if told != open_offset and can_tell:
-            return f"its transaction began at offset {open_offset}, and not at {told} (-1: none is open)"
+            return f"its next sequence is {known.next_sequence}, not {entry.next_sequence}"
+        recorded, open_offset = entry.transaction_offset, known.open_offset
+        # If the end of an earlier transaction was cut out, that transaction continues as far as the batches show.
+        can_tell = all(offset < 0 or self._is_intact(offset) for offset in (recorded, open_offset))
+        if recorded != open_offset and can_tell:
+            return f"its transaction began at offset {open_offset}, not at {recorded} (-1: none is open)"
         return ""
 
     def _add_cache(self, path: str, what: str, why: str) -> None:
@@ -287,8 +291,8 @@ class ProducerInspector:
 
     # ------------------------------------------------------------ the partition as a whole
 
-    def end(self) -> None:
-        """After the last segment: open transactions, the last stable offset, and who knows that there are any."""
+    def finish(self) -> None:
+        """Check open transactions, the last stable offset, and whether checkpoint and page know of the producers."""
         found = self._found
         found.has_producers = found.has_producers or self._tracked_any
         found.open_transactions = [
@@ -301,11 +305,11 @@ class ProducerInspector:
             end_offset = log.log_end_offset
         for opened in found.open_transactions:
             who = f"producer {opened.producer_id} (epoch {opened.epoch})"
-            what = f"{who} has a transaction open: these are not decided yet"
+            what = f"{who} has a transaction open: these records are not decided yet"
             found.add("note", found.folder, what, base_offset=opened.first_offset, end_offset=end_offset)
         if found.is_unaware_of_producers:
             path = f"{found.folder}/{CHECKPOINT_FILE}"
-            found.add("damage", path, "it says that the log has no producers: a recovery would not look for them")
+            found.add("damage", path, "it says that the log has no producers: a recovery would ignore them")
         if log is not None and found.live:
             self._check_state()
 
@@ -314,19 +318,19 @@ class ProducerInspector:
         assert log is not None
         path = f"{found.folder}/{STATE_FILE}"
         if found.has_aborts and not found.state.aborts:
-            what = "it says that no transaction was aborted, and there are: readers are handed what was taken back"
+            what = "it says that no transaction was aborted, but some were: readers return aborted records"
             found.add("damage", path, what)
         if self._tracked_any and not found.state.producers:
-            found.add("warning", path, "it says that the log has no producers, and there are")
+            found.add("warning", path, "it says that the log has no producers, but it has")
         if max(self._broken_at, *(hole.end_offset for hole in found.holes), -1) > self._snapshot_base:
-            return  # what is damaged may have begun a transaction, or ended one
+            return  # a damaged batch may have begun or ended a transaction
         stable_offset = min((opened.first_offset for opened in found.open_transactions), default=log.log_end_offset)
-        told = log.last_stable_offset
-        if told == stable_offset or (self._bases and told < self._bases[0]):
-            return  # of a transaction whose batches were deleted nothing may be left that tells
-        if told > stable_offset:
-            what = f"last stable offset {told}, and a transaction that began at {stable_offset} is not decided"
-            found.add("damage", path, what, base_offset=stable_offset, end_offset=told)
+        stated = log.last_stable_offset
+        if stated == stable_offset or (self._bases and stated < self._bases[0]):
+            return  # nothing may be left of a transaction whose batches were deleted
+        if stated > stable_offset:
+            what = f"last stable offset {stated}, but a transaction that began at {stable_offset} is not decided"
+            found.add("damage", path, what, base_offset=stable_offset, end_offset=stated)
         else:
-            what = f"last stable offset {told}, and everything below {stable_offset} is decided: readers wait in vain"
+            what = f"last stable offset {stated}, but everything below {stable_offset} is decided: readers wait in vain"
             found.add("warning", path, what)

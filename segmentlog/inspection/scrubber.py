@@ -1,13 +1,12 @@
-"""Reading sealed segments again and again, for the bytes that rot where nobody looks.
+"""Scrub sealed segments: read them again and again, to find bytes that have changed on the disk.
 
-    tick -> as many bytes as the budget allows -> batch by batch -> findings
+    scrub -> as many bytes as the budget allows -> batch by batch -> findings
 
-One pass goes through every sealed segment of the store and checks every checksum; then the
-next begins. Straight from the files, with `pread`: nothing is opened as a partition, mapped
-or locked, and what was read is given back to the kernel, so that a pass over a large store
-does not push out of memory what others are reading. (Pages that some process has mapped
-stay; those are checked as they are in memory.) Of a segment with a damaged header the rest is read into memory
-first, at the same pace: where that batch ends is told by what follows, see `segmentlog.format.scan`.
+One pass checks every checksum in every sealed segment of the store; then the next pass begins. The scrubber reads the
+files with `pread`. It opens no partition, maps and locks nothing, and lets the kernel drop what it has read. So a pass
+over a large store does not evict what other processes read. (Pages that a process has mapped stay, and are checked as
+they are in memory.) If a segment has a damaged header, the rest of the segment is read into memory first, at the same
+speed: only the following bytes tell where that batch ends, see `segmentlog.format.scan`.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ logger = logging.getLogger("segmentlog")
 
 _READ_MAX_BYTES: Final = 1 << 20
 _BURST_S: Final = 0.5
-# What may be read at once, after a pause: so much of a second's budget.
+# The most to read at once after a pause, as a part of a second's budget.
 _TICK_S: Final = 0.1
 _FOLDER_BYTES: Final = 4096
-# What listing a partition's folder costs of the budget.
+# How many bytes of the budget it costs to list a partition's folder.
 _ROUND_MIN_S: Final = 600.0
-# A small store is not read over and over: passes begin at least so far apart.
+# Passes begin at least this far apart, so that a small store is not read continuously.
 
 
 class ScrubTarget(NamedTuple):
-    """A partition to look at."""
+    """A partition to scrub."""
 
     topic: str
     partition: int
@@ -55,7 +54,10 @@ class ScrubTarget(NamedTuple):
 
 
 class ScrubFinding(msgspec.Struct, frozen=True):
-    """Damage in a sealed segment: from byte ``position`` on, offsets ``[base_offset, end_offset)`` at most."""
+    """Damage in a sealed segment, from byte ``position`` on.
+
+    It concerns at most offsets ``[base_offset, end_offset)``.
+    """
 
     topic: str
     partition: int
@@ -68,25 +70,24 @@ class ScrubFinding(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"{self.path} at byte {self.position}, offsets [{self.base_offset}, {self.end_offset}): {self.what};"
-            " 'segmentlog verify' tells more, 'segmentlog repair' cuts it out"
+            " 'segmentlog verify' shows the details, 'segmentlog repair' cuts it out"
         )
 
 
 class ScrubReport(msgspec.Struct, frozen=True):
-    """What was read so far, and the damage that is there as far as is known."""
+    """How much was read so far, and the damage found."""
 
     rounds: int = 0
-    """Passes over all sealed segments that were completed."""
+    """The number of completed passes over all sealed segments."""
     segments: int = 0
     size_bytes: int = 0
     findings: tuple[ScrubFinding, ...] = ()
 
 
 class Scrubber:
-    """Reads the sealed segments of ``targets()`` at ``bytes_per_s`` at most. Thread-safe.
+    """Reads the sealed segments of ``targets()``, at most ``bytes_per_s`` bytes a second. Thread-safe.
 
-    Each finding is logged once, as a warning, and stays in `report` until its segment is read
-    whole again, or is gone.
+    Each finding is logged once, as a warning. It stays in `report` until its segment is found intact or is deleted.
     """
 
     def __init__(self, fs: FileSystem, targets: Callable[[], Iterable[ScrubTarget]], bytes_per_s: int) -> None:
@@ -100,38 +101,38 @@ class Scrubber:
         self._is_in_round = False
         self._partitions: deque[ScrubTarget] = deque()
         self._segments: deque[tuple[ScrubTarget, int, int]] = deque()
-        self._current: _Pass | None = None
+        self._current: _SegmentPass | None = None
         self._findings: dict[tuple[str, int], ScrubFinding] = {}
         self._seen_paths: set[str] = set()
         self._counts = (0, 0, 0)
         fork_safety.on_fork(self, "_forget_parent")
 
-    def tick(self, now_ms: int) -> float:
-        """Read what the budget allows by now (monotonic milliseconds); returns the seconds until there is more to do.
+    def scrub(self, now_ms: int) -> float:
+        """Read what the budget allows at ``now_ms`` (monotonic). Return the seconds until there is more to do.
 
-        Raises OSError for what is not the segment's fault; the next call goes on with the next segment.
+        Raises OSError for an error that does not concern the segment; the next call continues with the next segment.
         """
         with self._mutex:
-            self._earn(now_ms)
+            self._add_budget(now_ms)
             while self._allowance >= 1:
                 if self._current is None and not self._next_segment(now_ms):
                     return self._pause_s(now_ms)
                 if self._current is not None:
-                    self._read_on(self._current)
+                    self._read_segment(self._current)
             return max(_TICK_S, min(1 / self._bytes_per_s, 60.0))
 
     def report(self) -> ScrubReport:
-        """As of now; also during a tick."""
+        """Return the current findings, also while `scrub` runs."""
         with self._mutex:
             return ScrubReport(*self._counts, findings=tuple(self._findings.values()))
 
     def close(self) -> None:
-        """Let go of the file that is being read."""
+        """Close the file that is being read."""
         with self._mutex:
             self._finish()
 
     def _forget_parent(self) -> None:
-        """In a forked child: the thread is gone that may have been in a tick. The pass begins anew."""
+        """Begin a new pass in a forked child: a thread of the parent may have been in `scrub`."""
         current, self._current = self._current, None
         if current is not None:
             current.close()
@@ -139,9 +140,9 @@ class Scrubber:
         self._round_began_ms, self._is_in_round = None, False
         self._seen_paths = set()
 
-    # ------------------------------------------------------------ pace
+    # ------------------------------------------------------------ budget
 
-    def _earn(self, now_ms: int) -> None:
+    def _add_budget(self, now_ms: int) -> None:
         last_ms = now_ms if self._last_ms is None else self._last_ms
         self._last_ms = now_ms
         most = max(self._bytes_per_s * _BURST_S, 1.0)
@@ -151,16 +152,16 @@ class Scrubber:
         assert self._round_began_ms is not None
         return max(_ROUND_MIN_S - (now_ms - self._round_began_ms) / 1000, _TICK_S)
 
-    # ------------------------------------------------------------ what comes next
+    # ------------------------------------------------------------ the order of segments
 
     def _next_segment(self, now_ms: int) -> bool:
-        """Open the segment that is next in turn, or look for some; False when the next pass is not due yet."""
+        """Open the next segment, or list the next folder. Return False if the next pass is not due yet."""
         if self._segments:
-            target, base, following = self._segments.popleft()  # an error leaves it out of this pass
+            target, base, following = self._segments.popleft()  # an error skips the segment in this pass
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                # Of those that lie in an object store alone it sees to what rots; to read them again and again costs.
+                # Skip segments that are only in the object store: it protects its data, and repeated downloads cost.
                 if read_stub(self._fs, segment_stem(target.folder, base) + LOG_SUFFIX) is None:
-                    self._current = _Pass(self._fs, target, base, following)
+                    self._current = _SegmentPass(self._fs, target, base, following)
             return True
         if not self._partitions:
             return self._next_round(now_ms)
@@ -183,7 +184,7 @@ class Scrubber:
     def _end_round(self) -> None:
         self._is_in_round = False
         for key in [key for key in self._findings.copy() if key[0] not in self._seen_paths]:
-            with failures_ignored():  # nobody can tell: then it is still known
+            with failures_ignored():  # if the check fails, keep the finding
                 if not self._fs.exists(key[0]):
                     del self._findings[key]
         self._seen_paths.clear()
@@ -192,14 +193,14 @@ class Scrubber:
 
     # ------------------------------------------------------------ reading
 
-    def _read_on(self, current: _Pass) -> None:
+    def _read_segment(self, current: _SegmentPass) -> None:
         try:
-            size = current.read_on(min(_READ_MAX_BYTES, int(self._allowance)))
+            size = current.read_more(min(_READ_MAX_BYTES, int(self._allowance)))
         except OSError as error:
             if error.errno != errno.EIO:
-                self._finish()  # not done: nothing of it counts
+                self._finish()  # not completed: its findings do not count
                 raise
-            current.note_bad_sectors(error)
+            current.add_bad_sectors(error)
             size = 0
         self._allowance -= size
         rounds, segments, size_bytes = self._counts
@@ -208,7 +209,7 @@ class Scrubber:
             self._finish()
 
     def _finish(self) -> None:
-        """Take the findings of the current segment over, unless the file was replaced or deleted meanwhile."""
+        """Take over the findings of the current segment, unless the file was replaced or deleted meanwhile."""
         current, self._current = self._current, None
         if current is None:
             return
@@ -227,8 +228,8 @@ class Scrubber:
         self._findings.update(found)
 
 
-class _Pass:
-    """One sealed segment, read from front to back in pieces of whatever size."""
+class _SegmentPass:
+    """One sealed segment, read from start to end in pieces of any size."""
 
     def __init__(self, fs: FileSystem, target: ScrubTarget, base: int, following: int) -> None:
         self._fs = fs
@@ -245,7 +246,7 @@ class _Pass:
         self._buffer = bytearray()
         self._buffer_position = 0
         self._wanted = 0
-        """Bytes of the batch at the front of the buffer; there is nothing to check before they are there."""
+        """Length of the batch at the start of the buffer: check it only when the buffer has that many bytes."""
         self._base = self._expected = base
         self.findings: list[ScrubFinding] = []
         self.is_done = not self._size
@@ -256,7 +257,7 @@ class _Pass:
             self._fs.close(fd)
 
     def is_outdated(self) -> bool:
-        """Whether the file is not any more what was read: deleted, replaced, or cut off."""
+        """Return whether the file was deleted, replaced or truncated since it was opened."""
         try:
             now = self._fs.stat(self.path)
         except FileNotFoundError:
@@ -266,10 +267,10 @@ class _Pass:
         return bool(self.findings) and self._is_merged()
 
     def _is_merged(self) -> bool:
-        """Whether this is a compacted copy already that stands for the following segment, too.
+        """Return whether this file is already a compacted copy that also replaces the next segment.
 
-        Segments are listed before they are read. A swap's name goes after the segments that it replaced
-        (`segmentlog.log.swap`): where there is none, the following one would be gone.
+        Segments are listed before they are read. A swap file is removed after the segments that it replaced
+        (`segmentlog.log.swap`). So without a swap file the next segment would be missing.
         """
         folder = self._target.folder
         copies = (parse_copy_name(name) for name in self._fs.listdir(folder) if name.endswith(SWAP_SUFFIX))
@@ -277,8 +278,8 @@ class _Pass:
             return True
         return not self._fs.exists(segment_stem(folder, self._following) + LOG_SUFFIX)
 
-    def read_on(self, size: int) -> int:
-        """Read so many bytes more and check what is whole by now; returns how many there were. Raises OSError."""
+    def read_more(self, size: int) -> int:
+        """Read ``size`` more bytes and check the complete batches. Return the number of bytes read. Raises OSError."""
         position = self._buffer_position + len(self._buffer)
         part = self._fs.pread(self._fd, min(size, self._size - position), position)
         self._fs.advise_unneeded(self._fd, position, len(part))
@@ -294,14 +295,14 @@ class _Pass:
             self._end()
         return len(part)
 
-    def note_bad_sectors(self, error: OSError) -> None:
-        """The disk does not give the bytes: they and what follows in this segment are not looked at."""
+    def add_bad_sectors(self, error: OSError) -> None:
+        """Record that the disk cannot read the next bytes, and end the pass: the rest of the segment is not checked."""
         position = self._buffer_position + len(self._buffer)
-        self._note(position, self._following, f"the disk does not give it ({error})")
+        self._add_finding(position, self._following, f"the disk cannot read it ({error})")
         self.is_done = True
 
     def _check(self, view: memoryview, at_end: bool) -> int:
-        """Check every batch that is whole in the buffer; how many bytes are done with."""
+        """Check every complete batch in the buffer. Return how many bytes are done."""
         at = 0
         while at < len(view):
             available, rest = len(view) - at, self._size - self._buffer_position - at
@@ -314,24 +315,24 @@ class _Pass:
                 if header.base_offset < self._expected:
                     raise CorruptBatch(self.path, at, f"an offset of {self._expected} or more", str(header.base_offset))
             except CorruptBatch as error:
-                if not at_end:  # where it ends is told by what follows: all of it, once
+                if not at_end:  # where the batch ends depends on the rest of the segment: read it first
                     self._wanted = rest
                     return at
-                at = self._step_over(view, at, error)
+                at = self._skip_damage(view, at, error)
                 continue
             try:
                 check_payload(view, at, header, self.path)
             except CorruptBatch as error:
                 why = f"expected {error.expected}, found {error.found}"
-                self._note(self._buffer_position + at, header.next_offset, why)
+                self._add_finding(self._buffer_position + at, header.next_offset, why)
             self._expected = header.next_offset
             at += header.size_bytes
         return at
 
-    def _step_over(self, view: memoryview, at: int, error: CorruptBatch) -> int:
-        """Note what is damaged at ``at``, unless it is nothing; where the batches go on."""
+    def _skip_damage(self, view: memoryview, at: int, error: CorruptBatch) -> int:
+        """Record the damage at ``at``, unless only zeros follow. Return where the batches continue."""
         if not any(view[at:]):
-            return len(view)  # space that a roll has not given back yet
+            return len(view)  # preallocated space that a roll has not cut off yet
         begins = self._buffer_position
         beside = around(self._fs, self.path, self._base)
 
@@ -341,17 +342,17 @@ class _Pass:
         at_position = begins + at
         at, offset = step_over(view, at, self._expected, Around(self._following, beside.batch_limit, known))
         following = self._following if offset is None else offset
-        self._note(at_position, following, f"expected {error.expected}, found {error.found}")
+        self._add_finding(at_position, following, f"expected {error.expected}, found {error.found}")
         self._expected = following
         return at
 
     def _end(self) -> None:
         if self._expected > self._following:
-            what = f"its last batch ends at {self._expected}, and the next segment begins at {self._following}"
-            self._note(self._size, self._following, what)
+            what = f"its last batch ends at {self._expected}, but the next segment begins at {self._following}"
+            self._add_finding(self._size, self._following, what)
         self.is_done = True
 
-    def _note(self, position: int, end_offset: int, what: str) -> None:
+    def _add_finding(self, position: int, end_offset: int, what: str) -> None:
         base_offset = min(self._expected, end_offset)
         self.findings.append(
             ScrubFinding(self._target.topic, self._target.partition, self.path, position, base_offset, end_offset, what)

@@ -1,4 +1,4 @@
-"""Inspecting one segment and its index: what is there, whole or not. What it means is for `inspect` to say."""
+"""Inspect one segment and its index: list what is intact and what is not. `segments_inspection` judges it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _SECTOR = 4096
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Offsets ``[base_offset, end_offset)`` that no batch has, between whole batches; the latter begins there."""
+    """Offsets ``[base_offset, end_offset)`` that no batch has, between intact batches.
+
+    ``position``: the later batch.
+    """
 
     position: int
     base_offset: int
@@ -41,7 +44,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Flaw(msgspec.Struct, frozen=True):
-    """A batch that can be read and yet claims something that cannot be."""
+    """A batch that can be read, but contradicts itself."""
 
     position: int
     size_bytes: int
@@ -51,7 +54,7 @@ class Flaw(msgspec.Struct, frozen=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A batch whose checksums are right and whose records do not decode; its header announces ``record_count``."""
+    """A batch with correct checksums whose records do not decode. Its header announces ``record_count`` records."""
 
     position: int
     size_bytes: int
@@ -62,7 +65,7 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Tracked(msgspec.Struct, frozen=True, gc=False):
-    """A whole batch of a producer."""
+    """An intact batch with a producer id."""
 
     position: int
     size_bytes: int
@@ -74,39 +77,39 @@ class Tracked(msgspec.Struct, frozen=True, gc=False):
     transactional: bool
     control: bool
     marker: Marker | None
-    """What a control batch says, if that can be told."""
+    """The marker of a control batch, if it can be decoded."""
 
 
 class SegmentFindings(msgspec.Struct):
-    """Everything in one segment."""
+    """The content of one segment."""
 
     base_offset: int
     path: str
     size_bytes: int
-    """Of the file; the first ``end_position`` bytes were looked at."""
+    """The size of the file. Its first ``end_position`` bytes were checked."""
     end_position: int
     end_offset: int
-    """After the last whole batch."""
+    """The offset after the last intact batch."""
     whole_position: int = 0
-    """Where the last whole batch ends."""
+    """Where the last intact batch ends."""
     broken: list[Broken] = []
     gaps: list[Gap] = []
     flaws: list[Flaw] = []
     wrong_times: list[Flaw] = []
-    """Batches whose client stated another largest timestamp than that of their records."""
+    """Batches whose client stated a largest timestamp that differs from the records."""
     bad_sectors: list[tuple[int, int]] = []
-    """(position, size) of what the disk would not give."""
+    """(position, size) of the bytes that the disk could not read."""
     unreadable: list[Unreadable] = []
     epochs: dict[int, int] = {}
     """The epochs of its batches, each with the first base offset."""
     max_timestamp: int = 0
     tracked: list[Tracked] = []
-    """The batches of producers; let go of once they were looked at."""
+    """The batches with producer ids; emptied after they were checked."""
     positions: array[int] = msgspec.field(default_factory=lambda: array("q"))
     base_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
     next_offsets: array[int] = msgspec.field(default_factory=lambda: array("q"))
     timestamps_before: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    """For each whole batch: where it begins, its first offset, the one after its last, the largest timestamp before."""
+    """For each intact batch: its position, base offset, next offset, and the largest timestamp before it."""
 
     @property
     def stem(self) -> str:
@@ -117,27 +120,27 @@ class SegmentFindings(msgspec.Struct):
         return any(not broken.blank for broken in self.broken)
 
     def first_inside(self, base_offset: int, end_offset: int) -> int | None:
-        """Which whole batch is the first to have offsets of ``[base_offset, end_offset)``."""
+        """Return the index of the first intact batch with offsets in ``[base_offset, end_offset)``, or None."""
         at = bisect_right(self.next_offsets, base_offset)
         return at if at < len(self.base_offsets) and self.base_offsets[at] < end_offset else None
 
     def is_boundary(self, position: int) -> bool:
-        """Whether a batch, or a stretch of broken bytes, begins or ends here."""
+        """Return whether a batch, or a range of broken bytes, begins or ends here."""
         if position in (0, self.end_position) or any(broken.position == position for broken in self.broken):
-            return True  # there is no byte between one and the next: where one ends, another begins
+            return True  # ranges are adjacent: where one ends, the next begins
         at = bisect_left(self.positions, position)
         return at < len(self.positions) and self.positions[at] == position
 
-    def whole_behind(self, tail_from: int) -> int:
-        """Whole batches behind the first broken bytes at or above ``tail_from``."""
+    def count_intact_after(self, tail_from: int) -> int:
+        """Count the intact batches after the first broken bytes at or above ``tail_from``."""
         torn = [broken.position for broken in self.broken if broken.position >= tail_from and not broken.blank]
         return len(self.positions) - bisect_left(self.positions, torn[0]) if torn else 0
 
 
 class InspectSegment(Protocol):
-    """What `inspect_segment` does, or hands over what was found before: in the very bytes that lie there now.
+    """Inspects a segment like `inspect_segment`, or returns an earlier result for the same bytes.
 
-    Each call gives an object of its own: an inspection empties parts of it, and may begin again.
+    Each call must return a new object: an inspection empties parts of it, and may begin again.
     """
 
     def __call__(
@@ -148,13 +151,13 @@ class InspectSegment(Protocol):
 def inspect_segment(
     fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
 ) -> SegmentFindings:
-    """Read a segment up to ``end_position`` (None: all of the file) and look at every byte. Raises OSError.
+    """Read a segment up to ``end_position`` (None: the whole file) and check every byte. Raises OSError.
 
-    ``base`` is its base offset, ``epoch`` the largest of the segments before it; the file may lie
-    under another name. Nothing else depends on where it lies in the log.
+    ``base`` is its base offset, ``epoch`` the largest epoch of earlier segments. The file may have another name. The
+    result depends on nothing else in the log.
 
-    Reads into memory, and not through a map: a map of a bad sector, or of a file that a
-    recovery cuts off meanwhile, kills the process instead of raising an error.
+    The file is read, not mapped. With a map, a bad sector or a truncation by a recovery would kill the process instead
+    of raising an error.
     """
     size, data, bad_sectors = read_segment(fs, path, end_position)
     end = len(data)
@@ -164,7 +167,7 @@ def inspect_segment(
     view = memoryview(data)
     for item in examine(view, 0, end, path, expected_offset=base, epoch=epoch, around=lambda: around(fs, path, base)):
         if isinstance(item, Whole):
-            _note_whole(found, item)
+            _add_intact(found, item)
             tally.batches += 1
             tally.records += item.header.record_count
         else:
@@ -177,7 +180,7 @@ def inspect_segment(
 
 
 def around(fs: FileSystem, path: str, base: int) -> Around:
-    """What the files beside a segment file, and that of its topic, say of its batches; missing ones say nothing."""
+    """Return what the index files of a segment and its topic file say of its batches. Missing files say nothing."""
     batch_limit = MAX_RAW_SIZE
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     with failures_ignored(ValueError, KeyError, TypeError):
@@ -187,11 +190,11 @@ def around(fs: FileSystem, path: str, base: int) -> Around:
     return Around(batch_limit=batch_limit, known=load_known_batches(fs, path.removesuffix(LOG_SUFFIX), base))
 
 
-def _note_whole(found: SegmentFindings, item: Whole) -> None:
+def _add_intact(found: SegmentFindings, item: Whole) -> None:
     header = item.header
     position, base_offset = item.position, header.base_offset
-    behind_damage = found.broken and found.broken[-1].end_position == position
-    if base_offset > found.end_offset and not behind_damage:
+    follows_damage = found.broken and found.broken[-1].end_position == position
+    if base_offset > found.end_offset and not follows_damage:
         found.gaps.append(Gap(position, found.end_offset, base_offset))
     if item.flaw:
         found.flaws.append(Flaw(position, header.size_bytes, base_offset, header.next_offset, item.flaw))
@@ -234,9 +237,9 @@ def _tracked(item: Whole) -> Tracked:
 def read_segment(
     fs: FileSystem, path: str, end_position: int | None = None
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """(size of the file, its bytes up to the end position, what could not be read: zeros stand there).
+    """Return (file size, its bytes up to the end position, the ranges that could not be read and are zero).
 
-    What lies in an object store alone is brought. Raises `ObjectStoreError`, `SegmentGone`.
+    A segment that is only in the object store is downloaded. Raises `ObjectStoreError`, `SegmentGone`.
     """
     while True:
         ranges = fs.ranged(path)
@@ -245,7 +248,7 @@ def read_segment(
         with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
             found = fs.fstat(fd)
             size, data, bad_sectors = _read_file(fs, fd, found.st_size, end_position)
-        # It may have become a hole since it was asked for.
+        # It may have become a stub (a hole) after the check above.
         if any(data[:PROBE_BYTES]) or not data or not is_remote(fs, path, found):
             return size, data, bad_sectors
 
@@ -253,7 +256,7 @@ def read_segment(
 def _read_file(
     fs: FileSystem, fd: int, size: int, end_position: int | None
 ) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """`read_segment` of one that is here."""
+    """Do what `read_segment` does, for a local file."""
     data = bytearray(size if end_position is None else min(end_position, size))
     bad_sectors: list[tuple[int, int]] = []
     position = 0
@@ -264,24 +267,24 @@ def _read_file(
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            part = _read_around(fs, fd, position, wanted, bad_sectors)
+            part = _read_by_sectors(fs, fd, position, wanted, bad_sectors)
         if not part:
-            return position, data[:position], bad_sectors  # cut off meanwhile
+            return position, data[:position], bad_sectors  # truncated meanwhile
         data[position : position + len(part)] = part
         position += len(part)
     return size, data, bad_sectors
 
 
 def _read_ranges(ranges: Ranges, end_position: int | None) -> tuple[int, bytearray, list[tuple[int, int]]]:
-    """`read_segment` of one that lies in an object store alone."""
+    """Do what `read_segment` does, for a file that is only in the object store."""
     view = ranges.map()
     end = len(view) if end_position is None else min(end_position, len(view))
     ranges.need(0, end)
     return len(view), bytearray(view[:end]), []
 
 
-def _read_around(fs: FileSystem, fd: int, position: int, size: int, bad_sectors: list[tuple[int, int]]) -> bytes:
-    """A stretch with a bad sector in it: all that can be had of it."""
+def _read_by_sectors(fs: FileSystem, fd: int, position: int, size: int, bad_sectors: list[tuple[int, int]]) -> bytes:
+    """Read a range with a bad sector: everything except the sectors that cannot be read, which are zero."""
     parts = []
     for start in range(position, position + size, _SECTOR):
         wanted = min(_SECTOR, position + size - start)
@@ -300,7 +303,7 @@ def _read_around(fs: FileSystem, fd: int, position: int, size: int, bad_sectors:
 
 
 class IndexFlaw(msgspec.Struct, frozen=True):
-    """The first entry of an index that is not true."""
+    """The first wrong entry of an index."""
 
     path: str
     position: int
@@ -311,14 +314,14 @@ class IndexFlaw(msgspec.Struct, frozen=True):
 def index_flaws(
     fs: FileSystem, found: SegmentFindings, *, next_base: int, limit: int | None, live: bool
 ) -> Iterator[IndexFlaw]:
-    """What in the segment's two index files is not what a rebuild would put there. Raises OSError.
+    """Yield the differences between a segment's index files and a rebuilt index. Raises OSError.
 
-    ``limit`` is the position from which on true entries are none of our business (an appender
-    may be adding them); None for a sealed segment, whose last entry says where it ends. When
-    the log is not ``live``, neither are entries that a power cut spoiled behind it.
+    ``limit`` is the position from which on entries are not checked, because an appender may be adding them. It is None
+    for a sealed segment, whose last entry must be the closing entry. If the log is not ``live``, entries after the
+    limit may also be spoiled by a power cut.
 
-    Entries that are missing are no flaw: the files are written behind the log, and completed
-    when they are next needed. Neither are entries at another interval than today's.
+    Missing entries are not a flaw: the files are written after the log, and completed when needed. Nor are entries at
+    an interval other than the current setting.
     """
     offset_bytes, time_bytes = (
         _read_index(fs, found.stem + INDEX_SUFFIX),
@@ -328,10 +331,11 @@ def index_flaws(
     for suffix, data, size in ((INDEX_SUFFIX, offset_bytes, OFFSET_ENTRY.itemsize),
                                (TIME_INDEX_SUFFIX, time_bytes, TIME_ENTRY.itemsize)):  # fmt: skip
         if stray := len(data) % size:
-            yield IndexFlaw(found.stem + suffix, len(data) - stray, stray, f"{stray} bytes at the end are no entry")
-    at = _first_untrue(found, offsets, times, next_base=next_base, limit=limit)
+            what = f"{stray} bytes at the end are not an entry"
+            yield IndexFlaw(found.stem + suffix, len(data) - stray, stray, what)
+    at = _first_wrong_entry(found, offsets, times, next_base=next_base, limit=limit)
     count = min(len(offset_bytes) // OFFSET_ENTRY.itemsize, len(time_bytes) // TIME_ENTRY.itemsize)
-    if at is None and len(offsets) < count and (live or not _lies_behind(limit, offset_bytes, len(offsets))):
+    if at is None and len(offsets) < count and (live or not _is_beyond(limit, offset_bytes, len(offsets))):
         at = len(offsets)
     if at is not None:
         yield _describe(found, offset_bytes, time_bytes, at, next_base)
@@ -343,22 +347,22 @@ def _read_index(fs: FileSystem, path: str) -> bytes:
     return b""
 
 
-def _lies_behind(limit: int | None, offset_bytes: bytes, at: int) -> bool:
+def _is_beyond(limit: int | None, offset_bytes: bytes, at: int) -> bool:
     entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
     return limit is not None and int(entry["position"]) >= limit
 
 
-def _first_untrue(
+def _first_wrong_entry(
     found: SegmentFindings, offsets: Entries, times: Entries, *, next_base: int, limit: int | None
 ) -> int | None:
-    """Number of the first entry that does not say what the batches say."""
+    """Return the number of the first entry that contradicts the batches; None if none does."""
     positions = np.frombuffer(found.positions, np.int64)
     entry_positions = offsets["position"].astype(np.int64)
     if limit is not None:
         entry_positions = entry_positions[: int(np.searchsorted(entry_positions, limit))]
     entry_offsets = found.base_offset + offsets["relative_offset"][: len(entry_positions)].astype(np.int64)
     stamps = times["max_timestamp"][: len(entry_positions)].astype(np.int64)
-    # Nearly all entries name a batch, and are true: these are held against the batches all at once.
+    # Nearly all entries belong to a batch and are right. Compare these with the batches all at once.
     names_batch = np.isin(entry_positions, positions)
     at = np.searchsorted(positions, entry_positions[names_batch])
     known = np.frombuffer(found.timestamps_before, np.int64)[at]
@@ -379,23 +383,21 @@ def _first_untrue(
 
 
 def _fits(found: SegmentFindings, stamp: int, known: int) -> bool:
-    """Batches that are damaged now had timestamps too."""
+    """Return whether a timestamp fits: batches that are damaged now had timestamps, too."""
     return stamp == known or (stamp > known and found.is_damaged)
 
 
 def _describe(found: SegmentFindings, offset_bytes: bytes, time_bytes: bytes, at: int, next_base: int) -> IndexFlaw:
-    """Which of the two files is wrong about entry ``at``."""
+    """Return which of the two files is wrong about entry ``at``."""
     offset_entry = np.frombuffer(offset_bytes, OFFSET_ENTRY, 1, at * OFFSET_ENTRY.itemsize)[0]
     time_entry = np.frombuffer(time_bytes, TIME_ENTRY, 1, at * TIME_ENTRY.itemsize)[0]
     position, relative = int(offset_entry["position"]), int(offset_entry["relative_offset"])
     starts = dict(zip(found.positions, found.base_offsets, strict=True))
     offset = found.base_offset + relative
     closing = position in (found.size_bytes, found.whole_position) and found.end_offset <= offset <= next_base
-    rest = "; it and those behind it are not believed, and made anew by 'segmentlog repair'"
+    rest = "; this entry and all after it are ignored; 'segmentlog repair' rebuilds them"
     if starts.get(position) == offset or closing:
-        what = (
-            f"entry {at} (offset {offset}): its timestamp {int(time_entry['max_timestamp'])}, its offset or its check"
-        )
+        what = f"entry {at} (offset {offset}): its timestamp {int(time_entry['max_timestamp'])}, its offset or checksum"
         path, size = found.stem + TIME_INDEX_SUFFIX, TIME_ENTRY.itemsize
         return IndexFlaw(path, at * size, size, f"{what} is wrong{rest}")
     size = OFFSET_ENTRY.itemsize

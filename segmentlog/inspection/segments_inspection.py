@@ -1,9 +1,9 @@
-"""Inspecting the segments of a partition: what whole and broken bytes mean, depending on where they lie.
+"""Inspect the segments of a partition, and judge intact and broken bytes by their position in the log.
 
-Where the log ends decides what a bad byte means. While the state page is live it says so to
-the byte: everything before is checked, nothing behind is looked at. Otherwise (another boot,
-a copy) everything below the checkpoint's recovery point must be whole, and above it the next
-open goes as far as the batches are: what is torn there is a note, and no damage.
+The log end decides whether a broken byte is damage. A live state page gives the log end exactly: everything before it
+is checked, and nothing after it. Otherwise (another boot, a copy) everything below the checkpoint's recovery point must
+be intact. Above it, the next open accepts batches as far as they are intact: torn bytes there are reported as a note,
+not as damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSE_S = 0.01
 
 
 class LogInspector:
-    """One look at the segments of a partition, whose checkpoint and state page were looked at before."""
+    """One inspection of the segments of a partition, after its checkpoint and state page were read."""
 
     def __init__(
         self, fs: FileSystem, found: PartitionFindings, tally: Tally, paths: Mapping[int, str], inspect: InspectSegment
@@ -38,14 +38,14 @@ class LogInspector:
         self._found = found
         self._tally = tally
         self._paths = paths
-        """Where a segment is that is not under its own name: a compacted copy that was not put in place yet."""
+        """Paths of segments that do not have their own name: compacted copies that are not swapped in yet."""
         self._inspect_segment = inspect
         self._tail_breaks: list[Cut | Hole] = []
-        self._breaks_before_whole = 0
-        self._whole_behind = 0
+        self._breaks_before_intact = 0
+        self._intact_after_breaks = 0
 
     def run(self, bases: list[int]) -> None:
-        """Look at the segments with these base offsets."""
+        """Inspect the segments with these base offsets."""
         found, log = self._found, self._found.state.log
         checkpoint = found.checkpoint.checkpoint
         start_offset = self._start_now() if checkpoint or found.live else (bases[0] if bases else 0)
@@ -56,27 +56,27 @@ class LogInspector:
         producers = ProducerInspector(self._fs, found, bases)
         for base, next_base in zip(bases, [*bases[1:], None], strict=False):
             try:
-                segment = self._look_at_segment(base, next_base, epoch)
+                segment = self._inspect(base, next_base, epoch)
             except FileNotFoundError:
                 if found.live and next_base is not None and next_base <= self._start_now():
                     continue  # trimmed since the folder was listed
                 raise
             found.segments.append(segment)
             epoch = max([epoch, *segment.epochs])
-            producers.begin(base)
+            producers.check_snapshot(base)
             is_sealed = next_base is not None and self._tail_from(base) is None
-            producers.take(segment, next_base, is_sealed=is_sealed, has_caches=base not in self._paths)
+            producers.add_segment(segment, next_base, is_sealed=is_sealed, has_caches=base not in self._paths)
         if log is not None and found.live and log.active_base_offset not in bases:
             missing = segment_stem(self._folder, log.active_base_offset) + LOG_SUFFIX
             end_offset = max([start_offset, *(segment.end_offset for segment in found.segments)])
             self._hole(missing, -1, end_offset, log.log_end_offset, "missing: appends go to this segment")
-        producers.end()
+        producers.finish()
         if not found.live:
             self._check_recovery_point(bases)
-            self._tell_torn()
+            self._report_torn()
 
     def _check_recovery_point(self, bases: list[int]) -> None:
-        """Below the recovery point there is nothing missing at the end of the log."""
+        """Report offsets that are missing between the last segment and the recovery point."""
         found, checkpoint = self._found, self._found.checkpoint.checkpoint
         if (
             checkpoint is None
@@ -89,7 +89,7 @@ class LogInspector:
         self._check_gap(missing, -1, max([checkpoint.log_start_offset, *ends]), checkpoint.recovery_offset)
 
     def _start_now(self) -> int:
-        """What lies below it was deleted; a log that is in use may be trimmed this very moment."""
+        """Return the log start: records below it were deleted. A log in use may be trimmed during the inspection."""
         found, checkpoint = self._found, self._found.checkpoint.checkpoint
         if found.live and found.state.log is not None:
             log = StateReader(self._fs, self._folder).read().log
@@ -97,7 +97,7 @@ class LogInspector:
         return checkpoint.log_start_offset if checkpoint else 0
 
     def _tail_from(self, base: int) -> int | None:
-        """Byte of a segment from which on a recovery decides what counts; None where none of it is in question."""
+        """Return the byte of a segment from which on recovery decides what counts; None if no byte is in question."""
         checkpoint = self._found.checkpoint.checkpoint
         if self._found.live and self._found.state.log is not None:
             return None
@@ -105,7 +105,7 @@ class LogInspector:
             return 0
         return checkpoint.recovery_position if base == checkpoint.recovery_segment else None
 
-    def _look_at_segment(self, base: int, next_base: int | None, epoch: int) -> SegmentFindings:
+    def _inspect(self, base: int, next_base: int | None, epoch: int) -> SegmentFindings:
         found, log = self._found, self._found.state.log
         end_position, end_offset, tail_from = None, next_base, self._tail_from(base)
         is_active = False
@@ -117,36 +117,36 @@ class LogInspector:
                 self._fs, path, base, end_position=end_position, epoch=epoch, tally=self._tally
             )
         except (CorruptBatch, ObjectStoreError) as error:
-            return self._not_read(path, base, next_base, error)
+            return self._report_unread(path, base, next_base, error)
         for position, size in segment.bad_sectors:
-            found.add("damage", segment.path, "the disk does not give these bytes", position, size)
+            found.add("damage", segment.path, "the disk cannot read these bytes", position, size)
         breaks_before = len(self._tail_breaks)
         for broken in segment.broken:
             self._judge(segment, broken, end_offset, tail_from, is_active)
         if tail_from is not None:
-            self._count_whole_behind(segment, breaks_before, tail_from)
+            self._count_intact_after(segment, breaks_before, tail_from)
         for flaw in segment.flaws:
             found.add(
                 "damage", segment.path, flaw.what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset
             )
         for flaw in segment.wrong_times:
             what = (
-                f"{flaw.what}: its client sent it like that. Its records can be read; look-ups and retention by time"
-                " go by the header"
+                f"{flaw.what}: the client sent it so. Its records can be read; look-ups and retention by time use the"
+                " header"
             )
             found.add("warning", segment.path, what, flaw.position, flaw.size_bytes, flaw.base_offset, flaw.end_offset)
         for batch in segment.unreadable:
-            self._tell_unreadable(segment, batch)
+            self._report_unreadable(segment, batch)
         for gap in segment.gaps:
             self._check_gap(segment.path, gap.position, gap.base_offset, gap.end_offset)
-        self._check_given_up(segment, tail_from)
+        self._check_lost(segment, tail_from)
         self._check_end(segment, end_position, end_offset, tail_from)
         if base not in self._paths:
             self._check_index(segment, next_base, end_position, tail_from)
         return segment
 
-    def _tell_unreadable(self, segment: SegmentFindings, batch: Unreadable) -> None:
-        """Report a batch that is what was written, wherever the recovery point is: a recovery keeps it."""
+    def _report_unreadable(self, segment: SegmentFindings, batch: Unreadable) -> None:
+        """Report an intact batch that does not decode, wherever the recovery point is: a recovery keeps it."""
         base_offset, end_offset, count = batch.base_offset, batch.end_offset, batch.record_count
         what = (
             f"the records of this batch do not decode ({batch.reason}). Its checksum is right, so the disk returned"
@@ -161,20 +161,20 @@ class LogInspector:
         )  # fmt: skip
         self._found.unreadable.append(cut)
 
-    def _not_read(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
-        """Tell of a segment that lies in the object store alone, and that nobody can read.
+    def _report_unread(self, path: str, base: int, next_base: int | None, error: SegmentlogError) -> SegmentFindings:
+        """Report a segment that is only in the object store and cannot be read.
 
-        Only where it is known to be gone it is cut out.
+        It is cut out only if the object store says that it is gone.
         """
         size_bytes, end_offset = self._fs.stat(path).st_size, base if next_base is None else next_base
         if isinstance(error, SegmentGone):
             self._found.add("damage", path, str(error), 0, size_bytes, base, end_offset)
             self._found.cuts.append(Cut(base, path, 0, size_bytes, base, end_offset, str(error)))
-        elif isinstance(error, CorruptBatch):  # its stub; the manifest says the same
-            what = f"{error.found}: nobody can read the segment; 'segmentlog ship' makes it anew"
+        elif isinstance(error, CorruptBatch):  # its stub is damaged, but the manifest has the same content
+            what = f"{error.found}: the segment cannot be read; 'segmentlog ship' writes the stub again"
             self._found.add("damage", error.path, what)
         else:
-            self._found.add("warning", path, f"it lies in the object store alone, and was not looked at: {error}")
+            self._found.add("warning", path, f"it is only in the object store, and was not checked: {error}")
         return SegmentFindings(base, path, size_bytes, size_bytes, end_offset)
 
     def _judge(self, segment: SegmentFindings, broken: Broken, end_offset: int | None, tail_from: int | None,
@@ -183,19 +183,19 @@ class LogInspector:
         size = broken.end_position - broken.position
         if broken.blank and not is_active:
             if tail_from is None:
-                what = f"{size} zeros behind the last batch: preallocated, and never given back"
+                what = f"{size} zeros after the last batch: preallocated, and never cut off"
                 found.add("note", segment.path, what, broken.position, size)
             return
         error = broken.error
         at = f" at byte {error.position}" if error.position != broken.position else ""
         why = f"expected {error.expected}{at}, found {error.found}"
-        behind = broken.following_offset if broken.following_offset is not None else end_offset
+        following = broken.following_offset if broken.following_offset is not None else end_offset
         checkpoint = found.checkpoint.checkpoint
-        if behind is None and checkpoint is not None and tail_from is not None and broken.position < tail_from:
-            behind = checkpoint.recovery_offset  # the last batches below the recovery point: they went up to there
+        if following is None and checkpoint is not None and tail_from is not None and broken.position < tail_from:
+            following = checkpoint.recovery_offset  # the last batches below the recovery point ended there
         cut = Cut(
             segment.base_offset, segment.path, broken.position, broken.end_position, broken.expected_offset,
-            max(behind if behind is not None else broken.expected_offset, broken.expected_offset), why,
+            max(following if following is not None else broken.expected_offset, broken.expected_offset), why,
         )  # fmt: skip
         if tail_from is not None and broken.position >= tail_from:
             self._tail_breaks.append(cut)
@@ -203,19 +203,19 @@ class LogInspector:
         found.cuts.append(cut)
         found.add("damage", segment.path, why, cut.position, size, cut.base_offset, cut.end_offset)
 
-    def _count_whole_behind(self, segment: SegmentFindings, breaks_before: int, tail_from: int) -> None:
-        """Whole batches that come behind what is torn, and which of the breaks they come behind."""
-        self._whole_behind += len(segment.positions) if breaks_before else segment.whole_behind(tail_from)
+    def _count_intact_after(self, segment: SegmentFindings, breaks_before: int, tail_from: int) -> None:
+        """Count the intact batches after torn bytes, and the breaks that have intact batches after them."""
+        self._intact_after_breaks += len(segment.positions) if breaks_before else segment.count_intact_after(tail_from)
         if segment.positions:
             mine = self._tail_breaks[breaks_before:]
-            behind = sum(
+            followed = sum(
                 isinstance(tail_break, Cut) and tail_break.position < segment.whole_position for tail_break in mine
             )
-            self._breaks_before_whole = breaks_before + behind
+            self._breaks_before_intact = breaks_before + followed
 
     def _check_end(self, segment: SegmentFindings, end_position: int | None, end_offset: int | None,
                    tail_from: int | None) -> None:  # fmt: skip
-        """The segment reaches to where the next one begins, the state page ends, or the recovery point lies."""
+        """Check that the segment reaches the next segment, the end in the state page, or the recovery point."""
         found, checkpoint = self._found, self._found.checkpoint.checkpoint
         is_active = end_position is not None
         if tail_from and checkpoint is not None:
@@ -233,12 +233,12 @@ class LogInspector:
         if end_offset is None or covered or segment.end_offset == end_offset:
             return
         if segment.end_offset > end_offset:
-            what = f"its last batch ends at offset {segment.end_offset}, and the log goes on at {end_offset}"
+            what = f"its last batch ends at offset {segment.end_offset}, but the log continues at {end_offset}"
             found.add("damage", segment.path, what, segment.whole_position, 0, end_offset, segment.end_offset)
         elif tail_from is None:
             self._check_gap(segment.path, segment.whole_position, segment.end_offset, end_offset)
         elif first_behind(self._lost_ranges(), segment.end_offset) < end_offset:
-            what = f"offsets end at {segment.end_offset}, and the next segment begins at {end_offset}"
+            what = f"offsets end at {segment.end_offset}, but the next segment begins at {end_offset}"
             self._tail_breaks.append(Hole(segment.end_offset, end_offset, what))
 
     def _lost_ranges(self) -> tuple[LostRange, ...]:
@@ -246,8 +246,8 @@ class LogInspector:
         return tuple(sorted(checkpoint.lost_ranges, key=lambda lost: lost.base_offset)) if checkpoint else ()
 
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
-        """A gap is explained by lost ranges only: compaction leaves none."""
-        # What lies below the log start was deleted, and the log may start inside a lost range.
+        """Report a gap unless lost ranges explain it: compaction leaves no gaps."""
+        # Records below the log start were deleted, and the log may start inside a lost range.
         base_offset = first_behind(self._lost_ranges(), max(base_offset, self._start_now()))
         if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
@@ -257,15 +257,15 @@ class LogInspector:
         self._found.holes.append(Hole(base_offset, end_offset, what))
         self._found.add("damage", path, what, position, 0, base_offset, end_offset)
 
-    def _check_given_up(self, segment: SegmentFindings, tail_from: int | None) -> None:
-        """Nothing has offsets that were given up."""
+    def _check_lost(self, segment: SegmentFindings, tail_from: int | None) -> None:
+        """Report batches with offsets inside lost ranges."""
         for lost in self._lost_ranges():
             at = segment.first_inside(lost.base_offset, lost.end_offset)
             if at is None:
                 continue
             position, first, end = segment.positions[at], segment.base_offsets[at], segment.next_offsets[at]
             if tail_from is not None and position >= tail_from:
-                what = f"given up ({lost.reason}); the next open cuts it off"
+                what = f"in a lost range ({lost.reason}); the next open removes it"
                 self._found.add("note", segment.path, what, position, 0, first, end)
             else:
                 what = f"a batch in the lost range [{lost.base_offset}, {lost.end_offset}) ({lost.reason})"
@@ -275,9 +275,9 @@ class LogInspector:
                      tail_from: int | None) -> None:  # fmt: skip
         limit = end_position
         if tail_from is not None or (limit is None and next_base is None):
-            limit = segment.whole_position  # a recovery makes the index of the last segment anew
+            limit = segment.whole_position  # a recovery rebuilds the index of the last segment
         following = segment.end_offset if next_base is None else next_base
-        for pause_s in (_PAUSE_S, 0):  # twice: an appender may be writing entries this very moment
+        for pause_s in (_PAUSE_S, 0):  # twice, because an appender may be writing entries just now
             flaws = list(index_flaws(self._fs, segment, next_base=following, limit=limit, live=tail_from is None))
             if not flaws:
                 return
@@ -288,8 +288,8 @@ class LogInspector:
 
     # ------------------------------------------------------------ the torn tail
 
-    def _tell_torn(self) -> None:
-        """Above the recovery point: one finding for everything that the next open will cut off."""
+    def _report_torn(self) -> None:
+        """Report everything above the recovery point that the next open will remove, as one finding."""
         found = self._found
         if not self._tail_breaks:
             return
@@ -297,16 +297,16 @@ class LogInspector:
         path, position, size = self._folder, -1, 0
         if isinstance(first, Cut):
             path, position, size = first.path, first.position, first.end_position - first.position
-        if self._whole_behind == 0:
-            what = f"torn: {first.why}; the next open cuts it off and keeps the bytes in {QUARANTINE_FOLDER}/"
+        if self._intact_after_breaks == 0:
+            what = f"torn: {first.why}; the next open moves the bytes to {QUARANTINE_FOLDER}/"
             found.torn = found.add("note", path, what, position, size)
             return
         what = (
-            f"not whole ({first.why}), and {self._whole_behind} whole batches follow it above the recovery point:"
-            f" the next open would cut those off too (into {QUARANTINE_FOLDER}/); 'segmentlog repair' keeps them"
+            f"broken ({first.why}), but {self._intact_after_breaks} intact batches follow above the recovery point:"
+            f" the next open would move those to {QUARANTINE_FOLDER}/, too; 'segmentlog repair' keeps them"
         )
         found.torn = found.add("warning", path, what, position, size, first.base_offset)
-        for tail_break in self._tail_breaks[: self._breaks_before_whole]:
+        for tail_break in self._tail_breaks[: self._breaks_before_intact]:
             if isinstance(tail_break, Cut):
                 found.cuts.append(tail_break)
             else:

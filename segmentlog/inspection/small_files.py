@@ -1,4 +1,4 @@
-"""Inspecting the small files: checkpoint, state page, ``store.json`` and ``topic.json``."""
+"""Inspect the small files: checkpoint, state page, ``store.json`` and ``topic.json``."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _READ_PAUSE_S = 0.002
 
 
 class CheckpointFindings(msgspec.Struct, frozen=True):
-    """The newest valid slot, and why each slot that is not valid is not: (position, size, why)."""
+    """The newest valid slot of a checkpoint file, and (position, size, reason) of each invalid slot."""
 
     checkpoint: Checkpoint | None
     bad_slots: tuple[tuple[int, int, str], ...] = ()
     stray: tuple[tuple[int, int], ...] = ()
-    """Bytes (position, size) behind a valid slot that should be zero; nobody reads them."""
+    """(position, size) of bytes after a valid slot that should be zero; they are never read."""
     missing: bool = False
 
     @property
@@ -52,7 +52,7 @@ class CheckpointFindings(msgspec.Struct, frozen=True):
 
 
 def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFindings:
-    """Both slots of a checkpoint file, whatever state it is in. Raises OSError."""
+    """Read both slots of a checkpoint file, in whatever state it is. Raises OSError."""
     try:
         data = read_file(fs, path)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def read_checkpoint(fs: FileSystem, path: str) -> CheckpointFindings:
 
 
 def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
-    """What a checkpoint claims that cannot be, though its checksum is right."""
+    """Yield the contradictions in a checkpoint whose checksum is right."""
     epochs, ranges = checkpoint.epochs, checkpoint.lost_ranges
     for before, after in pairwise(epochs):
         if after.epoch <= before.epoch or after.start_offset < before.start_offset:
@@ -86,7 +86,7 @@ def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"a lost range [{lost.base_offset}, {lost.end_offset})"
     for preceding, following in pairwise(ranges):
         if following.base_offset < preceding.end_offset:
-            yield f"lost ranges overlap: one ends at {preceding.end_offset}, the next begins at {following.base_offset}"
+            yield f"lost ranges overlap: end {preceding.end_offset}, begin of the next {following.base_offset}"
     if checkpoint.offset_ceiling < checkpoint.recovery_offset:
         yield f"offset ceiling {checkpoint.offset_ceiling} is below the recovery point {checkpoint.recovery_offset}"
 
@@ -95,22 +95,22 @@ def checkpoint_flaws(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 class StateFindings(msgspec.Struct, frozen=True):
-    """The state page, as far as it may be believed: ``log`` and ``sync`` are None where it may not."""
+    """The content of the state page. ``log`` and ``sync`` are None if the page cannot be trusted."""
 
     log: LogState | None = None
     sync: SyncState | None = None
     writing: int = 0
     failed: bool = False
     producers: bool = False
-    """Whether appenders keep track of producers."""
+    """Whether the page says that the log has producers."""
     aborts: bool = False
-    """Whether readers look for aborted transactions."""
+    """Whether the page says that transactions were aborted."""
     why: str = ""
     severity: Severity = "note"
 
 
 class StateReader:
-    """Looks at a partition's state page without changing it, as often as one likes."""
+    """Reads a partition's state page without changing it, any number of times."""
 
     def __init__(self, fs: FileSystem, folder: str) -> None:
         self._fs = fs
@@ -118,12 +118,12 @@ class StateReader:
         self.path = f"{folder}/{STATE_FILE}"
 
     def read(self) -> StateFindings:
-        """What the page says now. Raises OSError."""
+        """Read the page as it is now. Raises OSError."""
         found = self._read()
         for _ in range(_READ_ATTEMPTS):
             if found.severity == "note":
                 break
-            time.sleep(_READ_PAUSE_S)  # a recovery, or a truncation, makes it anew step by step
+            time.sleep(_READ_PAUSE_S)  # a recovery or a truncation rewrites it step by step
             found = self._read()
         return found
 
@@ -136,7 +136,7 @@ class StateReader:
             page = StatePage.map(self._fs, fd, writable=False)
             if page is None:
                 size = self._fs.fstat(fd).st_size
-                return StateFindings(why=f"{size} bytes long, not {PAGE_SIZE}; the next open makes it anew")
+                return StateFindings(why=f"{size} bytes long, not {PAGE_SIZE}; the next open creates it again")
             try:
                 return self._judge(page, fd)
             finally:
@@ -146,10 +146,10 @@ class StateReader:
 
     def _judge(self, page: StatePage, fd: int) -> StateFindings:
         boot_id, folder = self._fs.boot_id(), self._fs.stat(self._folder)
-        if page.describes(boot_id, folder):
-            doubt = distrust_reason(self._fs, self._folder, page, fd)
-            if doubt is not None:
-                return StateFindings(why=f"not believed: {doubt}; the next open recovers the log without it")
+        if page.is_valid_for(boot_id, folder):
+            reason = distrust_reason(self._fs, self._folder, page, fd)
+            if reason is not None:
+                return StateFindings(why=f"not trusted: {reason}; the next open recovers the log without it")
             words = page.words
             return StateFindings(
                 page.log.read(),
@@ -162,7 +162,7 @@ class StateReader:
         if not any(page.words[:6]):
             return StateFindings(why="never used")
         if page.header_is_sound and not page.is_about(boot_id, folder):
-            return StateFindings(why="of another boot, or of the folder that this one is a copy of: not believed")
+            return StateFindings(why="not trusted: it belongs to another boot, or to a folder that was copied here")
         return StateFindings(why="damaged; the next open recovers the log without it", severity="warning")
 
 
@@ -170,22 +170,22 @@ class StateReader:
 
 
 def check_grant(fs: FileSystem, folder: str) -> Iterator[Finding]:
-    """``grant``, where there is one, says how far offsets may be handed out."""
+    """Check the ``grant`` file, if there is one: it limits the offsets that may be assigned."""
     path = f"{folder}/{GRANT_FILE}"
     try:
         grant = decode_grant(read_file(fs, path))
     except FileNotFoundError:
         return
     except MalformedGrant as error:
-        what = f"{error}; nothing is appended beyond what is reserved until the store is shipped again"
+        what = f"{error}; appends stop at the reserved offsets until the store is shipped again"
         yield Finding("warning", path, what)
     else:
         if grant.fenced:
-            yield Finding("note", path, f"taken over by {grant.fenced}: nothing is appended here any more")
+            yield Finding("note", path, f"taken over by {grant.fenced}: appends are refused here")
 
 
 def check_ship_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
-    """``@ship``, where there is one, is JSON that says where the store is shipped to."""
+    """Check the file ``@ship``, if there is one: JSON with the URL that the store is shipped to."""
     path = f"{folder}/{SHIP_FILE}"
     try:
         document = json.loads(read_file(fs, path))
@@ -193,37 +193,37 @@ def check_ship_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        what = f"not JSON with 'url', 'owner_id' and 'owner_epoch' ({error}): the store is not shipped any more"
-        yield Finding("damage", path, f"{what}; remove the file, and take the store over anew")
+        what = f"not JSON with 'url', 'owner_id' and 'owner_epoch' ({error}): the store cannot be shipped"
+        yield Finding("damage", path, f"{what}; remove the file, and take the store over again")
 
 
 # ---------------------------------------------------------------- store and topic
 
 
 def check_store_file(fs: FileSystem, folder: str) -> Iterator[Finding]:
-    """``store.json`` is JSON, of a version that can be read, and names the store."""
+    """Check ``store.json``: JSON with a readable format version and the id of the store."""
     path = f"{folder}/{STORE_FILE}"
     try:
         document = json.loads(read_file(fs, path))
         version, store_id = document["format"], document["store_id"]
     except FileNotFoundError:
-        yield Finding("damage", path, "missing; restore it, without it the folder is no store")
+        yield Finding("damage", path, "missing; restore it: without it the folder is not a store")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         yield Finding("damage", path, f"not JSON with 'format' and 'store_id' ({error}); restore it from a backup")
     else:
         if version not in READABLE_FORMATS:
             yield Finding("damage", path, _unknown_format(version))
         elif document.get("upgrading"):
-            what = f"the upgrade to format {version} did not come to its end; the next open for writing goes on with it"
+            what = f"the upgrade to format {version} was interrupted; the next open for writing continues it"
             yield Finding("note", path, what)
         if not isinstance(store_id, str):
-            yield Finding("damage", path, f"the store's id is {store_id!r}, not a text")
+            yield Finding("damage", path, f"the store's id is {store_id!r}, not a string")
 
 
 def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfig, list[Finding]]:
-    """(number of partitions or None, configuration or the defaults, what is wrong with the file)."""
+    """Return (number of partitions or None, configuration or the defaults, findings about the file)."""
     path = f"{folder}/{TOPIC_FILE}"
-    advice = "restore it from a backup, or write it anew: the records do not depend on it"
+    advice = "restore it from a backup, or create it again: the records do not depend on it"
     try:
         document = json.loads(read_file(fs, path))
         version, count = document["format"], document["partitions"]
@@ -237,13 +237,13 @@ def read_topic_file(fs: FileSystem, folder: str) -> tuple[int | None, TopicConfi
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         return None, config, [Finding("damage", path, f"{count!r} partitions; {advice}")]
     if version != 1 and not is_topic_id(document.get("id")):
-        what = f"the topic's id is {document.get('id')!r}, not a UUID; {advice}, with another id groups begin anew"
+        what = f"the topic's id is {document.get('id')!r}, not a UUID; {advice}. With another id, groups start again"
         return count, config, [Finding("damage", path, what)]
     return count, config, []
 
 
 def read_topic_id(fs: FileSystem, folder: str) -> str | None:
-    """The id that a topic's file says; None when it says none."""
+    """Return the id in a topic's file; None if it has none."""
     try:
         topic_id = json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["id"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -254,4 +254,4 @@ def read_topic_id(fs: FileSystem, folder: str) -> str | None:
 
 
 def _unknown_format(version: object) -> str:
-    return f"format {version!r}, where this version reads {' and '.join(map(str, READABLE_FORMATS))}"
+    return f"format {version!r}, but this version reads {' and '.join(map(str, READABLE_FORMATS))}"

@@ -1,10 +1,10 @@
-"""Inspecting a topic in many places: most of the work is in its segments, and no segment needs another.
+"""Inspect a topic in several processes: most of the work is in segments, which are independent of each other.
 
-    list_segment_jobs -> split -> look, wherever that runs -> KnownSegments -> inspect_store
+    list_segment_jobs -> split -> inspect_job, in any process -> KnownSegments -> inspect_store
 
-What was found travels packed. It is used where the very bytes lie there still that were looked
-at; every other segment is looked at once more, here. So the findings are those of one process,
-word for word: whatever goes wrong elsewhere costs time only.
+Results are packed for transport. A result is used only if the file still has the bytes that were inspected. Every other
+segment is inspected again, in this process. So the findings are those of a single process, word for word, and a failure
+elsewhere costs only time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SHARE_BYTES_MIN = 64 << 20
 
 
 class SegmentJob(msgspec.Struct, frozen=True):
-    """A segment that is to be looked at."""
+    """A segment to inspect."""
 
     path: str
     base_offset: int
     end_position: int | None
-    """Where the log ends in the segment that is appended to; None for all of the file."""
+    """The log end in the active segment; None for the whole file."""
     size_bytes: int
 
 
 class SegmentResult(msgspec.Struct, frozen=True):
-    """What was found in a segment."""
+    """The result of inspecting a segment."""
 
     path: str
     end_position: int | None
@@ -56,9 +56,9 @@ class SegmentResult(msgspec.Struct, frozen=True):
 
 
 def list_segment_jobs(fs: FileSystem, path: str, topic: str) -> list[SegmentJob]:
-    """The segments of a topic, as far as they are there. Raises OSError.
+    """Return the segments of a topic that exist. Raises OSError.
 
-    A guess where others append, retain or compact: they may be others when it comes to the findings.
+    It is a guess if other processes append, retain or compact: the inspection may find other segments later.
     """
     jobs = []
     for number in list_partitions(fs, f"{path}/{topic}")[0]:
@@ -78,9 +78,9 @@ def list_segment_jobs(fs: FileSystem, path: str, topic: str) -> list[SegmentJob]
 
 
 def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
-    """Shares of about the same size, the largest first: of 64 MiB or more, or fewer bytes so that each worker has one.
+    """Split jobs into shares of similar size, the largest first: at least 64 MiB each, unless workers would stay idle.
 
-    A share has no less because beginning one costs as much as a few megabytes.
+    Smaller shares do not pay, because starting one costs as much as inspecting a few megabytes.
     """
     total = sum(job.size_bytes for job in jobs)
     count = min(len(jobs), max(workers, total // _SHARE_BYTES_MIN))
@@ -94,10 +94,10 @@ def split(jobs: Sequence[SegmentJob], workers: int) -> list[list[SegmentJob]]:
 
 
 def inspect_job(fs: FileSystem, job: SegmentJob) -> SegmentResult | None:
-    """Look at one segment; None if the file system refuses: then whoever asked shall see for himself."""
+    """Inspect one segment. Return None if the file system refuses: the requesting process then tries itself."""
     tally = Tally()
     try:
-        # Before the first byte is read: a write that comes between makes the stamp one of the past.
+        # Before the first byte is read: a write in between must make the stamp outdated.
         stamp = fs.stamp(job.path)
         found = inspect_segment(fs, job.path, job.base_offset, end_position=job.end_position, epoch=0, tally=tally)
     except (OSError, SegmentlogError) as error:
@@ -108,25 +108,26 @@ def inspect_job(fs: FileSystem, job: SegmentJob) -> SegmentResult | None:
 
 
 class KnownSegments:
-    """An `InspectSegment` that knows what was found elsewhere."""
+    """An `InspectSegment` that returns results from other processes."""
 
-    def __init__(self, looked: Iterable[SegmentResult]) -> None:
-        self._looked = {segment.path: segment for segment in looked}
+    def __init__(self, results: Iterable[SegmentResult]) -> None:
+        self._results = {segment.path: segment for segment in results}
         self.inspected_here = 0
-        """Segments of which nothing was known that still holds."""
+        """The number of segments without a result that is still valid."""
 
     def __call__(
         self, fs: FileSystem, path: str, base: int, *, end_position: int | None, epoch: int, tally: Tally
     ) -> SegmentFindings:
-        """As `inspect_segment` would find it. Raises OSError."""
-        looked = self._looked.get(path)
-        if looked is not None and looked.end_position == end_position and looked.stamp == fs.stamp(path):
-            found = unpack(looked.packed)
-            # Nobody knew the epochs of the segments before it. They matter where one goes back, which is damage.
+        """Return what `inspect_segment` would find. Raises OSError."""
+        result = self._results.get(path)
+        if result is not None and result.end_position == end_position and result.stamp == fs.stamp(path):
+            found = unpack(result.packed)
+            # The other process did not know the epochs of earlier segments. They matter if an epoch decreases, which is
+            # damage.
             if min(found.epochs, default=epoch) >= epoch:
                 tally.segments += 1
                 tally.batches += len(found.positions)
-                tally.records += looked.records
+                tally.records += result.records
                 tally.add_bytes(found.end_position)
                 return found
         self.inspected_here += 1
@@ -140,7 +141,10 @@ _TRACKED_FIELDS = len(Tracked.__struct_fields__) - 1
 
 
 def pack(found: SegmentFindings) -> bytes:
-    """What was found, in less than a byte a batch and ten for one of a producer; a pickle has 32 and some 40 more."""
+    """Pack findings: less than a byte for a batch, ten for a batch with a producer.
+
+    A pickle needs 32 and some 40 more.
+    """
     batches = _pack_table([np.frombuffer(getattr(found, name), np.int64) for name in _COLUMNS])
     rows = [msgspec.structs.astuple(batch)[:-1] for batch in found.tracked]
     tracked = _pack_table(np.array(rows, np.int64).reshape(len(rows), _TRACKED_FIELDS).T)
@@ -150,7 +154,7 @@ def pack(found: SegmentFindings) -> bytes:
 
 
 def unpack(data: bytes) -> SegmentFindings:
-    """What was packed, as an object that nobody else has."""
+    """Return packed findings as a new object."""
     found, batches, tracked, markers = pickle.loads(data)
     for name, column in zip(_COLUMNS, _unpack_table(batches, len(_COLUMNS)), strict=True):
         setattr(found, name, array("q", column.tobytes()))
@@ -166,7 +170,11 @@ def unpack(data: bytes) -> SegmentFindings:
 
 
 def _pack_table(columns: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> bytes:
-    """Differences, and all first bytes of them, then all second ones, ...: most are zero, and LZ4 leaves them out."""
+    """Compress a table of numbers that grow slowly.
+
+    Take the differences, then store all their first bytes, all their second bytes, and so on: most are zero, and LZ4
+    removes them.
+    """
     differences = np.diff(np.asarray(columns, np.int64), axis=1, prepend=0)
     by_byte = np.ascontiguousarray(differences).view(np.uint8).reshape(-1, 8).T.tobytes()
     return bytes(cramjam.lz4.compress_block(by_byte))

@@ -1,7 +1,7 @@
-"""Inspecting a store, a topic of it, or a segment file: what `verify` and `dump` print.
+"""Inspect a store, a topic or a segment file, for `verify` and `dump`.
 
-Straight from the files: nothing is opened for writing, recovered, locked or believed. So it
-works on a store that does not open, and beside processes that append to one that does.
+It reads the files directly. It opens nothing for writing, recovers nothing, locks nothing, and trusts nothing. So it
+works on a store that cannot be opened, and while other processes append.
 
     inspect_store -> inspect_topic -> inspect_partition -> inspect_segment -> format.examine
 """
@@ -45,20 +45,18 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.segment import list_segments
 
-# As in `segmentlog.transactions.transaction_coordinator`: who the named producers are now.
-
 
 def list_topics(fs: FileSystem, path: str) -> list[str]:
-    """Folders of the store that are topics, or were: those with a ``topic.json`` or a numbered folder.
+    """Return the folders of the store that are topics, or were: with a ``topic.json`` or a numbered folder.
 
-    Raises `StoreVersionError` for a folder that holds nothing of a store.
+    Raises `StoreVersionError` for a folder without any part of a store.
     """
     try:
         names = sorted(fs.listdir(path))
     except FileNotFoundError:
         raise StoreVersionError(path, "there is no such folder; check the path") from None
     except NotADirectoryError:
-        raise StoreVersionError(path, "it is not a folder; a store is one") from None
+        raise StoreVersionError(path, "it is not a folder, but a store is a folder; check the path") from None
     topics = [name for name in names if HIDDEN not in name and _is_topic(fs, f"{path}/{name}")]
     if not topics and STORE_FILE not in names:
         raise StoreVersionError(path, f"there is no store here (no {STORE_FILE}, no topics); check the path")
@@ -72,14 +70,14 @@ def _is_topic(fs: FileSystem, folder: str) -> bool:
 
 
 def list_partitions(fs: FileSystem, folder: str) -> tuple[list[int], TopicConfig, list[Finding]]:
-    """(numbers of the partitions that there should be or are, the topic's configuration, what is wrong)."""
+    """Return (numbers of expected or existing partitions, the topic's configuration, findings about its file)."""
     count, config, findings = read_topic_file(fs, folder)
-    there = {int(name) for name in fs.listdir(folder) if name.isdecimal() and str(int(name)) == name}
+    existing = {int(name) for name in fs.listdir(folder) if name.isdecimal() and str(int(name)) == name}
     if count is None:
-        return sorted(there), config, findings
-    beyond = [number for number in sorted(there) if number >= count and _holds_a_log(fs, f"{folder}/{number}")]
-    if beyond and read_topic_file(fs, folder)[0] == count:  # not because partitions are being added this moment
-        what = f"{count} partitions, and the folder of partition {beyond[-1]} holds a log, which nobody reads so"
+        return sorted(existing), config, findings
+    beyond = [number for number in sorted(existing) if number >= count and _holds_a_log(fs, f"{folder}/{number}")]
+    if beyond and read_topic_file(fs, folder)[0] == count:  # else partitions are being added just now
+        what = f"{count} partitions, but the folder of partition {beyond[-1]} contains a log, which is never read"
         findings.append(Finding("damage", f"{folder}/{TOPIC_FILE}", what))
     return list(range(count)), config, findings
 
@@ -94,8 +92,8 @@ def inspect_store(
 ) -> Iterator[Finding]:  # fmt: skip
     """Check a store, or one topic of it. Raises `StoreVersionError`, `UnknownTopic`, OSError.
 
-    ``inspect`` looks at a segment, or knows what somebody else found in it: so most of the work
-    can be done elsewhere, and every finding is still made here.
+    ``inspect`` inspects a segment, or returns an earlier result for it. So most of the work can be done in other
+    processes, and every finding is still made here.
     """
     fs, tally = fs or FileSystem(), tally or Tally()
     topics = list_topics(fs, path)
@@ -108,7 +106,7 @@ def inspect_store(
         yield from inspect_topic(fs, path, name, tally, inspect)
     if topic is None:
         yield from check_ship_file(fs, path)
-        yield from _ids_given_twice(fs, path, topics)
+        yield from _duplicate_ids(fs, path, topics)
         known = {STORE_FILE, ADMINISTRATION_FILE, GROUPS_FOLDER, PRODUCERS_FOLDER, STAGING_FOLDER, SERVER_FILE, *topics}
         known |= {REPLICA_FILE, REPLICA_STATUS_FILE, RESTORING_FILE, UPLOADS_FILE, NetworkMark.FILE}
         for name in (USERS_FILE, ACLS_FILE, SCHEMAS_FILE, PRODUCER_IDS_FILE, SHIP_FILE):
@@ -116,14 +114,16 @@ def inspect_store(
         yield from _unknown_files(fs, path, known, "not a topic, and not a file of this store")
 
 
-def _ids_given_twice(fs: FileSystem, path: str, topics: list[str]) -> Iterator[Finding]:
-    """Somebody has copied a topic's folder: groups and transactions would take one for the other."""
+def _duplicate_ids(fs: FileSystem, path: str, topics: list[str]) -> Iterator[Finding]:
+    """Report topics with the same id, from a copied folder: groups and transactions would confuse them."""
     names: dict[str, str] = {}
     for topic in topics:
         topic_id = read_topic_id(fs, f"{path}/{topic}")
         known = None if topic_id is None else names.setdefault(topic_id, topic)
         if known not in (None, topic):
-            what = f"the same id as topic {known!r}: give one of them another, with which groups begin it anew"
+            what = (
+                f"it has the id of topic {known!r}: change the id of one topic; groups then start it from the beginning"
+            )
             yield Finding("damage", f"{path}/{topic}/{TOPIC_FILE}", what, topic=topic)
 
 
@@ -144,7 +144,7 @@ def inspect_topic(
 def inspect_partitions(
     fs: FileSystem, path: str, topic: str, tally: Tally, inspect: InspectSegment = inspect_segment
 ) -> Iterator[PartitionFindings]:
-    """Each partition of a topic as it lies there."""
+    """Yield the findings of each partition of a topic."""
     numbers, config, _ = list_partitions(fs, f"{path}/{topic}")
     for number in numbers:
         folder = f"{path}/{topic}/{number}"
@@ -157,7 +157,7 @@ def inspect_partitions(
 
 
 def size_of(fs: FileSystem, path: str, topics: list[str]) -> int:
-    """Bytes of all segment files, for the end of a progress bar."""
+    """Return the size of all segment files, for the total of a progress bar."""
     total = 0
     for topic in topics:
         for number in list_partitions(fs, f"{path}/{topic}")[0]:
@@ -171,5 +171,5 @@ def _unknown_files(fs: FileSystem, folder: str, known: set[str], what: str, topi
         if name in known or name == "lost+found" or name.endswith(TEMPORARY_SUFFIX):
             continue
         is_left = name.startswith((MAKING_PREFIX, DELETED_PREFIX, ALTERING_PREFIX))
-        left = "left behind when a topic was made or deleted and the process died; it may be deleted"
+        left = "left by a process that died while it created or deleted a topic; it may be deleted"
         yield Finding("note", f"{folder}/{name}", left if is_left else what, topic=topic)

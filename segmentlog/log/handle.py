@@ -1,4 +1,4 @@
-"""What every part of an open partition shares: its folder, files, locks, state page and configuration."""
+"""Shared state of an open partition: its folder, files, locks, state page and configuration."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ from segmentlog.storage.ship_signals import ShipSignals
 from segmentlog.storage.state_page import LogState, StatePage
 
 _NEVER = -1
-"""No version of the configuration: whoever appends looks at it every time."""
+"""A configuration version that never matches, so that each append checks the fence again."""
 _SEALED_KEPT = 8
-"""Segments that are sealed faster than they are synced are closed beyond so many."""
+"""If more segments than this are sealed but not synced, the later ones are closed."""
 
 
 class Handle:
     """Files and locks of one partition in this process.
 
-    Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync
-    lock (flock on ``state``), `_open_mutex` (files that were released are opened anew). The
-    mutexes keep out this process's threads, the flocks the other processes; the kernel frees
-    the flocks of a process that dies. `staying` has no place in that order: many hold it at once,
-    and whoever keeps them out waits for nobody.
+    Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync lock (flock on ``state``),
+    `_open_mutex` (to reopen files that were closed while idle). The mutexes keep out threads of this process, the
+    flocks keep out other processes. The kernel releases the flocks of a process that dies. `folder_locked` has no place
+    in that order: it is a shared lock, and a process that waits for it exclusively holds no other lock.
     """
 
     def __init__(
@@ -71,61 +70,63 @@ class Handle:
         self.clock = clock
         self.read_only = read_only
         self.read_only_why = read_only_why
-        """Why it is, where the caller did not ask for it; see `ReadOnlyStore`."""
+        """Why the partition is read-only, if the caller did not ask for that; see `ReadOnlyStore`."""
         self.recovery = recovery
         self.config = load_config()
         self._load_config = load_config
         self._load_batch_limit = load_batch_limit or (lambda: MAX_RAW_SIZE)
         self.batch_limit = self._load_batch_limit()
-        """No batch of this log holds more bytes, uncompressed."""
+        """No batch of this log has more bytes, uncompressed."""
         self._on_open = on_open
         self._on_roll = on_roll
         self.ship_signals = ship_signals
         self.holds_producer = holds_producer or (lambda _: True)
-        """Whether a name may still have this producer id: then the log keeps it, however long it appends nothing."""
+        """Whether a named producer may still own this id: then the log keeps the id, however long the producer is idle.
+        """
         self.lock_path = f"{folder}/{LOCK_FILE}"
         self.quarantine = f"{folder}/{QUARANTINE_FOLDER}"
         self.lock_fd = self.state_fd = -1
         self.is_opening = True
-        """Until the partition is open: its descriptors are in use, though no mutex says so."""
+        """True until the partition is open: its descriptors are in use, although no mutex is held."""
         self.sealed: dict[int, SealedSegment] = {}
-        """By base offset: sealed here and perhaps not synced yet; see `keep_sealed`."""
+        """By base offset: segments sealed by this process that may not be synced yet; see `add_sealed`."""
         self.ledger = Ledger(self)
         self.page = self.ledger.page
-        """To be read; it is the ledger that changes it."""
+        """The state page. Read it here; only `Ledger` changes it."""
         self.is_snapshot = False
-        """Opened read-only when nobody had the log open: its end is where it was then."""
+        """Whether it was opened read-only while no process had the log open: it shows the log end of that time."""
         self.failed: str | None = None
         self.fenced = ""
-        """Who owns the log now, when that is another machine."""
+        """The machine that owns the log now; "" if it is this one."""
         self.used = True
-        """Set by whoever uses the files; the descriptor budget clears it and closes what stays unused."""
+        """Set on each use of the files. The descriptor budget clears it, and closes files that stay unused."""
         self.config_version = 0
         self._moved = 0
         self._segments: tuple[int, list[int]] = (-1, [])
         self.closers: list[Callable[[], None]] = []
-        """Called when the files are closed: whoever keeps further descriptors closes them here."""
+        """Called when the files are closed, to close further descriptors of the partition."""
         self.after_fork: list[Callable[[], None]] = []
-        """Called in a forked child, where the parent's other threads are gone that were in the middle of something."""
+        """Called in a forked child, to discard what threads of the parent may have half done."""
         self.append_mutex = fork_safety.lock(self, "append_mutex")
         self._open_mutex = fork_safety.lock(self, "_open_mutex")
         self.sync_mutex = fork_safety.lock(self, "sync_mutex", "_close_in_child")
 
     def __del__(self) -> None:
-        # Dropped without being closed: its descriptors go with it. Whatever thread comes by runs this, at any
-        # point, so it waits for no lock; and the handle stays whole, for the thread that closes a dropped store
-        # goes on with it (`LogStore.__del__`): while that one is at the files they are its own.
+        # Dropped without being closed: close its descriptors. Any thread may run this at any point, so it waits for no
+        # lock. The handle stays usable, because the thread that closes a dropped store (`LogStore.__del__`) continues
+        # to use it. While that thread uses the files, it holds the mutexes, and this does nothing.
         try:
             if not sys.is_finalizing():
                 self.close_if_idle()
-        except Exception as error:  # half made, or a file system that cannot: nobody is there to be told
+        except Exception as error:  # a half-built handle, or a file system without locks: there is no caller to notify
             if is_interrupt(error):
-                raise  # Python tells it
+                raise  # Python prints it
 
     def resurrect(self) -> None:
-        """Kept by the finalizer of its store, when the collector had cleared the weak references to it already.
+        """Register the locks for forks again, after the finalizer of the store kept this handle.
 
-        It is noted for forks once more; its locks stay what they are, for its own finalizer may hold them.
+        The garbage collector had already cleared the weak references of the registry. The lock objects stay the same,
+        because the handle's own finalizer may hold them.
         """
         for name, method in (("append_mutex", ""), ("_open_mutex", ""), ("sync_mutex", "_close_in_child")):
             fork_safety.lock(self, name, method)
@@ -133,7 +134,7 @@ class Handle:
     # ------------------------------------------------------------ files
 
     def open_files(self) -> None:
-        """Open the lock and state files, making them if need be. The state is mapped but not yet judged."""
+        """Open the lock and state files, creating them if needed. The state page is not checked yet."""
         flags = os.O_RDWR | os.O_CREAT
         opened: list[LockableFd] = []
         try:
@@ -147,44 +148,44 @@ class Handle:
             if isinstance(error, FileNotFoundError):
                 raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
             raise
-        # Both at once, and only now: another thread may look without `_open_mutex`.
+        # Set both at once, and last: another thread may read them without `_open_mutex`.
         self.lock_fd, self.state_fd = opened
         if self._on_open is not None:
             self._on_open(self)
 
-    def rolled(self) -> None:
-        """A segment was sealed; for whoever retains and compacts."""
+    def notify_rolled(self) -> None:
+        """Notify retention and compaction that a segment was sealed."""
         if self._on_roll is not None:
             self._on_roll(self)
 
     def adopt(self, page: StatePage) -> None:
-        """Go on with a page that was judged to be sound. Raises `UnknownTopic` when it is not the topic's any more."""
+        """Use a page that was found valid. Raises `UnknownTopic` if the folder no longer belongs to the topic."""
         self.ledger.adopt(page)
         self.page = page
-        # Read before what they speak of: who changes that changes them afterwards. And once more, though it was read:
-        # the topic may have been altered, or deleted, since the files were opened.
+        # Read these words before the configuration, because a change of the configuration changes them afterwards. Load
+        # the configuration again: the topic may have been altered or deleted since the files were opened.
         self._moved, version = page.moved, page.config_version
-        self._take_over(version)
+        self._load_settings(version)
 
-    def _take_over(self, version: int) -> None:
-        """Go by what is on disk now. What keeps it from being read is told every time, and so is a fence."""
+    def _load_settings(self, version: int) -> None:
+        """Load the configuration and the offset grant from disk. A fenced log loads them again on every append."""
         self.config = self._load_config()
         granted = read_grant(self.fs, self.folder)
         self.fenced = "" if granted is None else granted.fenced
         self.config_version = _NEVER if self.fenced else version
 
-    def check_named(self) -> None:
-        """Raise `UnknownTopic` unless the name is the topic's still, by its id."""
+    def check_topic_name(self) -> None:
+        """Raise `UnknownTopic` unless the name still belongs to the topic with this id."""
         self.config = self._load_config()
 
     def ensure_open(self, outcome: str = "nothing was changed", *, appended: bool = False) -> None:
-        """Reopen files that were closed while idle or in another process (after a fork). Errors are `raise_local`'s."""
+        """Reopen files that were closed while idle or by a fork. Raises what `raise_local_error` does."""
         if self.lock_fd < 0 or self.state_fd < 0:
-            with self._open_mutex:  # one thread may come with the append mutex, another one with the sync mutex
+            with self._open_mutex:  # one thread may come with the append mutex, another with the sync mutex
                 if self.lock_fd < 0 or self.state_fd < 0:
                     self.check_usable()
                     try:
-                        with self.folder_locked():  # opening makes files that are not there
+                        with self.folder_locked():  # opening creates missing files
                             self.open_files()
                     except OSError as error:
                         self.raise_local_error(error, outcome, appended=appended)
@@ -197,20 +198,20 @@ class Handle:
         return self.lock_fd >= 0
 
     def _check_file_of(self, file_id: tuple[int, int], fd: int) -> None:
-        """Raise `UnknownTopic` when another log stands there since, with files of the same names."""
+        """Raise `UnknownTopic` if the path names another file now: another log has replaced the folder."""
         found = self.fs.fstat(fd)
         if (found.st_dev, found.st_ino) != file_id:
             raise UnknownTopic(self.topic, f"{self.folder} was replaced while it was in use")
 
     def close_segments(self) -> None:
-        """Close what is open of segments, as `close_files`: one that was deleted takes room on the disk until then."""
+        """Close all open segments. A deleted segment takes disk space until it is closed."""
         for close in self.closers:
             close()
         while self.sealed:
             self.sealed.popitem()[1].close()
 
     def close_files(self) -> None:
-        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or nobody else has them."""
+        """Close the descriptors; the mapped page stays. The caller holds both mutexes, or is the only user."""
         self.close_segments()
         fds = self.lock_fd, self.state_fd
         self.lock_fd = self.state_fd = -1  # first: a child forked in between must not close what has the numbers next
@@ -219,23 +220,29 @@ class Handle:
                 close_lockable(self.fs, fd)
 
     def _close_in_child(self) -> None:
-        """In a forked child: drop the files, since a flock belongs to parent and child alike; open anew on use."""
-        for begin_anew in self.after_fork:
-            begin_anew()
+        """Close the files in a forked child, because a flock belongs to parent and child alike.
+
+        They are reopened on use.
+        """
+        for reset in self.after_fork:
+            reset()
         self.close_files()
 
     def close_if_idle(self) -> bool:
-        """Close the descriptors of an idle partition; they are reopened on use. False when it is busy."""
+        """Close the descriptors if no thread uses the partition; they are reopened on use.
+
+        Return False if it is busy.
+        """
         if self.is_opening:
             return False
-        with try_lock(self.append_mutex) as one, try_lock(self.sync_mutex) as both:
-            if not (one and both):
+        with try_lock(self.append_mutex) as can_append, try_lock(self.sync_mutex) as can_sync:
+            if not (can_append and can_sync):
                 return False
             self.close_files()
             return True
 
     def add_sealed(self, segment: SealedSegment) -> None:
-        """Keep a segment open that was sealed, until it is synced. Under the append lock."""
+        """Keep a sealed segment open until it is synced. Call under the append lock."""
         synced_base = self.page.sync.read().synced_base_offset
         for base in [base for base in self.sealed.copy() if base < synced_base]:
             self.drop_sealed(base)
@@ -245,7 +252,7 @@ class Handle:
             segment.close()
 
     def drop_sealed(self, base: int) -> None:
-        """The segment is synced, or is no more what it was."""
+        """Close a sealed segment that is synced, or was replaced."""
         kept = self.sealed.pop(base, None)
         if kept is not None:
             kept.close()
@@ -254,9 +261,9 @@ class Handle:
 
     @interrupt_safe_context
     def append_locked(self, *, by_names: bool = True) -> Iterator[None]:
-        """Hold the append lock, for everything but the append itself (which does it by hand, for speed).
+        """Hold the append lock, for everything except an append (which takes it directly, for speed).
 
-        `staying`, unless what is done there sees to that itself where it goes ``by_names`` of files.
+        Also hold `folder_locked`. With ``by_names=False`` the caller does that itself where it opens files by name.
         """
         self.check_writable()
         with self.append_mutex:
@@ -274,7 +281,7 @@ class Handle:
 
     @interrupt_safe_context
     def sync_locked(self) -> Iterator[None]:
-        """Hold the sync lock, `staying`: for every write of the checkpoint, and for fsyncs (often by hand)."""
+        """Hold the sync lock and `folder_locked`, for each write of the checkpoint and for fsyncs."""
         with self.sync_mutex:
             self.ensure_open()
             try:
@@ -284,22 +291,23 @@ class Handle:
             finally:
                 self.fs.flock(self.state_fd, UNLOCK)
 
-    # ------------------------------------------------------------ what everybody checks
+    # ------------------------------------------------------------ checks
 
     def exceeds_batch_limit(self, raw_size: int) -> bool:
-        """Whether a batch claims more than any setting of the topic ever allowed: then it is not one."""
+        """Return whether a batch claims more bytes than any setting of the topic ever allowed, and so is damaged."""
         if raw_size > self.batch_limit:
-            self.batch_limit = self._load_batch_limit()  # it may have been raised since
+            self.batch_limit = self._load_batch_limit()  # the limit may have been raised
         return raw_size > self.batch_limit
 
     def around(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> Around:
-        """What is known of the segment ``base`` beside its bytes, for who steps over damage in it.
+        """Return what is known of segment ``base`` besides its bytes, for skipping damage in it.
 
-        Its batches end at ``end_offset`` at the latest; without ``known`` its index files are asked where they are.
+        Its batches end at ``end_offset`` at the latest. Without ``known`` the index files give the positions of
+        batches.
         """
         batch_limit = MAX_RAW_SIZE
         with failures_ignored(SegmentlogError):
-            self.exceeds_batch_limit(MAX_RAW_SIZE)  # learns of a limit that was raised since
+            self.exceeds_batch_limit(MAX_RAW_SIZE)  # loads a limit that was raised meanwhile
             batch_limit = self.batch_limit
         return Around(
             end_offset, batch_limit, known or load_known_batches(self.fs, segment_stem(self.folder, base), base)
@@ -311,11 +319,11 @@ class Handle:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the topic was deleted or renamed under this handle."""
+        """Whether the topic was deleted or renamed since this handle was opened."""
         moved = self.page.moved
         if moved == self._moved:
             return False
-        # Not for sure: it may have got this very name just now, or was upgraded, or somebody stood at another path.
+        # A changed word is no proof: the topic may have got this very name just now, or may have been upgraded.
         try:
             self._load_config()
         except UnknownTopic:
@@ -326,42 +334,42 @@ class Handle:
         return False
 
     def check_usable(self) -> None:
-        """Raise `UnknownTopic` when the topic was deleted or renamed under this handle."""
+        """Raise `UnknownTopic` if the topic was deleted or renamed since this handle was opened."""
         if self.page.moved != self._moved and self.is_moved:
             raise UnknownTopic(self.topic, "it was deleted or renamed while it was in use")
 
     def is_in_place(self) -> bool:
-        """Whether the folder is still the one that was opened: not deleted by somebody, nor another one made there."""
+        """Return whether the folder is still the one that was opened: neither deleted nor replaced."""
         if self.page.file_id is None:
             return True
         try:
             found = self.fs.stat(f"{self.folder}/{STATE_FILE}")
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:  # a disk that fails has its own ways to say so
+        except OSError as error:  # the disk fails, which other calls report
             if is_interrupt(error):
                 raise
             return True
         return (found.st_dev, found.st_ino) == self.page.file_id
 
     def check_in_place(self) -> None:
-        """Raise `UnknownTopic` unless `is_in_place`, from then on in all that share the page."""
+        """Raise `UnknownTopic` unless `is_in_place`. Then all handles that share the page check their folder, too."""
         if not self.is_in_place():
-            self._tell_replaced()
+            self._raise_replaced()
 
-    def _tell_replaced(self) -> NoReturn:
+    def _raise_replaced(self) -> NoReturn:
         if not self.read_only:
             self.ledger.count_move()
         raise UnknownTopic(self.topic, f"{self.folder} was deleted or replaced while it was in use")
 
     @interrupt_safe_context
     def folder_locked(self) -> Iterator[None]:
-        """Within, the folder is this log's own and keeps its name: who renames or deletes the topic waits for the end.
+        """Hold a shared lock on the topic folder: a process that renames or deletes the topic waits.
 
-        Around whatever goes by the names of files, or those of another log may stand there by then. An append that
-        stays within its segment does not: it goes to the files that are open, wherever they are now. Raises
-        `UnknownTopic`. For moments, and never around what calls the user's code; it may be taken within itself.
-        Who only reads cannot lock where he may not write, and looks afterwards whether it was still the same folder.
+        Hold it around any access to files by name, because another log may get the folder's name. An append to the open
+        segment needs no such lock: it uses open files, wherever they are now. Raises `UnknownTopic`. Hold it briefly,
+        and never around a call of user code; it may be nested. A read-only handle may be unable to lock. It only checks
+        that the folder is still the same, and must check again after use.
         """
         if self.read_only:
             self.check_in_place()
@@ -375,15 +383,15 @@ class Handle:
         try:
             return open_lockable(fs, path, flags)
         except (FileNotFoundError, NotADirectoryError):
-            self._tell_replaced()
+            self._raise_replaced()
 
     @contextlib.contextmanager
-    def translating_errors(self, outcome: str = "it was not brought to its end") -> Iterator[None]:
-        """Around what changes the log: errors are told as what they are.
+    def translating_errors(self, outcome: str = "the operation was not completed") -> Iterator[None]:
+        """Translate errors of the enclosed operation to the exceptions of the package; ``outcome`` says what happened.
 
-        A file that is not there because the folder is not there any more raises `UnknownTopic`, and what is
-        this process's own affair `LocalError`. It belongs around whatever holds locks, never within: `held`
-        does not hear of errors.
+        If the folder is gone, a missing file raises `UnknownTopic`. An error of a process limit raises `LocalError`.
+        Use it around contexts that hold locks, never inside: `interrupt_safe_context` does not pass errors to its
+        generator.
         """
         try:
             yield
@@ -400,7 +408,10 @@ class Handle:
         return self._moved
 
     def check_appendable(self) -> None:
-        """What may keep an append out; refreshes the configuration when it was altered. Under the append lock."""
+        """Raise if appends are not allowed, and reload a changed configuration. Call under the append lock.
+
+        Raises `UnknownTopic`, `PartitionFailed`, `StoreFenced`.
+        """
         self.check_usable()
         if self.failed is not None:
             raise PartitionFailed(self.log_name, self.failed)
@@ -411,13 +422,13 @@ class Handle:
             raise StoreFenced(self.log_name, self.fenced)
 
     def refresh_config(self) -> None:
-        """Take over the configuration if it was altered, by whatever process."""
+        """Reload the configuration if any process has changed it."""
         version = self.page.config_version
         if version != self.config_version:
-            self._take_over(version)
+            self._load_settings(version)
 
     def raise_local_error(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
-        """Raise `LocalError` for an error that is this process's own affair; do nothing for any other."""
+        """Raise `LocalError` if ``error`` is a limit or a right of this process; do nothing for any other error."""
         if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
             why, path = f"{error.strerror}; {outcome}", error.filename or self.folder
             raise LocalError(error.errno, why, path, appended=appended) from error
@@ -425,18 +436,17 @@ class Handle:
     def fail(self, why: str) -> None:
         """Refuse appends from now on, in every process. Raises `PartitionFailed`.
 
-        For errors of an fsync, and of a write that may have touched the file (`DiskFailed`), and for no other.
+        Only for errors of an fsync, and of a write that may have changed the file (`DiskFailed`).
         """
         self.failed = why
         self.ledger.mark_failed()
         raise PartitionFailed(self.log_name, why)
 
     def segments(self, log: LogState, offset: int | None = None) -> list[int]:
-        """Base offsets of the segments as ``log`` shows them, ascending.
+        """Return the base offsets of the segments of ``log``, ascending.
 
-        With ``offset`` the list need only be right up to the segment behind the one that the
-        offset lies in: whoever reads through sealed segments does not list the folder anew for
-        each roll at the other end.
+        With ``offset`` the list need only be right up to the segment after the one with that offset. So a reader of
+        sealed segments does not list the folder again for each roll at the log end.
         """
         generation, bases = self._segments
         if generation == log.generation and bases:
@@ -448,36 +458,45 @@ class Handle:
         return bases
 
     def list_segments(self) -> list[int]:
-        """Base offsets of the segment files that there are, ascending. Raises `UnknownTopic` when it was moved."""
+        """Return the base offsets of the existing segment files, ascending.
+
+        Raises `UnknownTopic` if the topic was moved.
+        """
         try:
             with self.folder_locked():
                 bases = list_segments(self.fs, self.folder)
         except FileNotFoundError:
             self.check_in_place()
             raise
-        self.check_usable()  # else it may be the list of a topic that has the name since
+        self.check_usable()  # else the files may belong to a topic that has the name now
         return bases
 
     def map_segment(self, base: int) -> MappedSegment:
-        """A segment of this log, mapped, and all here. Raises FileNotFoundError, `UnknownTopic`, `ObjectStoreError`."""
+        """Map a whole segment, downloading it if it is not local.
+
+        Raises FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.
+        """
         with self.folder_locked():
             mapped = MappedSegment(self.fs, self.folder, base, ranged=True)
-        mapped.bring()  # that may take long: who renames the topic does not wait for it
+        mapped.download()  # the download may take long: a rename of the topic must not wait for it
         return mapped
 
     def index_of(self, base: int, *, writable: bool = True) -> SegmentIndex:
-        """The index of one of its segments, nothing of it loaded yet."""
+        """Return the index of a segment, with no entries loaded yet."""
         stem, interval = segment_stem(self.folder, base), self.config.index_interval_bytes
         return SegmentIndex(self.fs, stem, base, interval, writable=writable, folder_locked=self.folder_locked)
 
     def announce_waiting(self, for_s: float) -> bool:
-        """Ask appenders to wake followers for so long; False when the page cannot be written, and one must poll."""
+        """Ask appenders to wake followers for the next ``for_s`` seconds.
+
+        Return False if the page is read-only: then poll.
+        """
         if not self.read_only:
             self.ledger.announce_waiting(for_s)
         return not self.read_only
 
     def wake_followers(self) -> None:
-        """Rewrite a byte that followers watch, if any said that they wait."""
+        """Rewrite a byte of the file that followers watch, if a follower has announced that it waits."""
         waiting_until_ms = self.page.waiting_until_ms
         if waiting_until_ms and waiting_until_ms > self.clock.monotonic_ms():
             with failures_ignored():

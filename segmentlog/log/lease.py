@@ -1,4 +1,4 @@
-"""Who retains and compacts a partition: one process at a time, by a lock that the kernel frees when it dies."""
+"""The lease for retention and compaction of a partition: a file lock, which the kernel releases if its holder dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 class CleanerNote(msgspec.Struct, frozen=True):
-    """What the holder of the lease wrote down last, for people: `segmentlog details` shows it."""
+    """Result of the last compaction pass, which the lease holder writes for users: `segmentlog details` shows it."""
 
     at_ms: int = 0
     """Wall clock at the end of the last compaction pass; 0 before the first."""
@@ -27,24 +27,24 @@ class CleanerNote(msgspec.Struct, frozen=True):
     bytes_before: int = 0
     bytes_after: int = 0
     uncleanable: str = ""
-    """Why compaction leaves the partition alone; empty while it does not."""
+    """Why compaction skips the partition; "" if it does not."""
     unreadable: str = ""
-    """Of the batches that the last pass kept because their records cannot be read, why not of the first; or empty."""
+    """Why the records of the first batch that the last pass could not read are unreadable; "" if all were readable."""
 
 
 class CleanerLease:
-    """The right to remove old records of one partition. Thread-safe; not reentrant."""
+    """The exclusive right to remove old records of a partition. Thread-safe; not reentrant."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._path = f"{handle.folder}/{CLEANER_FILE}"
         self._fd = -1
-        handle.after_fork.append(self._leave_to_parent)
+        handle.after_fork.append(self._drop_after_fork)
 
     @interrupt_safe_context
     def hold(self, wait_s: float = 0.0) -> Iterator[bool]:
-        """Hold the lease within; yields False when another thread or process still has it after ``wait_s``."""
-        with opened_lockable(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_there) as fd:
+        """Hold the lease for the duration of the context. Yield False if it is still taken after ``wait_s`` seconds."""
+        with opened_lockable(self._handle.fs, self._path, os.O_RDWR | os.O_CREAT, self._open_lease_file) as fd:
             if not lock_within(self._handle.fs, fd, wait_s):
                 yield False
                 return
@@ -54,24 +54,24 @@ class CleanerLease:
             finally:
                 self._fd = -1
 
-    def _open_there(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
-        with self._handle.folder_locked():  # or it would be the lease of another log, for the work on this one
+    def _open_lease_file(self, fs: LockableFiles, path: str, flags: int) -> LockableFd:
+        with self._handle.folder_locked():  # else it could be the lease of another log
             return open_lockable(fs, path, flags)
 
-    def _leave_to_parent(self) -> None:
-        """In a forked child: the lease is the parent's, and the descriptor is closed."""
+    def _drop_after_fork(self) -> None:
+        """Drop the lease in a forked child: it belongs to the parent, and the descriptor is closed."""
         self._fd = -1
 
     # ------------------------------------------------------------ the note
 
-    def write_note(self, note: CleanerNote) -> None:
-        """Leave a note for people. A note only: no room for it is no failure. The caller holds the lease."""
+    def write_note(self, result: CleanerNote) -> None:
+        """Write the result for users. Errors are ignored: it is only information. The caller holds the lease."""
         with failures_ignored():
             self._handle.fs.ftruncate(self._fd, 0)
-            write_all(self._handle.fs, self._fd, [msgspec.json.encode(note)], 0)
+            write_all(self._handle.fs, self._fd, [msgspec.json.encode(result)], 0)
 
     def read_note(self) -> CleanerNote:
-        """The last note; an empty one without any, or when it is being written."""
+        """Return the last result; an empty one if there is none, or while it is being written."""
         try:
             return _decoder.decode(read_file(self._handle.fs, self._path))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

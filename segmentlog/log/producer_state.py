@@ -1,12 +1,12 @@
-"""What a partition knows of its producers: sequences, epochs, open transactions. All of it comes from the log.
+"""Producer state of a partition: sequences, epochs and open transactions, all derived from the log.
 
-    load       the newest snapshot, then the headers of the batches behind it
-    catch up   the headers of what others appended since
-    admit      may this batch be appended, or has it been already?
-    applied    take note of what was appended here
+    load           read the newest snapshot, then the headers of the batches after it
+    catch_up       read the headers of what other processes have appended since
+    admit          check whether a batch may be appended, or was appended before
+    record_append  record what this process has appended
 
-A process keeps it as long as it appends; every roll leaves a snapshot, so that loading never
-reads more than the last segment.
+A process keeps the state as long as it appends. Each roll writes a snapshot, so that loading never reads more than the
+last segment.
 """
 
 from __future__ import annotations
@@ -40,54 +40,54 @@ from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.segment import MappedSegment, list_segments, segment_stem
 from segmentlog.storage.state_page import PRODUCERS_WORD, LogState
 
-_WORTH_LEAVING = 256
-# Headers: a few milliseconds.
+_END_SNAPSHOT_MIN = 256
+# Headers after the last snapshot that make an end snapshot worth writing: reading them takes a few milliseconds.
 _RUN_END = SEQUENCE_END // 2
-# A run is cut before its length could be taken for a sequence that has come round.
+# A run ends before its length could be taken for a sequence that has wrapped around.
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """Who appends a batch, and as which in its row."""
+    """The producer id, epoch and sequence of a batch."""
 
     producer_id: int
     epoch: int
     sequence: int
-    """Of the first record, 0 to 2^31 - 1; -1: nobody counts them, and each append is another one."""
+    """Sequence of the first record, 0 to 2^31 - 1; -1 if the producer does not count: then each append is new."""
     transactional: bool = False
     check: Callable[[], None] | None = None
-    """Called under the append lock; raises `ProducerFenced` when somebody else has taken over."""
+    """Called under the append lock. Raises `ProducerFenced` if another process has taken over the producer."""
 
     def after(self, count: int) -> ProducerStamp:
-        """The stamp of what comes ``count`` records later."""
+        """Return the stamp of the batch that begins ``count`` records later."""
         if self.sequence < 0:
             return self
         return msgspec.structs.replace(self, sequence=(self.sequence + count) % SEQUENCE_END)
 
 
 class ProducerStates:
-    """The producers of one partition. Not thread-safe: it belongs to whoever holds the append lock."""
+    """The producers of one partition. Not thread-safe: used by the thread that holds the append lock."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
         self._held_until_ms: dict[int, int] = {}
-        """By the ids of named producers that are idle: until when their names are not asked for again."""
+        """By the ids of idle named producers: until when their names need not be checked again."""
         self.seen: LogState | None = None
-        """The state of the log whose end is known of."""
+        """The log state up to whose end the producers are known."""
         self._mapped: MappedSegment | None = None
-        self._behind = 0
-        """Headers behind the last snapshot: what the next one would read."""
+        self._unsnapshotted = 0
+        """Headers after the last snapshot: the next process to load would read them."""
 
     # ------------------------------------------------------------ from the log
 
     def catch_up(self, log: LogState) -> None:
-        """Take in everything up to the end that ``log`` shows."""
+        """Read the headers of everything up to the end of ``log`` that was not read yet."""
         seen = self.seen
         if seen is None or seen.epoch != log.epoch or seen.active_base_offset != log.active_base_offset:
-            if not self._handle.page.words[PRODUCERS_WORD]:  # there never was one: nothing to read for them
-                self._begin_with([])
-                self._mapped, self._behind, self.seen = None, 0, log
+            if not self._handle.page.words[PRODUCERS_WORD]:  # the log never had a producer: nothing to read
+                self._set_entries([])
+                self._mapped, self._unsnapshotted, self.seen = None, 0, log
                 return
             with self._handle.folder_locked():
                 self.load(log, list_segments(self._handle.fs, self._handle.folder))
@@ -97,24 +97,24 @@ class ProducerStates:
             if mapped is None or len(mapped.view) < log.end_position:
                 with self._handle.folder_locked():
                     mapped = mapped or MappedSegment(self._handle.fs, self._handle.folder, log.active_base_offset)
-                    mapped.upto(log.end_position)
+                    mapped.view_to(log.end_position)
                 self._mapped = mapped
             self._walk(mapped, seen.end_position, log.end_position, log, self._handle.clock.now_ms())
         self.seen = log
 
     def load(self, log: LogState, bases: list[int]) -> None:
-        """Begin with the newest snapshot that there is, and read the headers behind it; while the folder stays."""
+        """Load the newest snapshot and the headers after it. The caller holds `Handle.folder_locked`."""
         handle = self._handle
         self._entries, self._open, self._mapped, self.seen = {}, {}, None, None
         bases = [base for base in bases if base <= log.active_base_offset]
-        self._behind = 0
-        if self._begin_at_end(log):
+        self._unsnapshotted = 0
+        if self._load_end_snapshot(log):
             return
         first = 0
         for at in range(len(bases) - 1, -1, -1):
             entries = self._read_snapshot(bases[at])
             if entries is not None:
-                self._begin_with(entries)
+                self._set_entries(entries)
                 first = at
                 break
         for base in bases[first:]:
@@ -124,18 +124,18 @@ class ProducerStates:
             except FileNotFoundError:
                 continue
             end = min(log.end_position if active else len(mapped.view), len(mapped.view))
-            # Not the time of the append, but not before it: nobody is forgotten too soon.
+            # Later than the time of the append, so that no producer expires too soon.
             self._walk(mapped, 0, end, log, mapped.written_ns // 1_000_000)
             if active:
                 self._mapped = mapped
         self.seen = log
 
-    def _begin_with(self, entries: list[ProducerEntry]) -> None:
+    def _set_entries(self, entries: list[ProducerEntry]) -> None:
         self._entries = {entry.producer_id: entry for entry in entries}
         self._open = {entry.producer_id: entry.transaction_offset for entry in entries if entry.transaction_offset >= 0}
 
-    def _begin_at_end(self, log: LogState) -> bool:
-        """Begin with what the last one to close the log left behind, if it is of this log; whether it is."""
+    def _load_end_snapshot(self, log: LogState) -> bool:
+        """Load the snapshot that the last process to close the log wrote. Return False if it does not match ``log``."""
         handle = self._handle
         try:
             left = decode_end(read_file(handle.fs, f"{handle.folder}/{PRODUCERS_FILE}"))
@@ -146,17 +146,19 @@ class ProducerStates:
             return False
         if left.position > log.end_position:
             return False
-        self._begin_with(left.entries)
+        self._set_entries(left.entries)
         self._walk(mapped, left.position, log.end_position, log, mapped.written_ns // 1_000_000)
         self._mapped, self.seen = mapped, log
         return True
 
-    def leave(self, log: LogState, now_ms: int) -> None:
-        """Leave what is known at the end of the log, if the next one would have much to read. Under the append lock.
+    def write_end_snapshot(self, log: LogState, now_ms: int) -> None:
+        """Write a snapshot at the end of the log if the next process would have many headers to read.
 
-        Not synced: after a crash it is of an older end, or does not check.
+        Under the append lock.
+
+        It is not synced: after a crash it describes an earlier end, or its checksum fails.
         """
-        if self._behind < _WORTH_LEAVING or self.seen is None:
+        if self._unsnapshotted < _END_SNAPSHOT_MIN or self.seen is None:
             return
         handle = self._handle
         path = f"{handle.folder}/{PRODUCERS_FILE}"
@@ -177,23 +179,23 @@ class ProducerStates:
         return None
 
     def _walk(self, mapped: MappedSegment, position: int, end: int, log: LogState, now_ms: int) -> None:
-        """Take in the headers of ``[position, end)``; what lies behind a damaged one counts all the same."""
+        """Read the headers in ``[position, end)``. Batches after a damaged one count, too."""
         base = mapped.base_offset
         walk = walk_over_damage(
-            mapped.upto(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
+            mapped.view_to(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
         )
         for _, header in walk:
-            self._behind += 1
+            self._unsnapshotted += 1
             if header.producer_id >= 0:
-                self._take_in(header, now_ms)
+                self._apply_header(header, now_ms)
 
-    def _take_in(self, header: BatchHeader, now_ms: int) -> None:
+    def _apply_header(self, header: BatchHeader, now_ms: int) -> None:
         if header.is_control:
-            self._note_end(header.producer_id, header.producer_epoch, header.base_offset, now_ms)
+            self._apply_end(header.producer_id, header.producer_epoch, header.base_offset, now_ms)
             return
         count = header.last_offset_delta + 1
         transactional = bool(header.attributes & TRANSACTIONAL)
-        self._note(
+        self._apply_batch(
             header.producer_id, header.producer_epoch, header.base_sequence, header.base_offset, count, transactional,
             now_ms,
         )  # fmt: skip
@@ -201,7 +203,7 @@ class ProducerStates:
     # ------------------------------------------------------------ what is appended here
 
     def admit(self, stamp: ProducerStamp, count: int, now_ms: int) -> int | None:
-        """None when ``count`` records may be appended; the offset of the first when they have been already.
+        """Return None if ``count`` records may be appended; the offset of the first if they were appended before.
 
         Raises `ProducerFenced`, `OutOfOrderSequence`. Call `catch_up` first.
         """
@@ -210,7 +212,7 @@ class ProducerStates:
         entry = self._entries.get(stamp.producer_id)
         if entry is None or self._is_expired(entry, now_ms):
             return None
-        if entry.runs and entry.epoch == stamp.epoch:  # the usual case, in as few steps as it takes
+        if entry.runs and entry.epoch == stamp.epoch:  # the usual case, in as few steps as possible
             last = entry.runs[-1]
             if last.sequence + last.count == stamp.sequence:
                 return None
@@ -235,31 +237,31 @@ class ProducerStates:
                     return run.offset + ahead
         raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, entry.next_sequence, stamp.sequence)
 
-    def applied(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
-        """Take note of records that were just published."""
-        self._behind += 1
-        self._note(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
+    def record_append(self, stamp: ProducerStamp, offset: int, count: int, now_ms: int) -> None:
+        """Record batches that this process has just published."""
+        self._unsnapshotted += 1
+        self._apply_batch(stamp.producer_id, stamp.epoch, stamp.sequence, offset, count, stamp.transactional, now_ms)
 
-    def ended(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
-        """Take note of a marker that was just published at ``offset``."""
-        self._behind += 1
-        self._note_end(producer_id, epoch, offset, now_ms)
+    def record_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+        """Record a transaction marker that this process has just published at ``offset``."""
+        self._unsnapshotted += 1
+        self._apply_end(producer_id, epoch, offset, now_ms)
 
-    def reached(self, log: LogState) -> None:
-        """Everything up to the end that ``log`` shows is taken note of."""
+    def mark_seen(self, log: LogState) -> None:
+        """Record that everything up to the end of ``log`` is known."""
         if self.seen is None or self.seen.active_base_offset != log.active_base_offset:
             self._mapped = None
         self.seen = log
 
-    def _note(
+    def _apply_batch(
         self, producer_id: int, epoch: int, sequence: int, offset: int, count: int, transactional: bool, now_ms: int
     ) -> None:
         entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
         if offset < entry.next_offset:
-            return  # known: it was published, and the note of it interrupted
+            return  # already recorded: an interrupt came after the batch was recorded
         runs, wraps = entry.runs, entry.wraps
         if runs and epoch == entry.epoch and not transactional and sequence + count <= SEQUENCE_END:
-            last = runs[-1]  # the usual case again
+            last = runs[-1]  # the usual case
             joined = last.count
             if joined < _RUN_END and last.offset + joined == offset and last.sequence + joined == sequence:
                 run = Run(last.sequence, last.offset, joined + count)
@@ -270,7 +272,7 @@ class ProducerStates:
                 return
         if sequence >= 0:
             if sequence != entry.next_sequence and epoch != entry.epoch and sequence == 0:
-                runs, wraps = (), 0  # a new epoch that counts from the beginning
+                runs, wraps = (), 0  # a new epoch that starts at sequence 0
             elif runs and sequence == entry.next_sequence == 0:
                 wraps += 1
             if sequence + count > SEQUENCE_END:
@@ -283,14 +285,15 @@ class ProducerStates:
             producer_id, max(epoch, entry.epoch), runs, wraps, transaction_offset, offset + count, now_ms
         )
 
-    def _note_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
+    def _apply_end(self, producer_id: int, epoch: int, offset: int, now_ms: int) -> None:
         entry = self._entries.get(producer_id) or ProducerEntry(producer_id, epoch)
         if offset < entry.next_offset:
             return
         self._open.pop(producer_id, None)
         runs, wraps, begins_anew = entry.runs, entry.wraps, entry.begins_anew
         if epoch > entry.epoch and producer_id >= NAMED_ID_END:
-            # Or the first batch of the epoch would be taken for that of the last one, which had the same sequence.
+            # Else the first batch of the epoch would be taken for the first batch of the last epoch, with the same
+            # sequence.
             runs, wraps, begins_anew = (), 0, True
         self._entries[producer_id] = ProducerEntry(
             producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, begins_anew
@@ -304,13 +307,13 @@ class ProducerStates:
         return (
             now_ms > expires_ms
             and entry.transaction_offset < 0
-            # And not by a clock that jumped: what is forgotten is appended twice when it is sent again.
+            # Do not trust a clock that jumped: a producer that expired too early could append its records twice.
             and handle.clock.steady_ms() > expires_ms
             and not (entry.producer_id < NAMED_ID_END and self._is_held(entry.producer_id, now_ms))
         )
 
     def _is_held(self, producer_id: int, now_ms: int) -> bool:
-        """Whether a name may have the id. It is asked once in the time that a producer takes to expire."""
+        """Return whether a name may still own the id. Asks at most once in the time that a producer takes to expire."""
         if now_ms < self._held_until_ms.get(producer_id, 0):
             return True
         is_held = self._handle.holds_producer(producer_id)
@@ -318,34 +321,34 @@ class ProducerStates:
             self._held_until_ms[producer_id] = now_ms + self._handle.config.producer_id_expiration_ms
         return is_held
 
-    def forget_expired(self, now_ms: int) -> None:
-        """Drop from memory what `find` does not return any more: clients come and go, each with an id of its own."""
+    def drop_expired(self, now_ms: int) -> None:
+        """Drop expired producers from memory: clients come and go, each with an id of its own."""
         self._entries = {entry.producer_id: entry for entry in self.all(now_ms)}
         self._held_until_ms = {known: ms for known, ms in self._held_until_ms.items() if known in self._entries}
 
     def find(self, producer_id: int, now_ms: int) -> ProducerEntry | None:
-        """What is known of a producer; None when it is unknown, or forgotten."""
+        """Return the state of a producer; None if it never appended or has expired."""
         entry = self._entries.get(producer_id)
         return None if entry is None or self._is_expired(entry, now_ms) else entry
 
     def all(self, now_ms: int) -> list[ProducerEntry]:
-        """Every producer that is known, by id."""
+        """Return the state of every producer, by id."""
         return [found for known in sorted(self._entries) if (found := self.find(known, now_ms)) is not None]
 
     def open_transaction(self, producer_id: int) -> int:
-        """First offset of the producer's open transaction; -1 without one."""
+        """Return the first offset of the producer's open transaction; -1 if none is open."""
         return self._open.get(producer_id, -1)
 
     def stable_offset(self, log_end_offset: int, without: int = -1) -> int:
-        """Everything below it is decided; ``without`` that producer's transaction."""
+        """Return the offset below which all transactions are decided, ignoring the open transaction of ``without``."""
         return min(
             (offset for producer_id, offset in self._open.items() if producer_id != without), default=log_end_offset
         )
 
     def protected_offsets(self, now_ms: int) -> list[int]:
-        """Offsets, ascending, whose batches a compaction must leave with their producer's numbers: a reload needs them.
+        """Return the offsets, ascending, whose batches compaction must keep with their producer's numbers for a reload.
 
-        The end of each run, and the last thing that the producer appended, which may be a marker.
+        They are the end of each run, and the last offset of each producer, which may be a marker.
         """
         found = {entry.next_offset - 1 for entry in self.all(now_ms)}
         found.update(run.offset + run.count - 1 for entry in self.all(now_ms) for run in entry.runs)
@@ -354,7 +357,7 @@ class ProducerStates:
     # ------------------------------------------------------------ snapshots
 
     def write_snapshot(self, base: int, now_ms: int) -> None:
-        """Leave on disk what is known where the segment ``base`` begins. A cache: no room for it is no failure."""
+        """Write the producer states at the start of segment ``base``. It is a cache: a full disk is not an error."""
         with failures_ignored():
             replace_file(self._handle.fs, self._snapshot_path(base), encode_snapshot(self.all(now_ms)))
 
@@ -363,7 +366,7 @@ class ProducerStates:
 
 
 def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
-    """The last runs with another one, which may go on where the last one ends."""
+    """Append a run to the last runs, extending the last run if the new run continues it."""
     if runs:
         last = runs[-1]
         follows = (last.sequence + last.count) % SEQUENCE_END == new.sequence and last.offset + last.count == new.offset
@@ -373,9 +376,9 @@ def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
 
 
 def stable_offset_of(handle: Handle, log: LogState, bases: Iterable[int], begun: int | None = None) -> tuple[int, bool]:
-    """(last stable offset of a log that is being recovered, whether any producer is known of it).
+    """Return (last stable offset of a log in recovery, whether it has any producer).
 
-    ``begun`` gets a snapshot, if it is a segment that is about to begin.
+    If a new segment ``begun`` is about to begin, it gets a snapshot.
     """
     states = ProducerStates(handle)
     states.load(log, [base for base in bases if base != begun])

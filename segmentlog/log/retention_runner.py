@@ -1,4 +1,4 @@
-"""Retention of one partition: old segments go, and a quiet active one is sealed so that it can."""
+"""Apply retention to a partition: delete expired segments, and seal an old active segment so that it can expire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segmentlog.records import RetentionReport
 
 
 class RetentionRunner:
-    """Removes what the topic's configuration does not keep. Thread-safe by the lease."""
+    """Removes the segments that the topic's configuration does not retain. Thread-safe, by the lease."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class RetentionRunner:
         self._lease = lease
         self._trim = trim
         self._sweep_ms: int | None = None
-        """When the next put-aside file is to be deleted, of those that there were in this generation; None: never."""
+        """When the next retired file of this generation is to be deleted; None: there is none."""
         self._swept_generation = -1
 
     def run(self, now_ms: int, *, dry_run: bool = False, wait_s: float = 0.0) -> RetentionReport:
-        """Remove what is to go by ``now_ms``. Returns at once when there is nothing, without taking the lease."""
+        """Remove what has expired at ``now_ms``. Return at once, without the lease, if there is nothing to do."""
         handle = self._handle
         handle.refresh_config()
         log = handle.page.log.read()
@@ -43,10 +43,10 @@ class RetentionRunner:
         expired = self._expired(now_ms)
         if dry_run or not (rolls or sweeps or expired):
             return self._report(expired, rolled=rolls)
-        with self._lease.hold(wait_s) as held:
-            if not held:
+        with self._lease.hold(wait_s) as is_held:
+            if not is_held:
                 if not (rolls or expired):
-                    return self._report([], rolled=False)  # sweeping can wait, or the other one does it
+                    return self._report([], rolled=False)  # sweeping can wait, or the holder of the lease does it
                 return RetentionReport(handle.topic, handle.partition, log.log_start_offset, busy=True)
             rolled = rolls and self._appender.roll()
             expired = self._expired(now_ms)
@@ -57,14 +57,15 @@ class RetentionRunner:
             if sweeps:
                 with handle.folder_locked():
                     self._sweep_ms = sweep_deleted(handle, now_ms)
-                self._swept_generation = log.generation  # as it was: what was put aside since is looked for next time
+                # the generation from before: files retired since are checked next time
+                self._swept_generation = log.generation
             return self._report(expired, rolled=rolled)
 
     def _may_sweep(self, generation: int, now_ms: int) -> bool:
-        """Whether there may be files to delete: a trim and a compaction put some aside, too, in whatever process."""
+        """Return whether there may be retired files to delete. Trims and compactions of any process retire files."""
         if generation != self._swept_generation:
             return True
-        # Due, or the clock went back: then it would not be for long.
+        # Due, or the clock went back: then the sweep finds nothing yet.
         delay_ms = self._handle.config.file_delete_delay_ms
         return self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= delay_ms
 
@@ -73,7 +74,7 @@ class RetentionRunner:
         if not is_bounded(handle.config):
             return []
         log = handle.page.log.read()
-        catalog = self._catalogs.of(log)
+        catalog = self._catalogs.get(log)
         return list(
             expired_segments(
                 handle.config,

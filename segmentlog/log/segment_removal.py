@@ -1,4 +1,4 @@
-"""Segment files of a partition going: cut, removed, put aside for a while, kept in quarantine."""
+"""Remove segment files: delete them, retire them for a while, or copy their bytes to quarantine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.storage.segment_stub import remove_stub
 
 
 def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tuple[int, str | None]:
-    """Keep the bytes from ``position`` on, without the zeros behind them; (how many, the file)."""
+    """Copy the bytes from ``position`` on to quarantine, without trailing zeros. Return (byte count, file or None)."""
     fs = handle.fs
     data = read_file(fs, segment_stem(handle.folder, base) + LOG_SUFFIX)[position:].rstrip(b"\0")
     if not data:
@@ -34,7 +34,7 @@ def quarantine_tail(handle: Handle, base: int, position: int, reason: str) -> tu
 
 
 def remove_segment(handle: Handle, base: int) -> None:
-    """Delete a segment's files; those that are gone already are no matter."""
+    """Delete a segment's files, ignoring missing ones."""
     stem = segment_stem(handle.folder, base)
     for suffix in SEGMENT_SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
@@ -42,7 +42,7 @@ def remove_segment(handle: Handle, base: int) -> None:
 
 
 def retire_segment(handle: Handle, base: int) -> None:
-    """Take a segment out of the log: its file stays under another name for `file.delete.delay.ms`."""
+    """Remove a segment from the log. Its file stays under another name for `file.delete.delay.ms`."""
     fs, stem = handle.fs, segment_stem(handle.folder, base)
     for suffix in (*CACHE_SUFFIXES, SNAPSHOT_SUFFIX):
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ def retire_segment(handle: Handle, base: int) -> None:
 
 
 def sweep_deleted(handle: Handle, now_ms: int) -> int | None:
-    """Delete the files whose delay is over; when the next one's is, or None without one."""
+    """Delete retired files whose delay has passed. Return when the next delay ends, or None."""
     next_ms = None
     for name in handle.fs.listdir(handle.folder):
         if not name.endswith(DELETED_SUFFIX):

@@ -1,6 +1,6 @@
-"""A look at a partition that this process has not opened: what the processes that have tell each other of it.
+"""Read the state of a partition that this process has not opened, from the page that other processes share.
 
-It takes no lock, opens two files for a moment, and recovers nothing.
+It takes no lock, opens two files briefly, and recovers nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTEMPTS: Final = 5
 
 
 class StateSummary(msgspec.Struct, frozen=True, gc=False):
-    """What a state page says."""
+    """The content of a state page."""
 
     log: LogState
     sync: SyncState
@@ -33,22 +33,22 @@ class StateSummary(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unsynced_count(self) -> int:
-        """Offsets that are not on disk yet."""
+        """The number of offsets that are not on disk yet."""
         return max(self.log.log_end_offset - self.sync.durable_offset, 0)
 
     @classmethod
-    def of(cls, page: StatePage) -> StateSummary:
-        """Raises `StateDamaged`."""
-        # In this order: what is durable was written before, and is not to show as more than there is.
+    def from_page(cls, page: StatePage) -> StateSummary:
+        """Read a page. Raises `StateDamaged`."""
+        # In this order: durable and shipped offsets read first can never exceed the log end read later.
         sync = page.sync.read()
         shipped_offset = page.words[SHIPPED_WORD]
         return cls(page.log.read(), sync, bool(page.failed), shipped_offset)
 
 
 def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None:
-    """The partition's state; None where nobody has opened it since the machine started, or it is gone.
+    """Return the partition's state; None if no process has opened it since the machine started, or it was deleted.
 
-    What a page says of a disk that went away and came back is found out by who opens the partition, and not here.
+    A page of a disk that went away and came back is not detected here, but by the process that opens the partition.
     """
     try:
         found = fs.stat(folder)
@@ -59,8 +59,8 @@ def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None
                     return None
                 page = StatePage(bytearray(data))
                 try:
-                    return StateSummary.of(page) if page.is_about(boot_id, found) else None
-                except StateDamaged:  # or somebody wrote to it in that moment
+                    return StateSummary.from_page(page) if page.is_about(boot_id, found) else None
+                except StateDamaged:  # or a process wrote to it just now
                     continue
     except OSError as error:
         if is_interrupt(error):
@@ -69,9 +69,9 @@ def read_state(fs: FileSystem, folder: str, boot_id: str) -> StateSummary | None
 
 
 def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
-    """(how many segments there are before the active one, their bytes). Raises OSError."""
+    """Return (number of sealed segments, their bytes). Raises OSError."""
     count = size_bytes = 0
-    if not log.active_base_offset:  # most partitions that there are many of: no need to look
+    if not log.active_base_offset:  # usual where there are many partitions: nothing to list
         return 0, 0
     for base in list_segments(fs, folder):
         if base < log.active_base_offset:
@@ -84,7 +84,7 @@ def sealed_size(fs: FileSystem, folder: str, log: LogState) -> tuple[int, int]:
 
 
 def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, ...]:
-    """The offsets that crashes and truncations took, ascending. Raises OSError."""
+    """Return the ranges of offsets lost by crashes and truncations, ascending. Raises OSError."""
     if not log.epoch:  # the first epoch ends with the first loss
         return ()
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
@@ -92,9 +92,9 @@ def lost_ranges(fs: FileSystem, folder: str, log: LogState) -> tuple[LostRange, 
 
 
 def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, int] | None:
-    """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
+    """Return (end of the lost range that starts at ``offset``, the epoch there); None if no lost range starts there.
 
-    Where no process has opened the partition since the machine started, a range that the next recovery will find is not
+    If no process has opened the partition since the machine started, a range that the next recovery will find is not
     known yet. Raises OSError.
     """
     seen = read_state(fs, folder, fs.boot_id())
@@ -108,12 +108,12 @@ def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, 
         return None
     end_offset = first_behind(checkpoint.lost_ranges, offset)
     if seen is not None and end_offset > seen.log.log_end_offset:
-        return None  # a truncation was cut short; the process that opens the log for writing finishes it
+        return None  # an interrupted truncation; the process that opens the log for writing completes it
     return end_offset, epoch_at(checkpoint.epochs, end_offset)
 
 
 def epoch_at(epochs: Iterable[EpochStart], offset: int) -> int:
-    """Return the epoch of an offset, by the starts of all epochs."""
+    """Return the epoch of an offset, given the starts of all epochs."""
     return max(one.epoch for one in epochs if one.start_offset <= offset)
 
 

@@ -1,14 +1,13 @@
-"""Putting a compacted copy in the place of the segments it was made from, whole or not at all.
+"""Replace segments by their compacted copy, completely or not at all.
 
-    B-E.cleaned     being written, or left by a process that died: it does not count
-    B-E.swap        whole and durable: from here on it stands for every segment of [B, E)
-    B.log           the copy, under its own name; the others of [B, E) are removed
+    B-E.cleaned     the copy is being written, or was left by a process that died: it does not count
+    B-E.swap        the copy is complete and durable: from now on it replaces every segment of [B, E)
+    B.log           the copy has its own name; the other segments of [B, E) are removed
     (no B-E.swap)   done
 
-Each step is durable before the next one, and the name alone tells what is left to do: a
-recovery, whoever compacts next, and whoever changes the log meanwhile complete a swap they
-find. Readers take no notice: until a name changes they read the old records, then the new
-ones, and where both stand in the folder the old ones only repeat what the copy holds.
+Each step is durable before the next, and the file name alone shows what is left to do. A recovery, the next compaction
+and the next change of the log complete a swap that they find. Readers need not know: until a name changes they read the
+old records, then the new ones. While both exist, the old segments only repeat what the copy contains.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from segmentlog.storage.segment_stub import remove_stub
 def swap_in(
     handle: Handle, base: int, end: int, replaced: list[int], epoch: int, index: SegmentIndex, size_bytes: int
 ) -> bool:
-    """Put the finished and fsynced copy ``base-end.cleaned`` in the place of the segments ``replaced``.
+    """Replace the segments ``replaced`` by the finished and synced copy ``base-end.cleaned``.
 
-    False, with nothing changed, when those are not what they were in ``epoch``: trimmed,
-    truncated or recovered meanwhile. The caller holds no lock.
+    Return False, with nothing changed, if those segments have changed since ``epoch``: trimmed, truncated or recovered.
+    The caller holds no lock.
     """
     cleaned = f"{handle.folder}/{copy_name(base, end, CLEANED_SUFFIX)}"
     with handle.folder_locked():
@@ -57,14 +56,14 @@ def _swap_in(
     with handle.append_locked():
         handle.check_usable()
         log = handle.page.log.read()
-        there = [found for found in list_segments(handle.fs, handle.folder) if base <= found < end]
-        outdated = log.epoch != epoch or there != replaced or end > log.active_base_offset
+        present = [found for found in list_segments(handle.fs, handle.folder) if base <= found < end]
+        outdated = log.epoch != epoch or present != replaced or end > log.active_base_offset
         try:
             if outdated or handle.page.writing:
                 handle.fs.unlink(cleaned)
                 return False
             handle.fs.rename(cleaned, f"{handle.folder}/{copy_name(base, end, SWAP_SUFFIX)}")
-        except FileNotFoundError:  # a recovery removed it
+        except FileNotFoundError:  # a recovery has removed the copy
             return False
     handle.fs.sync_folder(handle.folder)
     _complete(handle, base, end, locked=False, index=index, size_bytes=size_bytes)
@@ -72,9 +71,9 @@ def _swap_in(
 
 
 def finish_swaps(handle: Handle, *, recovering: bool = False) -> None:
-    """Complete the swaps that a dead process began, or a live one is about to. The caller holds the append lock.
+    """Complete the swaps that a dead or running process began. The caller holds the append lock.
 
-    ``recovering``: nobody reads, and no state page is believed yet; copies that do not count go, too.
+    With ``recovering``, incomplete copies are deleted, too. Then there are no readers, and no page is trusted yet.
     """
     for name in handle.fs.listdir(handle.folder):
         if (offsets := parse_copy_name(name)) is None:
@@ -96,7 +95,7 @@ def _complete(
     index: SegmentIndex | None = None,
     size_bytes: int = 0,
 ) -> None:
-    """Go from ``.swap`` to the end. Doing it again changes nothing."""
+    """Complete a swap from its ``.swap`` file. Doing it again changes nothing."""
     fs, folder = handle.fs, handle.folder
     swap = f"{folder}/{copy_name(base, end, SWAP_SUFFIX)}"
     stem = segment_stem(folder, base)
@@ -111,11 +110,11 @@ def _complete(
             else:
                 fs.replace(swap, stem + LOG_SUFFIX)
                 with contextlib.suppress(FileNotFoundError):
-                    fs.unlink(swap)  # where both names are links to one file already, a rename does nothing
+                    fs.unlink(swap)  # a rename between two links to the same file does nothing
         except FileNotFoundError:
-            return  # somebody else has completed it
+            return  # another process has completed it
         remove_stub(fs, stem + LOG_SUFFIX)
-        if index is not None:  # before readers look at the folder anew
+        if index is not None:  # before readers list the folder again
             index.writable = True
             index.close(end, size_bytes)
         if not recovering:
@@ -131,4 +130,4 @@ def _complete(
     fs.sync_folder(folder)
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(swap)
-        fs.sync_folder(folder)  # or it could come back, and with it what the next pass has removed
+        fs.sync_folder(folder)  # else the file could come back after a crash, and with it what the next pass removes

@@ -1,9 +1,8 @@
-"""Which transactions of a partition were aborted: what a ``read_committed`` reader steps over.
+"""Find the aborted transactions of a partition, which ``read_committed`` readers skip.
 
-The markers in the log say it. Of a sealed segment they are kept in its ``.txnindex``, made by
-whoever first needs it, and before the segment leaves for an object store; the active one is read
-for them, its headers only, when the state page says that there is another abort. A log in which
-nothing was ever aborted costs one look at a word of that page.
+The log's markers record them. For a sealed segment a ``.txnindex`` file caches them. The first process that needs it
+writes it, and so does the upload of the segment to an object store. The headers of the active segment are scanned when
+the state page shows another abort. A log without aborts costs one look at a word of the page.
 """
 
 from __future__ import annotations
@@ -29,53 +28,53 @@ from segmentlog.storage.segment import MappedSegment, segment_stem
 from segmentlog.storage.state_page import ABORTS_WORD, LogState
 
 Ranges = dict[int, list[tuple[int, int]]]
-"""By producer id: first and last offsets of its aborted transactions. Never changed once it is made."""
+"""By producer id: first and last offsets of its aborted transactions. Never changed after creation."""
 
 
 def is_aborted(ranges: Ranges, header: BatchHeader) -> bool:
-    """Whether a batch of a transaction was taken back."""
+    """Return whether a batch belongs to an aborted transaction."""
     return any(first <= header.base_offset <= last for first, last in ranges.get(header.producer_id, ()))
 
 
 class SegmentAborts(msgspec.Struct):
-    """What was read so far of one segment: the bytes before ``position``."""
+    """The aborts of one segment found so far: in the bytes before ``position``."""
 
     position: int = 0
     aborted: list[AbortedTransaction] = []
     sealed: bool = False
     is_kept: bool = False
-    """Its ``.txnindex`` says so."""
+    """Whether its ``.txnindex`` has them."""
 
 
 class AbortedTransactions:
     """The aborted transactions of one partition. Thread-safe.
 
-    ``known`` gives what a reader's index says of a segment, or None: of what that reader can step to behind
-    damage the aborts must be found.
+    ``known`` returns the batches that a reader's index has of a segment, or None. A reader can continue there after
+    damage, so aborts must be found there, too.
     """
 
     def __init__(self, handle: Handle, known: Callable[[int], KnownBatches | None] = lambda base: None) -> None:
         self._handle = handle
         self._known = known
-        self._mutex = fork_safety.lock(self, "_mutex", "_begin_empty")
-        self._begin_empty()
+        self._mutex = fork_safety.lock(self, "_mutex", "_reset")
+        self._reset()
 
-    def _begin_empty(self) -> None:
-        """Know of none. In a forked child: another thread of the parent may have been looking."""
+    def _reset(self) -> None:
+        """Discard everything. Also called in a forked child: another thread of the parent may have been scanning."""
         self._seen: tuple[int, int, int, int] | None = None
         self._segments: dict[int, SegmentAborts] = {}
         self._ranges: Ranges = {}
 
-    def look(self) -> Ranges:
-        """Every abort that is told in the log up to its end.
+    def read_ranges(self) -> Ranges:
+        """Return every abort that the log records up to its end.
 
-        Keep it for as long as one reads on: a compaction may remove what was aborted, and later
-        its markers, while a reader still has the old files mapped.
+        Keep the result while reading on. Compaction may remove the aborted records, and later their markers, while a
+        reader still has the old files mapped.
         """
         page = self._handle.page
         count = page.words[ABORTS_WORD]
         log = page.log.read()
-        # An abort is counted before it is published: while one is open, it may be the one that was counted.
+        # An abort is counted before it is published. So an open transaction may be the counted abort.
         undecided = log.last_stable_offset < log.log_end_offset
         seen = (count, log.epoch, log.generation, log.log_end_offset if undecided else -1)
         if not count:
@@ -88,10 +87,10 @@ class AbortedTransactions:
             bases = self._handle.list_segments()
             for base in bases:
                 if base <= log.active_base_offset:
-                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: then nobody reads it
-                        self._look_at(base, log)
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: then it is not read either
+                        self._scan_segment(base, log)
             try:
-                self._handle.check_usable()  # after the files were opened by their names
+                self._handle.check_usable()  # after opening the files by name
             except UnknownTopic:
                 self._segments.clear()
                 raise
@@ -102,7 +101,7 @@ class AbortedTransactions:
             self._ranges, self._seen = ranges, seen
             return ranges
 
-    def _look_at(self, base: int, log: LogState) -> None:
+    def _scan_segment(self, base: int, log: LogState) -> None:
         handle = self._handle
         known = self._segments.setdefault(base, SegmentAborts())
         if known.sealed:
@@ -119,16 +118,16 @@ class AbortedTransactions:
             return
         found = self._segments[base] = read_sealed_aborts(handle, base, around, known)
         if not found.is_kept and not handle.read_only:
-            with failures_ignored():  # a cache: the next one reads the segment again
+            with failures_ignored():  # it is a cache: the next process reads the segment again
                 write_txn_index(handle, base, found)
 
 
 def read_sealed_aborts(
     handle: Handle, base: int, around: Callable[[], Around], known: SegmentAborts | None = None
 ) -> SegmentAborts:
-    """What a sealed segment tells, of which something may be ``known``.
+    """Return the aborts of a sealed segment. ``known``: what was found before.
 
-    By its ``.txnindex`` nothing of the segment is read, for it may lie in an object store alone. Raises
+    With a ``.txnindex`` the segment itself is not read, as it may be only in the object store. Raises
     FileNotFoundError, `UnknownTopic`, `ObjectStoreError`.
     """
     stem = segment_stem(handle.folder, base)
@@ -145,10 +144,10 @@ def read_sealed_aborts(
 
 
 def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
-    """Leave the ``.txnindex`` of a sealed segment. Raises `DiskFull`, `UnknownTopic`, OSError."""
+    """Write the ``.txnindex`` of a sealed segment. Raises `DiskFull`, `UnknownTopic`, OSError."""
     fs, path = handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX
-    # Beside, then in place: others may make the same file at the same time. A crash may spoil it: then
-    # it does not check, and is made again.
+    # Write a temporary file, then rename: other processes may write the same file at the same time. A crash may spoil
+    # the file: then its checksum fails, and it is written again.
     temporary = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     with handle.folder_locked():
         fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -162,7 +161,7 @@ def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
 def read_aborted(
     mapped: MappedSegment, position: int, end: int, around: Callable[[], Around]
 ) -> list[AbortedTransaction]:
-    """The aborts that are told in a segment's bytes ``[position, end)``; what is damaged is stepped over."""
+    """Return the aborts recorded in a segment's bytes ``[position, end)``, skipping damaged batches."""
     aborted = []
     view = mapped.view[:end]
     for at, header in walk_over_damage(view, position, end, mapped.base_offset, around):

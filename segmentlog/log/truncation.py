@@ -1,4 +1,4 @@
-"""Making a log shorter: at its front, where whole segments go, and at its end, where offsets are given up."""
+"""Shorten a log: trim segments at its front, or truncate offsets at its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 @interrupt_safe_context
-def _changing(handle: Handle) -> Iterator[None]:
-    """Hold the append lock of a log that can be changed, and that no dead process left half changed."""
+def _locked_for_change(handle: Handle) -> Iterator[None]:
+    """Hold the append lock of a log that accepts changes, after completing what a dead process left half done."""
     with handle.append_locked():
         handle.check_appendable()
         finish_interrupted_append(handle)
@@ -28,8 +28,8 @@ def _changing(handle: Handle) -> Iterator[None]:
 
 
 def trim(handle: Handle, before_offset: int) -> int:
-    """As `Partition.trim`."""
-    with handle.translating_errors(), _changing(handle):
+    """See `Partition.trim`."""
+    with handle.translating_errors(), _locked_for_change(handle):
         log = handle.page.log.read()
         if not 0 <= before_offset <= log.log_end_offset:
             raise OffsetOutOfRange(handle.log_name, before_offset, log.log_start_offset, log.log_end_offset)
@@ -41,19 +41,20 @@ def trim(handle: Handle, before_offset: int) -> int:
             handle.ledger.trim(log, before_offset, bases[len(gone)] if gone else None)
         for base in gone:
             retire_segment(handle, base)
-        if gone:  # once more: who listed the folder in between keeps that list for a generation
+        if gone:  # once more, for readers that listed the folder between the two
             handle.ledger.count_generation()
         return before_offset
 
 
 def truncate(handle: Handle, offset: int) -> LostRange | None:
-    """As `Partition.truncate`."""
+    """See `Partition.truncate`."""
     while True:
-        with handle.translating_errors(), _changing(handle), handle.sync_locked():
+        with handle.translating_errors(), _locked_for_change(handle), handle.sync_locked():
             log = handle.page.log.read()
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
-            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)  # ranges touch, but never overlap
+            # lost ranges may touch, but never overlap
+            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)
             if offset == log.log_end_offset:
                 return None
             base = max(base for base in handle.segments(log) if base <= offset)
@@ -64,5 +65,5 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
                 recover(handle, handle.page)
                 handle.close_segments()
                 return lost
-        # Recovery reads it, and appends may go into it: not while they wait at the locks, it may take long.
+        # Recovery reads the segment, and appends may go into it. Download it without the locks: it may take long.
         insist(handle, base)

@@ -85,7 +85,7 @@ class Buffer:
                 self._bytes -= sum(line.size_bytes for line in lines)
                 self._done += len(lines)
                 self._is_stuck = False
-            self._news.tell()
+            self._news.notify_all()
 
     def drop(self, count: int) -> None:
         """So many were lost."""

@@ -339,8 +339,8 @@ class Accumulator:
 
     def notify_waiting(self) -> None:
         """Wake the callers that wait for a chunk."""
-        if self._sent.anybody:
-            self._sent.tell()
+        if self._sent.has_waiters:
+            self._sent.notify_all()
         if self.hooks is not None:
             self.hooks.on_sent()
 

@@ -363,7 +363,7 @@ class AsyncProducer(Generic[K, V]):
 
     def _open(self) -> tuple[LoopBridge, EventLoopProducer]:
         if self._strand is None or self._inner is None:
-            raise StoreClosed("producer, until `async with` starts it,")
+            raise StoreClosed("producer", "it is not open yet; use it inside `async with`")
         return self._strand, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:

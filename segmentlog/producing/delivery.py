@@ -245,9 +245,7 @@ class Chunk:
     def wait(self, timeout_s: float | None) -> None:
         if not self.is_sent:
             if self.generation != fork_safety.generation():
-                raise StoreClosed(
-                    "a producer that was created before fork() cannot be used in the child process, where it"
-                )
+                raise StoreClosed("record", "it was sent before fork(), so the parent process appends it; ask there")
             self._sender.send_unless_lingering(self)
             if not self._sender.wait_for(self, timeout_s):
                 raise TimeoutError(f"the batch was not sent within {timeout_s} s")

@@ -15,7 +15,14 @@ from typing import Final
 import msgspec
 import xxhash
 
-from segmentlog.errors import LogTruncated, OffsetOutOfRange, RecordTooLarge, UnknownTopic
+from segmentlog.errors import (
+    CorruptBatch,
+    LogTruncated,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    UnknownTopic,
+    UnreadableBatch,
+)
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, SCHEMAS_FILE, SCHEMAS_TOPIC
 from segmentlog.log.partition import Partition
 from segmentlog.schemas.registry_errors import NotPermitted, SchemaTooLarge
@@ -46,6 +53,8 @@ class SchemaJournal:
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._lock = ProcessLock(topics.fs, self._path + FILE_LOCK_SUFFIX)
         self._tidy = Tidy()
+        self._unreadable: set[int] = set()
+        """Offsets of unreadable batches that were logged."""
         self._begin_anew()
         fork_safety.on_fork(self, "_begin_anew")
 
@@ -87,13 +96,25 @@ class SchemaJournal:
     def _follow(self, log: Partition) -> None:
         while self._position != log.log_end_offset:
             before = self._position
-            for batch in log.read(self._position):
+            for batch in log.read(self._position, on_skip=self._skip):
                 for key, value in zip(batch.keys, batch.values, strict=True):
                     self._state.take_in(key, value)
                 self._tidy.count()
                 self._position = batch.next_offset
             if self._position == before:
                 break
+
+    def _skip(self, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        """Skip an unreadable batch, and log it once: without it the registry still serves all other schemas."""
+        if not isinstance(damage, UnreadableBatch):
+            raise damage
+        self._position = end_offset
+        if damage.offset not in self._unreadable:
+            self._unreadable.add(damage.offset)
+            logger.error(
+                "topic %s: skipped unreadable offsets %d to %d. Schemas and settings in them are missing: register them"
+                " again. %s", SCHEMAS_TOPIC, base_offset, end_offset - 1, damage,
+            )  # fmt: skip
 
     def _find_log(self) -> Partition | None:
         if self._log is None or self._log.is_stale:

@@ -1,3 +1,5 @@
-"""A server that speaks Kafka's protocol over a store: one more process that has it open. It translates, and decides
-nothing that the engine decides. Nothing imports it but who starts it.
+"""Serve a store over Kafka's protocol, from one more process that has the store open.
+
+This package translates requests into calls of the engine, which makes all decisions. Only the code that starts a
+server imports it.
 """

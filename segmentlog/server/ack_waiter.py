@@ -1,7 +1,7 @@
-"""Waiting for the disk, or the object store, for all connections together: one fsync covers whoever came meanwhile.
+"""Complete acknowledgements after an fsync, or after shipping, for all connections together.
 
-Each partition that somebody waits for is synced by one thread of a few; those who come while its fsync runs are covered
-by the next one. So never is there an fsync for each request, and partitions do not wait for each other.
+A thread of a small pool syncs a partition for all requests that wait for it; requests that arrive while its fsync runs
+are covered by the next fsync. So there is no fsync for each request, and partitions do not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 THREADS: Final = 8
-"""Partitions that are synced at the same time."""
+"""Partitions that can be synced at the same time."""
 SHIPPED_THREADS: Final = 64
-"""Partitions that are waited for at the same time: all of them are shipped at once."""
+"""Partitions whose shipping can be awaited at the same time: a cycle of the uploader ships all of them."""
 
 Done = Callable[[Exception | None], None]
-"""Told that the records are on disk, or why nobody can say so. Must not raise, nor wait."""
+"""Called with None once the records are on disk, or with the error that leaves it unknown. Must not raise or block."""
 
 
 class _Waiter(msgspec.Struct, gc=False):
@@ -37,7 +37,7 @@ class _Waiter(msgspec.Struct, gc=False):
 
 
 class Durability:
-    """Syncs partitions for those who wait, and with ``shipped`` has them shipped. Thread-safe."""
+    """Syncs partitions for waiting requests; with ``shipped`` also waits until they are shipped. Thread-safe."""
 
     def __init__(self, threads: int = THREADS, *, shipped: bool = False) -> None:
         self._threads = threads
@@ -48,11 +48,11 @@ class Durability:
         self._due: queue.SimpleQueue[Partition | None] = queue.SimpleQueue()
 
     def when_durable(self, partition: Partition, base_offset: int, end_offset: int, done: Done) -> None:
-        """Call ``done`` once the records ``[base_offset, end_offset)`` are there: in another thread, or here."""
+        """Call ``done`` once the records ``[base_offset, end_offset)`` are durable, in this thread or another."""
         waiter = _Waiter(base_offset, end_offset, done)
         reached = partition.shipped_offset if self._shipped else partition.durable_offset
         if reached >= end_offset:
-            done(self._act(partition, [waiter]))  # no fsync is due; but whether they are still there is asked
+            done(self._act(partition, [waiter]))  # no fsync is due; this checks that the records still exist
             return
         with self._mutex:
             waiters = self._waiting.get(partition)
@@ -66,7 +66,7 @@ class Durability:
         self._due.put(partition)
 
     def wait(self, partition: Partition, base_offset: int, end_offset: int) -> None:
-        """Return once the records are on disk. Raises what `Partition.sync_upto` does."""
+        """Return once the records are on disk. Raise the errors of `Partition.sync_upto`."""
         event = threading.Event()
         outcome: list[Exception | None] = []
 
@@ -81,19 +81,19 @@ class Durability:
 
     @property
     def waiting_count(self) -> int:
-        """Answers that wait, but for those whose fsync runs."""
+        """Number of waiting acknowledgements, without those whose fsync is running."""
         with self._mutex:
             return sum(map(len, self._waiting.values()))
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether nobody keeps the others out for that long."""
+        """Whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return True
 
     def close(self) -> None:
-        """End the threads, once everybody was told who waits now."""
+        """Stop the threads after they have completed what waits now."""
         with self._mutex:
             started = self._started
         for _ in range(started):
@@ -115,10 +115,11 @@ class Durability:
         error = self._act(partition, waiters)
         is_of_some = isinstance(error, LogTruncated) and len(waiters) > 1
         for waiter in waiters:
+            # If a crash took the records of some waiters, each of them needs its own result.
             try:
-                waiter.done(self._act(partition, [waiter]) if is_of_some else error)  # of some: each asks for itself
-            except Exception:  # or those behind it would wait for ever
-                logger.exception("who waited for the disk could not be told")
+                waiter.done(self._act(partition, [waiter]) if is_of_some else error)
+            except Exception:  # else the waiters after it would wait forever
+                logger.exception("an acknowledgement that waited for the disk could not be sent")
         with self._mutex:
             if self._waiting[partition]:
                 self._due.put(partition)

@@ -1,6 +1,6 @@
-"""Where a server listens, what it tells clients of that, and the lock that lets one server at a time have a store.
+"""Server lock of a store, and the addresses that a server advertises to clients.
 
-Light: whoever supervises imports it, too.
+Imports little, because the supervisor imports it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _UNWRITABLE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class AlreadyServed(SegmentlogError):
-    """Another server has the store: one at a time, or they would answer differently."""
+    """Another server has the store. Only one may serve it: two would answer clients differently."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(path, holder)
         self.path, self.holder = path, holder
 
     def __str__(self) -> str:
-        return f"{self.path} is served already{self.holder}: stop that server, or give it more --workers"
+        return f"{self.path} is already served{self.holder}; stop that server, or start it with more --workers"
 
 
 class ServerLock:
-    """Held by the server of a store as long as it runs; the kernel frees it with its process."""
+    """Lock file of the server of a store, held while the server runs; the kernel releases it with the process."""
 
     def __init__(self, path: str) -> None:
         self._fs = FileSystem()
@@ -68,12 +68,12 @@ class ServerLock:
             close_lockable(self._fs, self._fd)
 
     def tell(self, address: str) -> None:
-        """Leave a word for who comes too late."""
+        """Write this server's address to the lock file, for the error message of a second server."""
         self._fs.ftruncate(self._fd, 0)
         write_all(self._fs, self._fd, [json.dumps({"pid": os.getpid(), "address": address}).encode()], 0)
 
     def release(self) -> None:
-        """Let another server have the store."""
+        """Release the lock, so that another server can serve the store. Idempotent."""
         if not self._is_released:
             self._is_released = True
             close_lockable(self._fs, self._fd)
@@ -88,9 +88,11 @@ def _said(fs: FileSystem, fd: int) -> str:
 
 
 def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None) -> tuple[list[Node], str]:
-    """(the workers as clients reach them, the address to begin with). The first socket is everybody's.
+    """Return (the workers with the addresses that clients use, the bootstrap address).
 
-    With one worker that is all there is; with more each has another one behind it, on the ports that follow.
+    The first socket is shared by all workers. With several workers, each has another socket of its own, on the ports
+    that
+    follow.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host
@@ -104,10 +106,10 @@ def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str,
 
 
 def warn_of_names(cert_path: str | None, nodes: Iterable[Node]) -> None:
-    """Log a warning for each advertised name that the server's certificate does not have: clients refuse it then."""
+    """Log a warning for each advertised host name that the certificate does not contain: clients will reject it."""
     if cert_path is None:
         return
-    from segmentlog.security.certificate_names import uncovered  # with `ssl`, which a supervisor has no other use for
+    from segmentlog.security.certificate_names import uncovered  # imports `ssl`, which a supervisor does not need
 
     for host in dict.fromkeys(node.host for node in nodes):
         if (why := uncovered(cert_path, host)) is not None:
@@ -115,5 +117,5 @@ def warn_of_names(cert_path: str | None, nodes: Iterable[Node]) -> None:
 
 
 def cluster_id_of(store_id: str) -> str:
-    """Kafka's form of an id: 22 characters for 16 bytes."""
+    """Return a store id in the form of a Kafka cluster id: 16 bytes as 22 characters."""
     return base64.urlsafe_b64encode(bytes.fromhex(store_id)).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""What is answered: each API that is served, and the function that does it."""
+"""Table of the supported Kafka APIs and their handlers."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ PLACES: Final = {
     69: "consumer_group_heartbeat:consumer_group_describe",
     75: "metadata_handlers:describe_topic_partitions",
 }
-"""What is answered, by API key: file and function below ``handlers``."""
+"""Handler of each API key: module in ``handlers``, and function."""
 
 SERVED: Final = tuple(sorted(PLACES))
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 
 QUICK: Final = frozenset((PRODUCE, 1, 3, 8, 10, 12, API_VERSIONS))
-"""What waits for nothing but a file's lock: produce, fetch, metadata, commits, heartbeats. What waits in their name,
-for the disk or for records, keeps no thread. The others may take long, or are seldom."""
+"""APIs whose handlers wait only for a file lock: produce, fetch, metadata, commits, heartbeats. If they must wait for
+the disk or for records, they do so without a thread. All other APIs may take long or are rare."""

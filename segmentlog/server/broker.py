@@ -1,4 +1,4 @@
-"""What all connections of one worker have in common: the store, and what waits, wakes and judges for them."""
+"""State shared by all connections of one worker: the store, caches, parked fetches, sessions and permissions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.clock import Clock
 from segmentlog.errors import UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER
+from segmentlog.objects.ownership.binding import new_owner_of
 from segmentlog.security.acls import Authorizer
 from segmentlog.server.ack_waiter import SHIPPED_THREADS, Durability
 from segmentlog.server.converted_batch_cache import DiskRenderings, Renderings
@@ -21,6 +22,7 @@ from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import ForeignTopicId, TopicIds, is_visible
 from segmentlog.server.worker_cluster import Cluster
 from segmentlog.server.worker_counters import Meter
+from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 UNPACKED_MAX: Final = 2
-"""Batches of clients that are decompressed at the same time: a megabyte may become hundreds, in each."""
+"""Client batches decompressed at the same time: each may grow from one megabyte to hundreds."""
 
 
 class Broker:
-    """One worker. Thread-safe."""
+    """Shared state of one worker, which is a broker to Kafka clients. Thread-safe."""
 
     def __init__(
         self, store: LogStore, cluster: Cluster, settings: ServerSettings, authorizer: Authorizer,
@@ -46,7 +48,7 @@ class Broker:
         self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
         self.durability = Durability()
         self.acknowledgement = self.durability
-        """Of what is to survive as acks=all says."""
+        """Waits for what ``acks=all`` requires (setting ``acks_all``)."""
         if settings.acks_all == "shipped":
             self.acknowledgement = Durability(SHIPPED_THREADS, shipped=True)
         self.arrivals = Arrivals()
@@ -61,20 +63,25 @@ class Broker:
         )
         self.meter = Meter()
         self.unpacking = FairPlaces(UNPACKED_MAX)
-        """For who looks into clients' batches; `Call.unpacking` has a place there."""
+        """Slots for handlers that decompress client batches; use them through `RequestContext.unpacking`."""
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()
-        """What the store has open: it lets go of what was deleted."""
+        """Partitions that the store has open; the store drops deleted ones."""
 
     @property
     def broker_id(self) -> int:
-        """Of this worker."""
+        """Broker id of this worker."""
         return self.cluster.own_id
 
     @property
+    def is_taken_over(self) -> bool:
+        """Whether another machine owns the whole store now. Reads a small file; a new client asks once."""
+        return bool(new_owner_of(FileSystem(), self.store.path))
+
+    @property
     def groups(self) -> GroupCoordinator:
-        """Made when it is first asked for: who only produces needs none."""
+        """Group coordinator; created on first use, because a server for producers alone needs none."""
         if self._groups is None:
             from segmentlog.server.groups.coordinator import GroupCoordinator
 
@@ -86,25 +93,26 @@ class Broker:
         return self._groups
 
     def take_up_groups(self) -> None:
-        """Go on with the groups that were coordinated before: their members' sessions run from now on."""
+        """Load the groups that were coordinated before a restart; their members' session timeouts start now."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
             self.groups.take_up()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
-        """A partition by its topic's name, or raises `UnknownTopic`. Costs next to nothing once it is open.
+        """Return a partition, open it if necessary. Raise `UnknownTopic`. A partition that is open costs next to
+        nothing.
 
-        With ``topic_id``, raises `ForeignTopicId` when the name belongs to another topic.
+        With ``topic_id``, raise `ForeignTopicId` if the name belongs to another topic.
         """
         partition = self._partitions.get((topic, number))
         if partition is not None and not partition.is_stale and topic_id in (None, partition.topic_id):
             return partition
         if not is_visible(topic):
-            raise UnknownTopic(topic, "it is the store's own")
+            raise UnknownTopic(topic, "it is an internal topic of the store")
         try:
             partition = self.store.open_partition(topic, number, topic_id)
         except UnknownTopic:
             if topic_id is not None and not self._has_id(topic, topic_id):
-                raise ForeignTopicId(topic, f"it is not the topic with the id {topic_id}") from None
+                raise ForeignTopicId(topic, f"its topic id is not {topic_id}") from None
             raise
         self._partitions[topic, number] = partition
         return partition
@@ -116,23 +124,23 @@ class Broker:
             return False
 
     def opened(self, topic: str, number: int) -> Partition | None:
-        """The partition if it is open already."""
+        """Return the partition if it is open, else None."""
         partition = self._partitions.get((topic, number))
         return None if partition is None or partition.is_stale else partition
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether who waits for the disk or for records can be told."""
+        """Whether the locks that delayed responses need are free within ``patience_s`` seconds each."""
         waits = (self.durability, self.acknowledgement, self.arrivals)
         return all(one.is_well(patience_s) for one in waits)
 
     def stop_waiting(self) -> None:
-        """Answer all who wait for something to come: the server stops."""
+        """Answer all parked requests, because the server stops."""
         self.arrivals.close()
         if self._groups is not None:
             self._groups.close()
 
     def close(self) -> None:
-        """End what runs in the background, once nobody asks any more. The store stays open."""
+        """Stop the background threads after the last request. The store stays open."""
         self.stop_waiting()
         self.durability.close()
         self.acknowledgement.close()

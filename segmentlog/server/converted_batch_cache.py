@@ -1,17 +1,17 @@
-"""What the library wrote, as Kafka's clients read it: made when it is asked for, and kept for others who ask.
+"""Convert batches that the library wrote to Kafka's format for clients, and cache the results.
 
-    in memory    the last 16 MiB: most consumers are at the end of a log, and ask for the same
-    on disk      what is asked for again when it is not in memory any more: consumers that begin at the front. In files
-                 without a name in the store's folder, so it is the kernel that decides what of it stays in memory
+    in memory      the last 16 MiB: most consumers are at the end of a log and request the same batches
+    on disk        batches that are requested again after they left memory, by consumers that begin at the start of a
+                   log. They are in unnamed files in the store's folder, so that the kernel's page cache decides which
+                   of them stay in memory
+    in a response  until its client has received it, however slow it is
 
-    in an answer  until its client has taken it, however slow it is
+Batches in memory and in responses share a memory limit. Above it, new conversions go to disk at once, and responses
+become smaller: each contains the one batch that it must, and batches that are on disk.
 
-Those in memory and in answers have a share of memory. When it is used up, what is made goes to disk at once, and
-answers become smaller: each has the one batch that it must have, and those that are on disk.
-
-What is read once costs the disk nothing. The bytes on disk are bounded, also by what is free there; when they are used
-up, the file that nobody has asked for the longest time makes room, if that is a while ago: else a log that is larger
-than all of it and read round and round would be written again and again, and never found.
+A batch that is read once costs no disk access. The size on disk is limited, also relative to the free space of the
+disk. When it is reached, the least recently used file is deleted, if it has not been used for a while. Without this
+delay, repeated reads of a log larger than the cache would rewrite the whole cache on each pass and never find a batch.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ logger = logging.getLogger("segmentlog.server")
 _KEPT_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 32 << 20
 _REMEMBERED: Final = 32 << 10
-"""Batches of which is known that they were asked for before, and those of which is known what they are."""
+"""Limit of batch keys remembered as requested before, and of log positions whose batch is known."""
 _SPARED_S: Final = 300.0
-"""A file that was asked for since is not given up for another."""
+"""A file used within this time is not deleted to make room."""
 _SHARE_KEPT: Final = 8
-"""What is kept here takes this part of the share of memory, at the most: the rest is for answers."""
+"""This class keeps at most 1/8 of the memory limit; the rest is for responses."""
 _FREE_PART: Final = 4
-"""The files together take this part of what would be free without them, at the most."""
+"""The files together take at most 1/4 of the space that would be free without them."""
 _MADE_S: Final = 10.0
-"""How long one waits for another to make the same batch."""
+"""Time for which a request waits for another one to convert the same batch."""
 
 _Key = tuple[str, int, int, int]
 LogVersion = tuple[str, int, int, int]
-"""A topic's id, a partition's number, its generation and epoch: as long as these are so, what was appended stays."""
+"""Topic id, partition, generation and epoch. While these do not change, the batch at an offset does not change."""
 
 
 class _File:
-    """One of the files on disk, and what it holds."""
+    """A cache file on disk, and the batches in it."""
 
     def __init__(self, scratch: AnonymousFile, now_s: float) -> None:
         self.scratch = scratch
@@ -64,7 +64,7 @@ class _File:
 
 
 class DiskRenderings:
-    """Those on disk. Thread-safe; views of a file that is given up stay what they are."""
+    """Converted batches on disk. Thread-safe. Views into a file stay valid after it is deleted."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class DiskRenderings:
     ) -> None:
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
-        """Taken before the other one, by who adds: whoever looks something up does not wait for the disk."""
+        """Held while adding, and acquired before ``_mutex``, so that lookups do not wait for the disk."""
         self._folder = folder
         self._bound_bytes = bound_bytes
         self._file_bytes = file_bytes
@@ -86,11 +86,11 @@ class DiskRenderings:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, filled or not."""
+        """Size of all files, filled or not."""
         return len(self._files) * self._file_bytes
 
     def find(self, key: _Key) -> list[memoryview] | None:
-        """A batch that is there."""
+        """Return a batch, or None if it is not cached."""
         with self._mutex:
             file = self._by_key.get(key)
             if file is None:
@@ -99,7 +99,7 @@ class DiskRenderings:
             return file.views[key]
 
     def offer(self, key: _Key, made: list[Buffer], *, at_once: bool = False) -> None:
-        """Keep a batch that had to be made, if there is room, and if it is not for the first time or ``at_once``."""
+        """Store a converted batch if there is room, and only on its second request or with ``at_once``."""
         number = hash(key)
         with self._mutex:
             if number not in self._asked:
@@ -111,11 +111,11 @@ class DiskRenderings:
             if key in self._by_key or not self._bound_bytes or sum(map(len, made)) > self._file_bytes:
                 return
         if not self._writing.acquire(blocking=False):
-            return  # it will be asked for again
+            return  # busy; the batch can be stored on its next request
         try:
             self._add(key, made)
         except OSError as error:
-            logger.info("what local programs wrote is kept for Kafka's clients in memory only: %s", error)
+            logger.info("converted batches are cached in memory only, not on disk: %s", error)
             self._bound_bytes = 0
         finally:
             self._writing.release()
@@ -132,7 +132,7 @@ class DiskRenderings:
                 self._by_key[key] = file
 
     def _begin(self) -> _File | None:
-        """The next file, another one given up for it if need be; None where there is no room for one."""
+        """Return a new file, deleting old ones if necessary; None if there is no room."""
         now_s = self._clock_s()
         room = (free_bytes(self._folder) + self.size_bytes) // _FREE_PART
         with self._mutex:
@@ -155,7 +155,7 @@ class DiskRenderings:
             del self._by_key[key]
 
     def close(self) -> None:
-        """Give all of it up."""
+        """Delete all files."""
         with self._writing, self._mutex:
             self._bound_bytes = 0
             for file in list(self._files):
@@ -163,10 +163,10 @@ class DiskRenderings:
 
 
 class Renderings:
-    """The last batches that were rendered. Thread-safe. ``disk`` is its own from then on.
+    """Recently converted batches. Thread-safe. Owns ``disk``.
 
-    ``held_max_bytes`` is the share of memory for batches that are not on disk, whether they are kept here or by an
-    answer that its client has not taken yet.
+    ``held_max_bytes`` limits the memory of batches that are not on disk, whether in this cache or in responses that
+    clients have not received yet.
     """
 
     def __init__(
@@ -177,21 +177,21 @@ class Renderings:
         self._summing = threading.Lock()
         self._held_bytes = 0
         self._changes: deque[int] = deque()
-        """Yet to be added to the bytes that are held. Batches are let go of in any thread, whatever locks it has: so
-        that appends here, and takes no lock."""
+        """Size changes not added to ``_held_bytes`` yet. Batches are freed in any thread, whatever locks it holds: so
+        their finalizers append here, and take no lock."""
         self._kept_bytes = min(kept_bytes, held_max_bytes // _SHARE_KEPT)
         self._bytes = 0
         self._disk = disk
         self.hit_count = self.miss_count = 0
-        """Batches that were there already, and those that had to be made."""
+        """Numbers of batches found in the cache, and of batches converted."""
         self._rendered: OrderedDict[_Key, list[Buffer]] = OrderedDict()
         self._being_made: dict[_Key, threading.Event] = {}
         self._known: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
 
     def known(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
-        """(the batch that begins at ``offset``, the offset behind it), if it is there and `note` was told of it.
+        """Return (the batch at ``offset``, the offset after it) if it is cached and was registered for this version.
 
-        Nothing of the log is looked at: it was checked when the batch was made.
+        This reads nothing from the log: the batch was verified when it was converted.
         """
         with self._mutex:
             known = self._known.get((version, offset))
@@ -202,7 +202,7 @@ class Renderings:
         return None if found is None else (found, next_offset)
 
     def note(self, version: LogVersion, batch: RecordBatch) -> None:
-        """Which batch lies there, while the log is of that version: one that `wire` was asked for since."""
+        """Record that this batch, which `convert` returned, is at its offset while the log has this version."""
         header = batch.header
         if header.is_kafka or len(batch) < header.record_count:
             return
@@ -213,18 +213,20 @@ class Renderings:
                 self._known.popitem(last=False)
 
     def wire(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
-        """A batch in Kafka's format, in one or, of one that reaches far, several: as it lies if a client wrote it."""
+        """Return a batch in Kafka's format: a client's batch unchanged, a library's as one batch, or several if it is
+        long.
+        """
         header = batch.header
         if header.is_kafka:
             return [batch.payload]
-        if len(batch) < header.record_count:  # seldom: somebody began to read in the middle
+        if len(batch) < header.record_count:  # seldom: the read began inside the batch
             return as_wire(batch)
-        # The checksum covers everything that a batch says: one that was compacted since has another.
+        # The checksum covers the whole batch, so a compacted batch has another key.
         key = (topic_id, batch.partition, header.base_offset, header.header_checksum)
         with self._mutex:
             found = self._find(key)
             other = self._being_made.get(key)
-        if found is None and other is not None:  # consumers that read side by side
+        if found is None and other is not None:  # another consumer is converting it
             other.wait(_MADE_S)
             with self._mutex:
                 found = self._find(key)
@@ -234,7 +236,7 @@ class Renderings:
 
     @property
     def held_bytes(self) -> int:
-        """What takes memory now of all that was made, here and in answers on their way."""
+        """Memory of converted batches that are not on disk, in this cache and in responses."""
         with self._summing:
             while self._changes:
                 self._held_bytes += self._changes.popleft()
@@ -242,11 +244,11 @@ class Renderings:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the share of memory is used up: then an answer takes no more than it has to."""
+        """Whether the memory limit is reached: then a response includes no more batches than it must."""
         return self.held_bytes >= self._held_max_bytes
 
     def _counted(self, made: Buffer) -> memoryview:
-        """The same bytes, counted as held until nobody has them, nor a part of them, any more."""
+        """Return the same bytes, counted as held until the last reference to any part of them is gone."""
         owner = np.frombuffer(made, np.uint8)
         size = len(owner)
         self._changes.append(size)
@@ -255,11 +257,11 @@ class Renderings:
 
     @property
     def disk_bytes(self) -> int:
-        """What they take on disk."""
+        """Size of the cache on disk."""
         return 0 if self._disk is None else self._disk.size_bytes
 
     def close(self) -> None:
-        """Give up what is on disk."""
+        """Delete the cache on disk."""
         if self._disk is not None:
             self._disk.close()
 

@@ -1,6 +1,6 @@
-"""From the bytes of a request to the bytes of its answer: decode, hand to its handler, encode.
+"""Decode a request, call its handler, and encode the response.
 
-Handlers are imported when the first request of their kind comes, so that a server is ready at once.
+Each handler is imported with its first request, so that a server starts quickly.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 Handler = Callable[[Call, Any], Any]
-"""Of a request its response, or a `PendingAnswer`, or None where none is wanted."""
+"""Return the response to a request; a `DeferredResponse` that completes later; or None if no response is due."""
 
 _FETCH: Final = 1
 _ANSWER_MAX_BYTES: Final = 128 << 20
-"""More than what handlers describe (`Limits.answer_elements`, `Limits.answer_bytes`) and what they repeat of the
-largest request make together. This bound holds for a handler that does not ask for room, too."""
+"""Larger than the elements and bytes that a handler may describe (`Limits.answer_elements`, `Limits.answer_bytes`)
+together with a copy of the largest request. Also bounds handlers that do not reserve room."""
 _OF_SASL: Final = frozenset((17, 36))
 
 
 class Dispatcher:
-    """Does the requests of all connections of a broker. Thread-safe."""
+    """Handles the requests of all connections of a broker. Thread-safe."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._handlers: dict[int, Handler] = {}
 
     def handle(self, connection: Connection, frame: memoryview) -> Answer:
-        """The answer to one request. Raises `BadFrame` for what cannot be answered: the connection is then closed."""
+        """Do one request and return its response.
+
+        Raise `BadFrame`, which closes the connection, if that is impossible.
+        """
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
-            connection.authenticated()  # after which the connection ends if there is no answer
+            connection.authenticated()  # which ends the connection if there is no answer
             return answer
         started_s = time.perf_counter()
         try:
             header = decode_header(frame)
         except MalformedMessage as error:
-            raise BadFrame(f"no request: {error}") from None
+            raise BadFrame(f"malformed request header: {error}") from None
         api = APIS.get(header.api_key)
         if api is None or header.api_key not in PLACES:
-            raise BadFrame(f"a request of API key {header.api_key}, which is not served")
+            raise BadFrame(f"unsupported API key {header.api_key}")
         connection.client_id = client_id = header.client_id or ""
         call = Call(
             broker=self._broker,
@@ -68,10 +71,10 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             started_s=started_s,
             connection=connection,
-            looks_s=-1.0 if connection.has_left else 0.0,  # then its first look is at once
+            looks_s=-1.0 if connection.has_left else 0.0,  # then the first check looks at once
         )
         if sasl is not None and not sasl.permits(header.api_key):
-            raise BadFrame(f"{api.name} where authentication is due")
+            raise BadFrame(f"{api.name} request before authentication")
         response = self._respond(call, api, header, frame)
         if sasl is not None and header.api_key in _OF_SASL:
             connection.authenticated()
@@ -82,8 +85,8 @@ class Dispatcher:
             return None
         buffers = call.encode(response)
         size = sum(len(buffer) for buffer in buffers)
-        if size > _ANSWER_MAX_BYTES and header.api_key != _FETCH:  # which has a bound of its own
-            raise BadFrame(f"an answer of {size} bytes to {api.name}, where at most {_ANSWER_MAX_BYTES} are sent")
+        if size > _ANSWER_MAX_BYTES and header.api_key != _FETCH:  # a fetch has its own bound
+            raise BadFrame(f"the {api.name} response has {size} bytes; at most {_ANSWER_MAX_BYTES} are sent")
         return buffers
 
     def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
@@ -94,12 +97,13 @@ class Dispatcher:
                 call.version = 0
                 return of_unknown_version(call)
             raise BadFrame(
-                f"{api.name} of version {header.api_version}, where {api.min_version} to {api.max_version} are"
+                f"unsupported version {header.api_version} of {api.name}; "
+                f"supported: {api.min_version} to {api.max_version}"
             )
         try:
             request = api.codec.decode_request(frame, header.body_at, header.api_version)
         except MalformedMessage as error:
-            raise BadFrame(f"{api.name} of version {header.api_version}: {error}") from None
+            raise BadFrame(f"malformed {api.name} request, version {header.api_version}: {error}") from None
         return self._handler(header.api_key)(call, request)
 
     def _handler(self, api_key: int) -> Handler:

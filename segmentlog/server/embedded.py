@@ -1,4 +1,4 @@
-"""A server in threads of this process: for programs and tests that want one at hand."""
+"""Run a Kafka server in threads of this process, for programs and tests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Beside(Protocol):
-    """What else answers for the store in this process; the doors do not know each other."""
+    """Another server for the same store in this process, such as HTTP. The two do not import each other."""
 
     url: str
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
 
 
 class Server:
-    """A server with one worker, in threads of this process. Close it, or use it in a ``with``.
+    """A Kafka server with one worker, in threads of this process. Close it, or use it in a ``with`` statement.
 
-    ``bootstrap_servers`` is what a Kafka client is to be given.
+    Pass ``bootstrap_servers`` to Kafka clients.
     """
 
     def __init__(
@@ -102,16 +102,19 @@ class Server:
 
     @property
     def metrics_address(self) -> str | None:
-        """Where its metrics are to be had, as HOST:PORT; None where nobody asked for them."""
+        """HOST:PORT of the metrics endpoint; None if metrics were not requested."""
         return None if self._metrics is None else self._metrics.address
 
     @property
     def http_url(self) -> str | None:
-        """Where its pages and APIs are, as ``http://HOST:PORT``; None where nobody asked for them."""
+        """``http://HOST:PORT`` of the HTTP server; None if HTTP was not requested."""
         return None if self._http is None else self._http.url
 
     def close(self, timeout_s: float = FINISH_S) -> None:
-        """Finish what is in flight, disconnect everybody, and close the store if it was opened for this. Idempotent."""
+        """Finish requests in progress, close all connections, and close the store if the server opened it.
+
+        Idempotent.
+        """
         if self._is_closed:
             return
         self._is_closed = True

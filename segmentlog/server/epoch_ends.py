@@ -1,8 +1,8 @@
-"""Where an epoch of a partition ended, as KIP-320 asks it: how a client learns that what it has read is gone.
+"""Find where a leader epoch of a partition ended (KIP-320), so that a client learns that its log was truncated.
 
-Kafka's answer is where the next epoch begins. Between two of our epochs lies what a crash took: offsets that may have
-been handed out, and hold nothing any more. So the answer is where that *begins*: a client that stands behind it learns
-that it was truncated, instead of going on as if it had missed nothing.
+Kafka returns the offset at which the next epoch begins. Here a crash can leave a lost range before that offset:
+offsets that may have been returned to clients, and whose records are gone. So this returns the *start* of the lost
+range. A client positioned after it learns that the log was truncated, instead of continuing without noticing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNDEFINED: Final = (-1, -1)
 
 
 def end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
-    """(the last epoch up to this one that there was, where it ended); `UNDEFINED` for one that there is not yet."""
+    """Return (the last existing epoch up to ``epoch``, its end offset); `UNDEFINED` if ``epoch`` is in the future."""
     if epoch == wire_epoch(partition.epoch):
         return epoch, partition.log_end_offset
     found = -1

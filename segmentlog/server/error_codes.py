@@ -1,4 +1,4 @@
-"""The engine's exceptions in Kafka's words."""
+"""Map the engine's exceptions to Kafka error codes and messages."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ _CODES: Final[tuple[tuple[type[Exception], ErrorCode], ...]] = (
     (TransactionAborted, ErrorCode.INVALID_TXN_STATE),
     (WrongState, ErrorCode.INVALID_TXN_STATE),
     (UnknownProducer, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
-    # The code that every client takes for final.
+    # Every client treats this code as fatal.
     (ProducerHeld, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (ConsumerFenced, ErrorCode.UNKNOWN_MEMBER_ID),
     (GroupNotEmpty, ErrorCode.NON_EMPTY_GROUP),
-    # Clients raise it to their user. They retry a KAFKA_STORAGE_ERROR, which no retry of this read can mend.
+    # Clients raise it to the application. They would retry KAFKA_STORAGE_ERROR, which cannot help here.
     (UnreadableBatch, ErrorCode.CORRUPT_MESSAGE),
     (CorruptBatch, ErrorCode.KAFKA_STORAGE_ERROR),
     (DiskFull, ErrorCode.KAFKA_STORAGE_ERROR),
     (PartitionFailed, ErrorCode.KAFKA_STORAGE_ERROR),
     (LocalError, ErrorCode.KAFKA_STORAGE_ERROR),
     (ObjectStoreError, ErrorCode.KAFKA_STORAGE_ERROR),
-    # Kafka's words for a cluster that has too few replicas: clients try again.
+    # Kafka's codes for a cluster with too few in-sync replicas: clients retry.
     (GrantExhausted, ErrorCode.NOT_ENOUGH_REPLICAS),
     (NotShipped, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
     (StoreFenced, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     (ReadOnlyStore, ErrorCode.POLICY_VIOLATION),
-    # A client that is told so asks who is there now, and tries again.
+    # Clients refresh their metadata and retry.
     (StoreClosed, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
 )
@@ -85,20 +85,20 @@ _OF_BATCHES: Final = {
     "transaction": ErrorCode.INVALID_TXN_STATE,
     "producer_id": ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 }
-"""By the reason of an `InvalidWireBatch`; every other is INVALID_RECORD."""
+"""By the reason of an `InvalidWireBatch`; every other reason is INVALID_RECORD."""
 
 
 _TOLD_MAX: Final = 2000
 
 
 def message_of(error: BaseException) -> str:
-    """What an answer says of it. Errors repeat what they are about, and that may be as long as a string can be."""
+    """Return the text of an error, with the middle of a long one left out: errors quote names of any length."""
     text = str(error)
     return text if len(text) <= _TOLD_MAX else f"{text[: _TOLD_MAX // 2]} ... {text[-_TOLD_MAX // 2 :]}"
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """What a client is told of it; `ErrorCode.UNKNOWN_SERVER_ERROR` of what nobody foresaw."""
+    """Return the Kafka error code of an exception; `ErrorCode.UNKNOWN_SERVER_ERROR` for an unexpected one."""
     if isinstance(error, InvalidWireBatch):
         return _OF_BATCHES.get(error.reason, ErrorCode.INVALID_RECORD)
     for kind, code in _CODES:

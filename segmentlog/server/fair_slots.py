@@ -1,4 +1,4 @@
-"""Places for work that takes much memory: few at a time, and given to clients in turn."""
+"""Limit concurrent work that takes much memory, and share the slots fairly among clients."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from segmentlog.server.request_budget import LOOK_S
 
 
 class FairPlaces:
-    """So many places. Thread-safe.
+    """A fixed number of slots. Thread-safe.
 
-    A place that becomes free goes to the next client of those that wait, in turn, and there to the request that has
-    waited the longest. So a client with a thousand requests delays another client by one of them for each place.
+    Clients that wait get free slots in turn, and each client's requests get them in order of arrival. So a client with
+    a
+    thousand requests delays another client by one request for each slot.
     """
 
     def __init__(self, count: int) -> None:
         self._mutex = threading.Lock()
         self._free = count
-        """Above 0 only while nobody waits."""
+        """Above 0 only while no request waits."""
         self._waiting: OrderedDict[Hashable, deque[threading.Event]] = OrderedDict()
-        """By client, the one whose turn it is first."""
+        """Waiting requests of each client; the client that gets the next slot is first."""
 
     @contextmanager
     def place(self, client: Hashable, check: Callable[[], None]) -> Iterator[Turn]:
-        """Have a place. Waits until there is one, and raises what ``check`` does, which is called while it waits."""
+        """Hold a slot, after waiting for one. Raise what ``check`` raises, which is called while waiting."""
         turn = Turn(self, client, check)
         self._take(turn)
         try:
@@ -37,7 +38,7 @@ class FairPlaces:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that wait for a place."""
+        """Number of requests that wait for a slot."""
         with self._mutex:
             return sum(map(len, self._waiting.values()))
 
@@ -54,7 +55,7 @@ class FairPlaces:
                 turn.check()
         except BaseException:
             with self._mutex:
-                if given.is_set():  # a moment ago
+                if given.is_set():  # the slot was assigned a moment ago
                     self._hand_over_locked()
                 else:
                     self._leave_locked(turn.client, given)
@@ -80,7 +81,7 @@ class FairPlaces:
         client, given = self._waiting.popitem(last=False)
         given.popleft().set()
         if given:
-            self._waiting[client] = given  # behind the others
+            self._waiting[client] = given  # at the end of the queue
 
     def _leave_locked(self, client: Hashable, given: threading.Event) -> None:
         queue = self._waiting[client]
@@ -90,7 +91,7 @@ class FairPlaces:
 
 
 class Turn:
-    """A place that somebody has. For one thread."""
+    """A slot held by one request. Not thread-safe."""
 
     __slots__ = ("_places", "check", "client", "has_place")
 
@@ -101,5 +102,5 @@ class Turn:
         self.has_place = False
 
     def pass_on(self) -> None:
-        """Give the place to whoever waits for one, and wait for the next; for long work, between two parts of it."""
+        """Yield the slot to a waiting request, and wait for the next slot. For long work, between two parts of it."""
         self._places._pass_on(self)

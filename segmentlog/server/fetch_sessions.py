@@ -1,7 +1,7 @@
-"""Fetch sessions (KIP-227): a consumer of many partitions says once which, and then only what changes.
+"""Fetch sessions (KIP-227): a consumer sends its list of partitions once, and then only changes.
 
-A session is a table of partitions that client and server both keep, with an epoch that each request counts on. The
-server answers only for partitions with something to say. The longest unused makes room for a new one.
+Client and server both keep the session's table of partitions, and an epoch that increases with each request. The server
+returns only partitions with news. The least recently used session is evicted for a new one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ NO_SESSION: Final = 0
 FIRST_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 _EVICTABLE_AFTER_MS: Final = 120_000
-"""Kafka's: one that was used a moment ago makes no room."""
+"""Kafka's value: a session used more recently is not evicted."""
 _EPOCH_END: Final = 2**31 - 1
 
 Key = tuple[str, bytes, int]
-"""A topic by name or by id (the other is empty), and a partition."""
+"""A topic by name or by id (the other is empty), and a partition number."""
 
 
 class Wanted(msgspec.Struct, gc=False):
-    """A partition of a session: what is wanted of it, and what was said of it last."""
+    """A partition that a fetch requests, and the state that the session's last response sent for it."""
 
     topic: str
     topic_id: bytes
@@ -41,29 +41,29 @@ class Wanted(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> Key:
-        """What it is called in a session."""
+        """Key of the partition in a session."""
         return self.topic, self.topic_id, self.partition
 
 
 class FetchSession:
-    """One client's table. Used by one request at a time: its client waits for the answer."""
+    """Table of one client's fetch. Used by one request at a time, because the client waits for each response."""
 
     def __init__(self, session_id: int, used_ms: int) -> None:
         self.id = session_id
         self.epoch = 1
-        """That the next request has to have."""
+        """Epoch that the next request must have."""
         self.used_ms = used_ms
         self.partitions: OrderedDict[Key, Wanted] = OrderedDict()
         self.room = 0
-        """Partitions that it may have: what `FetchSessions` has set aside for it."""
+        """Number of partitions that `FetchSessions` has reserved for it."""
         self.lock = threading.Lock()
 
     def advance(self) -> None:
-        """A request was taken."""
+        """Advance the epoch after a request."""
         self.epoch = 1 if self.epoch >= _EPOCH_END else self.epoch + 1
 
     def update(self, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> None:
-        """What a request adds, changes and drops. For `FetchSessions`, which knows how much may be added."""
+        """Add, change and drop partitions as a request says. Call `FetchSessions.update`, which checks the limit."""
         for one in wanted:
             key = one.key
             known = self.partitions.get(key)
@@ -76,13 +76,13 @@ class FetchSession:
             self.partitions.pop(key, None)
 
     def move_to_end(self, key: Key) -> None:
-        """It had something: next time the others come first."""
+        """Move a partition that had records to the end, so that the next response begins with the others."""
         if key in self.partitions:
             self.partitions.move_to_end(key)
 
 
 class FetchSessions:
-    """The sessions of a worker. Thread-safe."""
+    """All fetch sessions of a worker. Thread-safe."""
 
     def __init__(self, slots: int, monotonic_ms: Callable[[], int], partitions_max: int = 500_000) -> None:
         self._slots = slots
@@ -92,7 +92,7 @@ class FetchSessions:
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def make(self, partition_count: int = 0) -> FetchSession | None:
-        """A session, or None when there is no room for one more: then each request says everything."""
+        """Return a new session, or None at the limit; the client then sends its full list with each request."""
         now_ms = self._monotonic_ms()
         with self._mutex:
             if self._held_locked() + partition_count > self._partitions_max:
@@ -111,10 +111,10 @@ class FetchSessions:
             return session
 
     def update(self, session: FetchSession, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> bool:
-        """What a request adds to a session, changes in it and drops; for who has its lock.
+        """Add, change and drop partitions of a session as a request says. The caller must hold the session's lock.
 
-        False where there is no room for what it adds: then the session is gone, and its client begins anew, without
-        one if need be.
+        Return False at the limit of partitions: the session is then deleted, and the client starts another or does
+        without.
         """
         wanted = list(wanted)
         new = {key for one in wanted if (key := one.key) not in session.partitions}
@@ -136,7 +136,7 @@ class FetchSessions:
         return sum(session.room for session in self._sessions.values())
 
     def find(self, session_id: int) -> FetchSession | None:
-        """The session, which counts as used now."""
+        """Return the session, which counts as used now; None if it was evicted."""
         with self._mutex:
             session = self._sessions.get(session_id)
             if session is not None:
@@ -145,7 +145,7 @@ class FetchSessions:
             return session
 
     def drop(self, session_id: int) -> None:
-        """Its client needs it no more."""
+        """Delete a session that its client has closed."""
         with self._mutex:
             self._sessions.pop(session_id, None)
 

@@ -1,4 +1,4 @@
-"""Requests off a connection: four bytes of length, then so many bytes."""
+"""Split the byte stream of a connection into requests: a length of four bytes, then the request."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from segmentlog.server.transport import Idle, Transport
 
 LENGTH_BYTES: Final = 4
 _KEY_BYTES: Final = 2
-"""Of its API, with which a request begins."""
+"""Size of the API key at the beginning of a request."""
 _SMALL_BYTES: Final = 16 << 10
-"""One system call brings several small requests; as much memory is kept for each connection."""
+"""Buffer of each connection: one system call reads several small requests into it."""
 MEDIUM_BYTES: Final = 64 << 10
-"""A request up to this size is waited for without a thread. A buffer as large is there while it comes."""
+"""A request up to this size is received without a thread, into a buffer of this size."""
 _COMES_FROM_BYTES: Final = 8 << 10
-"""Once so much of a request is here, it is believed that the rest comes, too."""
+"""After this many bytes of a request, the server expects the rest and allocates memory for it."""
 _GROWTH: Final = 4
-"""Times that a buffer is larger after it was full."""
+"""Growth factor of a full buffer."""
 _SLOWEST_BYTES: Final = 64 << 10
-"""What comes of a large request at the least within one's patience."""
+"""Bytes of a large request that must arrive within ``patience_s``."""
 
 
 class BadFrame(Exception):
-    """What came is no request, or one that is too large: the connection is of no use any more."""
+    """The client sent something other than a request, or a request that is too large. The connection must be closed."""
 
 
 class IdleTooLong(BadFrame):
-    """The client sends nothing any more. It may have nothing to say."""
+    """The client sends no requests any more, which is not an error."""
 
 
 class FrameReader:
-    """Cuts what comes into requests. For one thread.
+    """Reads requests from a connection. Not thread-safe.
 
-    A request begun must be there within ``patience_s`` for each 64 KiB of it; between two there may be ``idle_s``.
-    One that is larger than ``control_limit_bytes`` must be a Produce request.
+    Each 64 KiB of a request must arrive within ``patience_s``; between two requests ``idle_s`` may pass. A request
+    larger
+    than ``control_limit_bytes`` must be a Produce request.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class FrameReader:
     ) -> None:  # fmt: skip
         self.limit_bytes = limit_bytes
         self.deadline_s = float("inf")
-        """By `time.monotonic`, when nothing is waited for any more, whatever has come."""
+        """Time (`time.monotonic`) after which no request is accepted any more, whatever has arrived."""
         self._control_limit_bytes = limit_bytes if control_limit_bytes is None else control_limit_bytes
         self._transport = transport
         self._pool = pool
@@ -55,21 +56,21 @@ class FrameReader:
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0
         self._since_s = time.monotonic()
-        """When the client was last seen to be between two requests."""
+        """Time when the client was last seen between two requests."""
         self._large: Lease | None = None
         self._frame: memoryview | None = None
 
     @property
     def has_more(self) -> bool:
-        """Whether the next request has begun to come."""
+        """Whether a part of the next request has arrived."""
         return self._end > self._begin
 
-    # ------------------------------------------------------------ what is there already
+    # ------------------------------------------------------------ without a thread
 
     def receive_now(self) -> bool:
-        """Take what has come, as far as it goes; False at the end. Raises `Idle` where nothing has.
+        """Read the bytes that have arrived. Return False at the end of the stream; raise `Idle` if there are none.
 
-        Take all that is `ready` before.
+        The caller must take all requests that are `ready` before it calls this again.
         """
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -81,22 +82,22 @@ class FrameReader:
             self._move_to_front()
         received = self._transport.receive_now(self._view[self._end :])
         if not received and self._end:
-            raise BadFrame("it ended in the middle of a request")
+            raise BadFrame("the client closed the connection in the middle of a request")
         if not self._end:
             self._since_s = time.monotonic()
         self._end += received
         return received > 0
 
     def ready(self) -> memoryview | None:
-        """The next request, if all of it is here; its bytes are its receiver's until more is received.
+        """Return the next request if all of it has arrived, else None. Its bytes are valid until more is received.
 
-        Raises `BadFrame` for one that is larger than it may be, as soon as it says so.
+        Raise `BadFrame` for a request that is too large, as soon as its length is known.
         """
         at = self._begin + LENGTH_BYTES
         if at > self._end:
             return None
         size = self._size_at(self._begin)
-        if size > self._control_limit_bytes and at + _KEY_BYTES <= self._end:  # whether all of it is here or not
+        if size > self._control_limit_bytes and at + _KEY_BYTES <= self._end:  # before the rest arrives
             self._check_key(size, at)
         if at + size > self._end:
             return None
@@ -106,40 +107,44 @@ class FrameReader:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the next request is larger than the buffer, and coming: the rest of it is likely to be there."""
+        """Whether the next request is larger than the buffer and arriving, so that more bytes are probably there."""
         return self._brings_more_than(len(self._buffer))
 
     @property
     def is_large(self) -> bool:
-        """Whether the next request wants a buffer of its own: only `next` brings it."""
+        """Whether the next request needs a buffer of its own, which only `next` provides."""
         return self._brings_more_than(MEDIUM_BYTES)
 
     def _brings_more_than(self, size_bytes: int) -> bool:
-        """That it says so is not enough: who says it and sends nothing costs neither a thread nor a buffer."""
+        """Whether the next request is larger and has sent enough bytes: an announced length alone must not cost a
+        buffer.
+        """
         at = self._begin
         return self._end - at >= _COMES_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
     @property
     def is_late(self) -> bool:
-        """Whether `deadline_s` has come."""
+        """Whether `deadline_s` has passed."""
         return time.monotonic() >= self.deadline_s
 
     def is_overdue(self) -> bool:
-        """Whether nothing has come for too long, of who is asked for what is there."""
+        """Whether the client has sent nothing for too long; `patience_s` applies inside a request, `idle_s` between
+        two.
+        """
         return time.monotonic() - self._since_s > (self._patience_s if self.has_more else self._idle_s)
 
     def _size_at(self, at: int) -> int:
         size = int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big", signed=True)
         if not 0 <= size <= self.limit_bytes:
-            raise BadFrame(f"a request of {size} bytes, where at most {self.limit_bytes} are taken")
+            raise BadFrame(f"a request announces {size} bytes; at most {self.limit_bytes} are allowed")
         return size
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ with a thread
 
     def next(self, *, leaves: bool = False) -> memoryview | None:
-        """The next request, without its length; None at the end. Its bytes are its receiver's until the next call.
+        """Return the next request without its length; None at the end. Its bytes are valid until the next call.
 
-        Raises `BadFrame`, and OSError of the connection; with ``leaves`` also `Idle`, when none has begun for a while.
+        Raise `BadFrame`, and the connection's OSError; with ``leaves`` also `Idle` if no request has begun for a while.
         """
         self.release()
         self._since_s = time.monotonic()
@@ -157,10 +162,10 @@ class FrameReader:
             except BadFrame:
                 if has_begun or time.monotonic() >= self.deadline_s:
                     raise
-                raise IdleTooLong("no request came for too long") from None
+                raise IdleTooLong("no request arrived within the idle timeout") from None
             if not is_there:
                 if has_begun:
-                    raise BadFrame("it ended in the middle of a request")
+                    raise BadFrame("the client closed the connection in the middle of a request")
                 return None
         at = self._begin
         size = self._size_at(at)
@@ -174,28 +179,28 @@ class FrameReader:
         ends_s = time.monotonic() + self._patience_s if self._end - self._begin < size else 0.0
         while self._end - self._begin < size:
             if not self._fill(ends_s):
-                raise BadFrame("it ended in the middle of a request")
+                raise BadFrame("the client closed the connection in the middle of a request")
         frame = self._view[self._begin : self._begin + size]
         self._begin += size
         return frame
 
     def _check_that_it_brings_records(self, size: int) -> None:
-        """Before there is a buffer for it."""
+        """Check the API key of a large request before a buffer is allocated for it."""
         ends_s = time.monotonic() + self._patience_s
         while self._end - self._begin < _KEY_BYTES:
             if not self._fill(ends_s):
-                raise BadFrame("it ended in the middle of a request")
+                raise BadFrame("the client closed the connection in the middle of a request")
         self._check_key(size, self._begin)
 
     def _check_key(self, size: int, at: int) -> None:
         key = int.from_bytes(self._buffer[at : at + _KEY_BYTES], "big", signed=True)
         if key != PRODUCE:
             raise BadFrame(
-                f"a request of {size} bytes and API key {key}, where at most {self._control_limit_bytes} are taken"
+                f"a request of API key {key} has {size} bytes; at most {self._control_limit_bytes} are allowed"
             )
 
     def release(self) -> None:
-        """Nobody uses the last request's bytes any more."""
+        """Return the buffer of the last request, whose bytes are not used any more."""
         if self._frame is not None:
             self._frame.release()
             self._frame = None
@@ -204,7 +209,7 @@ class FrameReader:
             self._large = None
 
     def _fill(self, ends_s: float, *, leaves: bool = False) -> bool:
-        """Receive something; False at the end."""
+        """Receive some bytes. Return False at the end of the stream."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == len(self._buffer):
@@ -214,7 +219,7 @@ class FrameReader:
         return received > 0
 
     def _receive_large(self, size: int) -> memoryview:
-        """In a buffer that grows with what comes: who claims much and sends little has little."""
+        """Receive a request into a buffer that grows as it arrives: an announced length alone must not cost memory."""
         lease = self._large = self._pool.lease(self._transport.shut_down)
         filled = self._end - self._begin
         expected = 0
@@ -230,7 +235,7 @@ class FrameReader:
                 with memoryview(lease.buffer) as view, view[filled:size] as room:
                     received = self._receive(room, ends_s)
                 if not received:
-                    raise BadFrame("it ended in the middle of a request")
+                    raise BadFrame("the client closed the connection in the middle of a request")
                 filled += received
         except NoRoom as error:
             raise BadFrame(str(error)) from None
@@ -242,9 +247,9 @@ class FrameReader:
         while True:
             now_s = time.monotonic()
             if now_s >= self.deadline_s:
-                raise BadFrame("it did not say who it is in time")
-            if now_s >= ends_s:  # also for who sends a byte now and then
-                raise BadFrame("nothing came for too long, or next to nothing")
+                raise BadFrame("the client did not authenticate in time")
+            if now_s >= ends_s:  # also if a byte arrives now and then
+                raise BadFrame("the rest of a request did not arrive in time")
             try:
                 return self._transport.receive_into(view)
             except Idle:
@@ -252,7 +257,7 @@ class FrameReader:
                     raise
 
     def _use(self, buffer: bytearray) -> None:
-        """Go on in another buffer. Requests that were handed out keep the one they are in."""
+        """Continue in another buffer. Requests that were returned keep the one that they are in."""
         left = self._end - self._begin
         buffer[:left] = self._view[self._begin : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)

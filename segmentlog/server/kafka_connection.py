@@ -1,8 +1,8 @@
-"""One connection: requests in, answers out, in the order of the requests.
+"""Serve one client connection: read requests, and answer them in their order.
 
-Most of the time it has no thread: the loop (`loop`) tells it that something has come, and it does what is quickly done
-(`step`). For a request that is large, or that may take long, it gets a thread (`run`), until its requests are small
-again. Its answers go by way of its `outbox`.
+A connection usually has no thread. The loop (`loop`) calls `step` when data has arrived, which does the requests that
+cannot block. For a request that is large or may block, the connection gets a thread (`run`) until its requests are
+small again. Responses leave through its response queue.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 _LAST_ANSWERS_S: Final = 10.0
-"""How long who sends nothing more is still answered."""
+"""Time that a client which sends no more requests has to take its last responses."""
 _SMALL_REQUESTS: Final = 16
-"""So many in a row that are quickly done, and a connection needs no thread any more."""
+"""After this many quick requests in a row a connection gives its thread back."""
 
 
 class Turn(enum.Enum):
-    """How a connection is after a step."""
+    """State of a connection after a step."""
 
     STAYS = 0
-    """It waits for what comes."""
+    """It waits for data."""
     NEEDS_THREAD = 1
-    """What it has to do may take long."""
+    """Its next operation may block."""
     ENDED = 2
-    """It is over."""
+    """The connection has ended."""
 
 
 class Connection:
-    """Serves one client until it goes, or `close` is called.
+    """Connection of one client, served until the client disconnects or `close` is called.
 
-    `step`, `run` and `end` are for one thread at a time, the rest is for any.
+    `step`, `run` and `end` must be called by one thread at a time; all other methods are thread-safe.
     """
 
     def __init__(
@@ -68,42 +68,42 @@ class Connection:
     ) -> None:
         self.client_host = client_host
         self.principal = principal
-        """Who the client is; until it has proved that, nobody in particular."""
+        """Authenticated identity of the client; anonymous before authentication."""
         self.sasl = sasl
-        """How it proves that; None where nothing has to be."""
+        """State of SASL authentication; None on a listener without authentication."""
         self.frames = frames
         self.client_id = ""
-        """What the client called itself in its last request; for the log."""
+        """Client id of the last request, for the log."""
         self.is_closed = False
         self.is_polling = False
-        """A fetch waits for records; there is but one at a time."""
+        """A fetch of this connection waits for records; a connection has at most one such fetch."""
         self.has_left = False
-        """A request was given up because the client had left. The requests behind it are done, none is answered."""
+        """The client left while a request was in progress. Later requests are done, but not answered."""
         self._meter = meter or Meter()
         self._transport = transport
         self._handle = handle
         self._limit_bytes = limit_bytes
-        """Of a request, once it is known who sends it."""
+        """Size limit of a request after authentication."""
         self._unknown_requests_left = unknown_requests_max
         self._is_known = sasl is None
         self._on_known = on_known
         self._afterwards = afterwards
-        """Called when answers were sent."""
+        """Called after responses were sent."""
         self._held: memoryview | None = None
-        """A request that is left to a thread."""
+        """A request that `step` leaves to a thread."""
         self._is_finishing = False
         self._is_last = False
         self.outbox = Outbox(transport, waiting_bytes_max, self._cannot_send)
-        """Its answers."""
+        """Responses to be sent."""
 
     # ------------------------------------------------------------ requests
 
     def fileno(self) -> int:
-        """Of its socket."""
+        """Return the descriptor of the socket."""
         return self._transport.fileno()
 
     def step(self) -> Turn:
-        """Do what has come, as far as it is quickly done; waits for nothing."""
+        """Do the requests that have arrived, up to the first that may block. Never blocks."""
         try:
             return self._step()
         except Exception as error:
@@ -136,7 +136,7 @@ class Connection:
         return Turn.ENDED
 
     def run(self) -> Turn:
-        """Serve, in a thread of its own, until it is over, or needs none any more."""
+        """Serve in the calling thread until the connection ends or needs no thread any more."""
         try:
             return self._run()
         except Exception as error:
@@ -162,7 +162,7 @@ class Connection:
             is_quick = self._is_quick(frame)
             in_row = in_row + 1 if is_quick and len(frame) <= MEDIUM_BYTES else 0
             if not is_quick:
-                self._flush()  # nobody waits for what takes long
+                self._flush()  # responses must not wait for a slow request
             outbox.put(self._answer(frame))
             if outbox.is_large:
                 in_row = 0
@@ -180,11 +180,12 @@ class Connection:
         return Turn.ENDED
 
     def _answer(self, frame: memoryview) -> Answer:
-        """Do a request and return its answer.
+        """Do a request and return its response.
 
-        A request that is given up because the client has left ends nothing else: behind it may be what the client
-        sent last, such as records without acknowledgement. Once an answer is missing no other is sent, because
-        clients match answers to requests by their order.
+        If the client has left, the request is given up, but later requests are still done: they may be the last that
+        the
+        client sent, such as records with ``acks=0``. After a missing response no other is sent, because clients match
+        responses to requests by order.
         """
         try:
             answer = self._handle(self, frame)
@@ -200,22 +201,22 @@ class Connection:
         self._afterwards()
 
     def _is_quick(self, frame: memoryview) -> bool:
-        """Whether a request takes next to no time. Who has yet to say who he is may make us compute."""
+        """Whether a request cannot block. Requests of an unauthenticated client do not count: they cost computation."""
         return self._is_known and len(frame) > 1 and not frame[0] and frame[1] in QUICK
 
     @property
     def _may_leave(self) -> bool:
-        """Whether it may go on without a thread: who it is is known, and its answers go."""
+        """Whether the connection can continue without a thread: it is authenticated, and its client takes responses."""
         return self._is_known and not self.outbox.is_stuck
 
     def end(self) -> None:
-        """Give everything back, once nobody steps or runs it any more."""
+        """Release all resources, after the last step or run."""
         self.close()
         self.frames.release()
         self.outbox.close_transport()
 
     def _end_for(self, error: Exception) -> None:
-        """Whatever goes wrong ends this connection, and nothing else; what was done before is answered."""
+        """Log why the connection ends, and send the responses of earlier requests."""
         self._say(error)
         self.outbox.flush_now()
         self._afterwards()
@@ -234,30 +235,30 @@ class Connection:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether nothing has come for too long, while it had no thread."""
+        """Whether a connection without a thread has been idle for too long."""
         frames = self.frames
         return frames.is_late or (frames.is_overdue() and not self.outbox)
 
     def say_overdue(self) -> None:
-        """Why it is ended."""
+        """Log why an overdue connection is closed."""
         if self.frames.is_late:
-            self._say(BadFrame("it did not say who it is in time"))
+            self._say(BadFrame("the client did not authenticate in time"))
         elif self.frames.has_more:
-            self._say(BadFrame("nothing came for too long, or next to nothing"))
+            self._say(BadFrame("the rest of a request did not arrive in time"))
         else:
-            self._say(IdleTooLong("no request came for too long"))
+            self._say(IdleTooLong("no request arrived within the idle timeout"))
 
     def authenticated(self) -> None:
-        """The SASL session may have come further: who has failed is kept waiting, and then closed."""
+        """Apply the state of the SASL session: a failed client is delayed and then closed."""
         sasl = self.sasl
         if sasl is None:
             return
         if sasl.has_failed:
             self._meter.event(Event.SASL_FAILED)
-            # Not the name that was claimed: people type their passwords there.
-            how = sasl.mechanism or "no mechanism that there is"
+            # Do not log the user name: people type passwords there by mistake.
+            how = sasl.mechanism or "no supported mechanism"
             logger.info("%s: authentication failed (%s)", self.client_host, how, extra=self._who())
-            time.sleep(FAILED_DELAY_S)  # who tries passwords waits for each
+            time.sleep(FAILED_DELAY_S)  # slows down password guessing
             self._is_last = True
         elif sasl.is_complete and sasl.principal is not None:
             self.principal = sasl.principal
@@ -268,10 +269,10 @@ class Connection:
             self._is_known = True
 
     def _count_unknown(self) -> None:
-        """One more request of who has not said who he is."""
+        """Count a request of an unauthenticated client. Raise `BadFrame` if it has sent too many."""
         self._unknown_requests_left -= 1
         if self._unknown_requests_left < 0:
-            raise BadFrame("it asks on, and does not say who it is")
+            raise BadFrame("the client sent too many requests without authenticating")
 
     def _who(self) -> dict[str, str]:
         return {"client_host": self.client_host, "client_id": self.client_id, "principal": str(self.principal)}
@@ -282,22 +283,22 @@ class Connection:
         return self._transport.received_bytes, self._transport.sent_bytes
 
     def finish(self) -> None:
-        """Take no more requests, answer those that came, and end."""
-        self._is_finishing = True  # who goes on sending is not waited for
+        """Accept no more requests, answer those that have arrived, and end."""
+        self._is_finishing = True  # do not wait for a client that continues to send
         self._transport.stop_receiving()
 
     def is_left(self) -> bool:
-        """Whether nobody is there any more who waits for an answer. For the thread of a request that takes long."""
-        # Once it finishes, the socket looks as if the client had gone: that is our own doing.
+        """Whether the client has disconnected. For the thread of a request that takes long."""
+        # `finish` shuts the socket down itself, which looks like a client that has left.
         return self.is_closed or (not self._is_finishing and self._transport.is_left())
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's, and goes on there."""
+        """Close the copy of the socket in a forked child; the connection continues in the parent."""
         self.is_closed = True
         self._transport.close()
 
     def close(self) -> None:
-        """End it; whoever reads from it or writes to it finds that it has ended."""
+        """End the connection; threads that read from it or write to it return with an error."""
         self.is_closed = True
         self._transport.shut_down()
         self.outbox.close()

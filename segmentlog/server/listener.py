@@ -1,4 +1,4 @@
-"""Accepting connections, and handing them on: to the loop, and to a thread whenever one needs it."""
+"""Accept connections, enforce limits on them, and give them to the loop, or to a thread when one is needed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 _LOOK_UP_S: Final = 10.0
-"""How often a thread that waits for a request looks whether it has waited too long."""
+"""Interval at which a thread that waits for a request checks the timeouts."""
 _NO_ROOM_S: Final = 0.1
 _ENDED_S: Final = 1.0
-"""For threads of connections that were closed to find that out."""
+"""Time for threads of closed connections to end."""
 
 
 class _Guest:
-    """Who has not come in yet: in the TLS handshake, or it has yet to say who it is."""
+    """A connection before authentication: in the TLS handshake or before the end of SASL."""
 
     __slots__ = ("_is_cut", "_mutex", "_shut_down")
 
@@ -54,21 +54,21 @@ class _Guest:
         self._is_cut = False
 
     def goes_by(self, shut_down: Callable[[], None]) -> None:
-        """How it is sent away from now on."""
+        """Set how the connection is shut down from now on."""
         with self._mutex:
             self._shut_down = shut_down
             if self._is_cut:
                 shut_down()
 
     def cut(self) -> None:
-        """Send it away; whoever waits for it finds that it has gone. From any thread."""
+        """Close the connection; a thread that waits for it notices. Thread-safe."""
         with self._mutex:
             self._is_cut = True
             self._shut_down()
 
 
 class Door:
-    """How clients come in: who they are taken for, and what is between them and the requests."""
+    """How clients connect: TLS and SASL, or neither."""
 
     def __init__(self, tls: ServerTls | None = None, make_sasl: Callable[[], SaslSession] | None = None) -> None:
         self.tls = tls
@@ -76,12 +76,12 @@ class Door:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether who connects is not in yet."""
+        """Whether a client must do a TLS handshake or authenticate before its first request."""
         return self.tls is not None or self.make_sasl is not None
 
 
 class Listener:
-    """Accepts on sockets that listen already, perhaps with other processes, until it is closed."""
+    """Accepts connections on listening sockets, which other processes may share, until it is closed."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Listener:
         self._refusals = Seldom()
         self._tls_refusals = TlsRefusals(logger)
         self._received_bytes = self._sent_bytes = 0
-        """Over connections that are closed."""
+        """Traffic of closed connections."""
         self._mutex = threading.Lock()
         self._ended = threading.Condition(self._mutex)
         self._open: dict[Connection, _Guest | None] = {}
@@ -116,7 +116,7 @@ class Listener:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child, where no thread serves anybody: its copies must not outlive the parent's."""
+        """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
         self._is_closed = True
         for sock in self._sockets:
             sock.close()
@@ -126,14 +126,14 @@ class Listener:
         self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """Once: the numbers are other files' right after."""
+        """Close the pipe once only: other files may get its numbers right after."""
         fds, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Start to accept connections."""
         for sock in self._sockets:
             sock.setblocking(False)
         self._loop.start()
@@ -141,11 +141,11 @@ class Listener:
 
     @property
     def connection_count(self) -> int:
-        """Clients that are connected."""
+        """Number of connected clients."""
         return self._by_host.total()
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far, over all connections that there were."""
+        """Return the bytes received and sent so far, including closed connections."""
         with self._mutex:
             received, sent = self._received_bytes, self._sent_bytes
             for connection in self._open:
@@ -159,16 +159,17 @@ class Listener:
         return self._thread.is_alive() and not self._is_closed
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether connections can come and go, and somebody accepts them."""
+        """Whether the lock is free within ``patience_s`` seconds, and the threads that accept and serve are alive."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return self._thread.is_alive() and self._loop.is_well()
 
     def close(self, timeout_s: float) -> None:
-        """Accept nobody any more; let each connection answer what came, and close those that take too long.
+        """Stop accepting, let connections answer the requests that have arrived, and close the rest after
+        ``timeout_s``.
 
-        Idempotent; also for one that was never started.
+        Idempotent, and allowed before `start`.
         """
         if self._is_closed:
             return
@@ -182,7 +183,7 @@ class Listener:
         ends_s = time.monotonic() + timeout_s
         with self._mutex:
             connections, guests = list(self._open), list(self._guests)
-        for guest in guests:  # nothing of theirs is in flight
+        for guest in guests:  # they have no requests in progress
             guest.cut()
         for connection in connections:
             connection.finish()
@@ -213,10 +214,10 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         try:
             sock, address = listening.accept()
-        except (BlockingIOError, ConnectionError):  # another worker was faster, or the client has gone
+        except (BlockingIOError, ConnectionError):  # another worker took it, or the client has left
             return
-        except OSError as error:  # no descriptor to spare, most likely: others may go meanwhile
-            self._refuse("", f"no connection could be accepted: {error}")
+        except OSError as error:  # probably out of descriptors: wait until others are closed
+            self._refuse("", f"a connection could not be accepted: {error}")
             time.sleep(_NO_ROOM_S)
             return
         host = str(address[0])
@@ -230,8 +231,8 @@ class Listener:
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
-            self._refuse(host, f"{host}: refused: there are as many connections as there may be")
-            sock.close()  # who sees it closed finds it counted
+            self._refuse(host, f"{host}: rejected: the limit of connections is reached")
+            sock.close()  # after counting: a client that sees it closed can see it counted
             return
         if silent is not None:
             self._meter.event(Event.CUT)
@@ -244,13 +245,15 @@ class Listener:
             else:
                 work = partial(self._agree_on_tls, sock, host, self._door.tls, guest)
                 threading.Thread(target=work, name=f"segmentlog-{host}", daemon=True).start()
-        except (OSError, RuntimeError) as error:  # it has gone already; or there are no threads to spare
+        except (OSError, RuntimeError) as error:  # the client has left, or no thread could be started
             sock.close()
             self._forget(host, guest)
-            self._refuse(host, f"{host}: refused: {error}")
+            self._refuse(host, f"{host}: rejected: {error}")
 
     def _oldest_silent_locked(self) -> Connection | None:
-        """Of the connections that are in and never sent a byte, the oldest of the address that has most of them."""
+        """Return the oldest connection that never sent a byte, of the address with the most of them; None if there is
+        none.
+        """
         silent: ByAddress[Connection] = ByAddress()
         for connection in self._open:
             if not connection.traffic[0] and not connection.is_closed:
@@ -258,7 +261,7 @@ class Listener:
         return silent.oldest()
 
     def _receive_guest(self, sock: socket.socket, host: str) -> _Guest:
-        """Count a guest. When there are too many, the oldest of the address that has most of them is sent away."""
+        """Add an unauthenticated connection. Above the limit, close the oldest of the address with the most of them."""
         guest = _Guest(partial(_shut_down, sock))
         with self._mutex:
             self._guests.add(guest, host)
@@ -272,7 +275,7 @@ class Listener:
         return guest
 
     def _come_in(self, guest: _Guest | None) -> None:
-        """It is none any more: it has said who it is, or has gone."""
+        """Stop counting a connection as unauthenticated: it has authenticated or closed."""
         if guest is not None:
             with self._mutex:
                 self._guests.discard(guest)
@@ -281,7 +284,7 @@ class Listener:
         self._meter.event(Event.REFUSED)
         count = self._refusals.count()
         if count:
-            more = f" ({count} times since it was said last)" if count > 1 else ""
+            more = f" ({count} times since the last such line)" if count > 1 else ""
             logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
     def _forget(self, host: str, guest: _Guest | None) -> None:
@@ -292,7 +295,7 @@ class Listener:
                 del self._by_host[host]
 
     def _agree_on_tls(self, sock: socket.socket, host: str, tls: ServerTls, guest: _Guest | None) -> None:
-        """In a thread: a client may take its time."""
+        """Do the TLS handshake in a thread, because a client may be slow, and then serve the connection."""
         try:
             wrapped = self._shake_hands(tls, sock, guest)
             self._enter(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
@@ -303,12 +306,12 @@ class Listener:
             self._forget(host, guest)
 
     def _shake_hands(self, tls: ServerTls, sock: socket.socket, guest: _Guest | None) -> ssl.SSLSocket:
-        """TLS on a connection, in the time that there is for all of it. Raises what the handshake does."""
+        """Do a TLS handshake within the time limit for all of it. Raise its errors."""
         wrapped = tls.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         try:
             if guest is not None:
                 guest.goes_by(partial(_shut_down, wrapped))
-            # Not of each read: who sends a byte now and then has as long as everybody else.
+            # One time limit for the whole handshake: a limit for each read would let a client send a byte now and then.
             ends_s = time.monotonic() + self._limits.authentication_s
             wrapped.setblocking(False)
             while True:
@@ -320,7 +323,7 @@ class Listener:
                 except ssl.SSLWantWriteError:
                     events = select.POLLOUT
                 if not wait_for(wrapped, events, ends_s - time.monotonic()):
-                    raise TimeoutError("it took too long")
+                    raise TimeoutError("the TLS handshake took too long")
         except BaseException:
             wrapped.close()
             raise
@@ -357,7 +360,7 @@ class Listener:
         )  # fmt: skip
 
     def _enter(self, connection: Connection, guest: _Guest | None) -> None:
-        """Serve it from now on."""
+        """Give the connection to the loop."""
         with self._mutex:
             self._open[connection] = guest
         if self._is_closed:
@@ -365,7 +368,7 @@ class Listener:
         self._loop.add(connection)
 
     def _left(self, connection: Connection, turn: Turn) -> None:
-        """The loop serves it no more."""
+        """Take over a connection that the loop has released: give it a thread, or end it."""
         if turn is Turn.NEEDS_THREAD:
             try:
                 threading.Thread(
@@ -377,7 +380,7 @@ class Listener:
         self._end(connection)
 
     def _run_one(self, connection: Connection) -> None:
-        """A connection's thread, as long as it needs one."""
+        """Serve a connection in its own thread as long as it needs one."""
         if connection.run() is Turn.STAYS:
             self._loop.add(connection)
         else:

@@ -1,6 +1,6 @@
-"""What a server logs, to stderr: for people, or a JSON object a line for programs.
+"""Format the server's log on stderr: as text for people, or as a JSON object per line for programs.
 
-What a line is about stands in it for people, and once more in ``extra`` for programs: ``client_host``, ``client_id``,
+A text line contains everything; ``extra`` repeats its parts for programs: ``client_host``, ``client_id``,
 ``principal``, ``api``, ``group``, ``worker``, ``count``.
 """
 
@@ -16,10 +16,10 @@ from typing import Final, Literal, TextIO
 Form = Literal["text", "json"]
 
 FIELDS: Final = ("client_host", "client_id", "principal", "api", "group", "worker", "count")
-"""What ``extra`` may have."""
+"""Keys that ``extra`` may have."""
 
 _ERASE: Final = "\r\x1b[2K"
-"""To the beginning of the line, and everything in it away."""
+"""Move to the beginning of the line and clear it."""
 _SELDOM_S: Final = 1.0
 
 
@@ -39,7 +39,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Plain(logging.Formatter):
-    """A line stays a line: what clients call themselves may have any characters."""
+    """Text lines with control characters escaped: client ids may contain any characters."""
 
     def __init__(self, erase: str) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -52,10 +52,10 @@ class _Plain(logging.Formatter):
 
 
 def set_up_logs(form: Form | str, level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """For a process that does nothing else: whoever embeds a server has logging of his own."""
+    """Configure logging of a process that only runs a server. Programs that embed a server configure their own."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    # On a terminal the supervisor keeps a status line, which the lines of all workers take the place of.
+    # On a terminal the supervisor shows a status line; the log lines of all workers overwrite it.
     handler.setFormatter(_JsonLines() if form == "json" else _Plain(_ERASE if stream.isatty() else ""))
     root = logging.getLogger("segmentlog")
     root.handlers = [handler]
@@ -64,7 +64,7 @@ def set_up_logs(form: Form | str, level: int = logging.INFO, stream: TextIO | No
 
 
 class Seldom:
-    """Of what may happen a thousand times a second one line a second. For one thread."""
+    """Limits a log message that may occur thousands of times a second to one line a second. Not thread-safe."""
 
     def __init__(self, every_s: float = _SELDOM_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -73,7 +73,7 @@ class Seldom:
         self._count = 0
 
     def count(self) -> int:
-        """It happened once more: 0 if that is not to be said now, or how often it did since it was said last."""
+        """Count an event. Return 0 if it must not be logged now, else the number of events since the last log line."""
         self._count += 1
         now_s = self._clock()
         if now_s - self._last_s < self._every_s:

@@ -1,8 +1,8 @@
-"""Long polls: who waits for a partition to grow is told when it has, by whoever appends to it, in whatever process.
+"""Park fetches that wait for records (Kafka's purgatory), and recheck them when a partition grows.
 
-Whoever waits is a `Waiter` that is asked to look again: by the thread of a request that appended here, right after that
-was answered; by one thread that watches the files of all partitions that somebody waits for, as the library's
-followers do (`storage.watch`), for what other processes append; and when its time is up.
+A parked fetch is rechecked on three occasions: by the thread of a request that appended in this process, after that
+request was answered; by one thread that watches the files of all awaited partitions, as the library's followers do
+(`storage.watch`), for appends of other processes; and when its time is up.
 """
 
 from __future__ import annotations
@@ -23,62 +23,65 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 LOOK_S: Final = 1.0
-"""How often everybody looks, whether he was told or not."""
+"""Interval at which every parked fetch is rechecked, whether a file changed or not."""
 _POLL_S: Final = 0.005
-"""The same where nobody can be asked to wake us."""
+"""The same interval where file changes cannot be watched."""
 _WATCHED_MAX: Final = 8192
-"""Files; beyond that the watch is begun anew, with those that are waited for, once these are less than half of them."""
+"""Watched files. With more, a new watch starts with the awaited files, once these are less than half of them."""
 
 
 class Waiter(Protocol):
-    """Who waits."""
+    """A request that waits for records."""
 
     paths: Sequence[str]
-    """The files that change when there may be something."""
+    """Files that change when there may be new records."""
     topic_ids: Sequence[str]
-    """Of which topic each is: another one may get its path."""
+    """Topic id of each path: another topic may get the path after a rename."""
     ends_s: float
-    """When it has waited for long enough (monotonic)."""
+    """End of its waiting time (monotonic)."""
 
     def look(self) -> None:
-        """See whether there is enough, or it is over, and then `Arrivals.leave`. For any thread, several at once."""
+        """Respond if there are enough records or the wait is over, and then `unpark`.
+
+        Several threads may call this at once.
+        """
 
 
 class Arrivals:
-    """Tells who waits. Thread-safe."""
+    """All parked fetches of a server. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._waiting: dict[str, set[Waiter]] = {}
         self._topic_ids: dict[str, str] = {}
-        """Of those paths, as whoever came last knows them."""
+        """Topic id of each awaited path, from the latest fetch that waits for it."""
         self._waiters: set[Waiter] = set()
         self._ends: list[tuple[float, int, Waiter]] = []
-        """A heap; some of them have left since."""
+        """A heap by end time; may contain fetches that have left."""
         self._numbers = count()
         self._sleeps_until_s = 0.0
         self._polls = False
         self._grown: dict[Partition, None] = {}
         self._watch: Watch | None = None
         self._watched: set[str] = set()
-        """Since the watch was begun; most of them nobody waits for any more."""
+        """Paths added to the present watch; for most of them no fetch waits any more."""
         self.is_closed = False
-        """Nobody is to wait any more."""
+        """Fetches must not wait any more."""
 
     @property
     def waiting_count(self) -> int:
-        """Who waits now."""
+        """Number of parked fetches."""
         return len(self._waiters)
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether nobody keeps the others out for that long."""
+        """Whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
         return True
 
     def close(self) -> None:
-        """Have everybody look, who finds that nobody is to wait any more."""
+        """Recheck all parked fetches, which then find that they must not wait any more."""
         with self._mutex:
             self.is_closed = True
             waiters, watch = list(self._waiters), self._watch
@@ -88,7 +91,7 @@ class Arrivals:
             _have_look(waiter)
 
     def enter(self, waiter: Waiter) -> None:
-        """Have it look when one of its files changes, or its time is up. It looks itself once after this."""
+        """Park a fetch until one of its files changes or its time is up. The caller must recheck it once after this."""
         with self._mutex:
             if self.is_closed:
                 return
@@ -96,7 +99,7 @@ class Arrivals:
                 self._begin_watch_locked()
             watch = self._watch
             assert watch is not None
-            self._polls |= watch.polls
+            self._polls |= watch.must_poll
             for path, topic_id in zip(waiter.paths, waiter.topic_ids, strict=True):
                 if not watch.add(path, file=topic_id):
                     self._polls = True
@@ -109,7 +112,7 @@ class Arrivals:
                 watch.interrupt()
 
     def leave(self, waiter: Waiter) -> None:
-        """It does not wait any more."""
+        """Remove a fetch that does not wait any more."""
         with self._mutex:
             self._waiters.discard(waiter)
             if not self._waiters:
@@ -123,15 +126,15 @@ class Arrivals:
                         del self._waiting[path], self._topic_ids[path]
 
     def note_grown(self, partition: Partition) -> None:
-        """Records were appended here, and nobody was woken: `tell` those who wait, once that is answered."""
+        """Record an append of this process for the next `recheck_grown`, which must be called once it is answered."""
         self._grown[partition] = None
 
     def tell(self) -> None:
-        """Have those look who wait for what has grown; first those of this process, without a change of threads."""
+        """Recheck the fetches that wait for partitions with new records, in this thread; then wake other processes."""
         while self._grown:
             try:
                 partition, _ = self._grown.popitem()
-            except KeyError:  # somebody else does it
+            except KeyError:  # another thread took it
                 return
             waiters = self._waiting.get(partition.handle.lock_path)
             if waiters:
@@ -168,11 +171,11 @@ class Arrivals:
                     due.add(heapq.heappop(self._ends)[2])
             for waiter in due:
                 _have_look(waiter)
-            self.tell()  # what a connection that ended at once left behind
+            self.tell()  # appends of a connection that ended without doing this
         watch.close()
 
     def _next_end(self, at_most_s: float) -> float:
-        """When somebody's time is up, or ``at_most_s``."""
+        """Return when the next fetch's time is up, at most ``at_most_s``."""
         ends = self._ends
         while ends and ends[0][2] not in self._waiters:
             heapq.heappop(ends)
@@ -182,5 +185,5 @@ class Arrivals:
 def _have_look(waiter: Waiter) -> None:
     try:
         waiter.look()
-    except Exception:  # or nobody behind it would ever be told
-        logger.exception("who waits for records could not be told")
+    except Exception:  # else the fetches after it would not be rechecked
+        logger.exception("a fetch that waits for records could not be answered")

@@ -1,11 +1,11 @@
-"""All connections that have no thread of their own: one thread waits for all of them, and does what comes.
+"""Serve all connections that have no thread of their own from one thread.
 
-A thread for each connection costs two changes of threads a request, each with the interpreter's lock, and more the more
-of them there are; this one has nobody to hand anything to. What may take long goes to a thread, a connection at a time
-(`Connection.step` says when). A handler that finds out in the middle of a request that it will take long calls
-`step_aside`, and a new thread steps the other connections. Where it took long all the same (a file that another
-process has locked, a disk that does not answer), somebody else goes on with the others: that is what the second thread
-looks for, ten times a second while there is something to do.
+A thread for each connection costs two thread switches a request, each with a change of the interpreter's lock, and
+more with more threads. This thread hands nothing over. It leaves a connection whose request may take long to a thread
+of its own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take long
+calls `step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another process
+has locked a file, the disk does not answer), a second thread notices and lets a new thread step the other connections.
+It checks ten times a second while there is work.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from segmentlog.server.kafka_connection import Connection, Turn
 logger = logging.getLogger("segmentlog.server")
 
 _LOOK_S: Final = 0.1
-"""How long one connection may keep the others waiting; up to twice that until it is noticed."""
+"""Time for which one connection may delay the others; noticed after twice this time at the latest."""
 _PACE_S: Final = 1.0
-"""How often connections are looked at that say nothing."""
+"""Interval of the check for idle connections."""
 
 
 _thread = threading.local()
-"""``loop``: the loop whose connections the thread steps, or has stepped."""
+"""``loop``: the loop whose connections this thread steps or has stepped."""
 
 
 def step_aside() -> None:
-    """Let a new thread step the other connections, if the calling thread does: what it does next may take long.
+    """Let a new thread step the other connections, because the next operation of the calling thread may take long.
 
-    The connection in hand stays with the calling thread until its step is over.
+    Does nothing in a thread that steps no loop. The current connection stays with the calling thread until its step
+    ends.
     """
     loop: Loop | None = getattr(_thread, "loop", None)
     if loop is not None:
@@ -44,18 +45,18 @@ def step_aside() -> None:
 
 
 class Loop:
-    """Steps connections when something comes over them. Thread-safe."""
+    """Steps connections when they receive data. Thread-safe."""
 
     def __init__(self, leave: Callable[[Connection, Turn], None]) -> None:
         self._leave = leave
-        """Told of a connection that ended, or that needs a thread; it is not the loop's any more then."""
+        """Called with a connection that ended or needs a thread of its own, after the loop removed it."""
         self._mutex = threading.Lock()
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._leader: threading.Thread | None = None
         self._current: Connection | None = None
         self._since_s = 0.0
-        """The connection in hand, and since when."""
+        """Connection that is being stepped, and the start of its step (monotonic)."""
         self._steps = 0
         self._is_asleep = False
         self._woken = threading.Event()
@@ -64,12 +65,12 @@ class Loop:
         self._epoll.register(self._wake_read, select.EPOLLIN)
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start the threads."""
         self._lead()
         threading.Thread(target=self._watch, name="segmentlog-loop-watch", daemon=True).start()
 
     def add(self, connection: Connection) -> None:
-        """Step this connection whenever something comes."""
+        """Step this connection whenever it receives data."""
         fd = connection.fileno()
         with self._mutex:
             if self._is_closed or fd < 0:
@@ -82,12 +83,12 @@ class Loop:
             self._let_go(connection, Turn.ENDED)
 
     def is_well(self) -> bool:
-        """Whether somebody steps them."""
+        """Whether the thread that steps the connections is alive."""
         leader = self._leader
         return leader is not None and leader.is_alive()
 
     def close(self) -> None:
-        """Step nobody any more; those that are left end. Idempotent."""
+        """Stop stepping, and end the remaining connections. Idempotent."""
         with self._mutex:
             if self._is_closed:
                 return
@@ -104,7 +105,7 @@ class Loop:
         self._close_files()
 
     def abandon(self) -> None:
-        """In a forked child: the descriptors are copies, and what they know is the parent's."""
+        """Close the descriptors in a forked child, which are copies: the connections belong to the parent."""
         self._is_closed = True
         self._close_files()
 
@@ -115,7 +116,7 @@ class Loop:
             if fd >= 0:
                 os.close(fd)
 
-    # ------------------------------------------------------------ who steps
+    # ------------------------------------------------------------ stepping
 
     def _lead(self) -> None:
         self._leader = threading.Thread(target=self._run, name="segmentlog-loop", daemon=True)
@@ -145,7 +146,7 @@ class Loop:
                     return
 
     def _settle(self, me: threading.Thread, fd: int, connection: Connection, turn: Turn) -> bool:
-        """What becomes of a connection after its step; False if somebody else leads by now."""
+        """Put a connection back, or release it, after its step. Return False if another thread is the leader now."""
         with self._mutex:
             leads = self._leader is me and not self._is_closed
             if leads:
@@ -161,8 +162,8 @@ class Loop:
     def _let_go(self, connection: Connection, turn: Turn) -> None:
         try:
             self._leave(connection, turn)
-        except Exception:  # or the others would be left alone
-            logger.exception("%s: not ended as it should be", connection.client_host)
+        except Exception:  # else the leader would stop, and all other connections with it
+            logger.exception("%s: ending the connection failed", connection.client_host)
 
     def _forget(self, fd: int) -> None:
         self._connections.pop(fd, None)
@@ -170,13 +171,13 @@ class Loop:
             self._epoll.unregister(fd)
 
     def step_aside(self) -> None:
-        """`step_aside`, for a thread of this loop."""
+        """Replace the calling thread as the leader, if it is the leader and steps a connection."""
         with self._mutex:
             if self._leader is threading.current_thread() and self._current is not None and not self._is_closed:
                 self._replace_leader_locked(self._current)
 
     def _replace_leader_locked(self, connection: Connection) -> None:
-        """Have a new thread lead; ``connection`` stays with the thread that steps it."""
+        """Start a new leader thread; ``connection`` stays with the thread that steps it."""
         for fd, one in self._connections.items():
             if one is connection:
                 self._forget(fd)
@@ -184,7 +185,7 @@ class Loop:
         self._current = None
         self._lead()
 
-    # ------------------------------------------------------------ who watches
+    # ------------------------------------------------------------ watching
 
     def _watch(self) -> None:
         steps = -1
@@ -204,16 +205,16 @@ class Loop:
                 pace_s = time.monotonic() + _PACE_S
 
     def _relieve(self) -> None:
-        """Have somebody else lead, if one connection has been in hand for too long."""
+        """Start a new leader if the current connection has been stepped for too long."""
         with self._mutex:
             stuck = self._current
             if stuck is None or time.monotonic() - self._since_s < _LOOK_S or self._is_closed:
                 return
             self._replace_leader_locked(stuck)
-        logger.debug("%s keeps the others waiting: they are served by another thread", stuck.client_host)
+        logger.debug("%s: its request takes long; another thread serves the other connections", stuck.client_host)
 
     def _check_pace(self) -> None:
-        """End those that say nothing for too long."""
+        """End connections that have been idle for too long."""
         with self._mutex:
             quiet = [(fd, one) for fd, one in self._connections.items() if one is not self._current and one.is_overdue]
             for fd, _ in quiet:

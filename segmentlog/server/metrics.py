@@ -1,8 +1,8 @@
-"""Metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
+"""Serve metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
 
-For Prometheus, and for whoever starts servers and restarts them. It answers a few short GETs at a time, whoever asks,
-and tells nobody what is in a record; names of topics and groups it does tell, so it listens on loopback like the rest,
-and answers neither to names that are not this machine's nor to pages of other sites (`security.cross_site`).
+For Prometheus and for orchestrators. There is no authentication. Responses contain names of topics and groups, but no
+record data; so the server listens on loopback by default, and rejects requests for foreign host names and from pages of
+other sites (`security.cross_site`).
 """
 
 from __future__ import annotations
@@ -34,31 +34,33 @@ logger = logging.getLogger("segmentlog.server")
 
 _HEAD_BYTES_MAX: Final = 8 << 10
 _PATIENCE_S: Final = 5.0
-"""For a request to be there; and for its answer to be taken, each time that the connection's buffer is full."""
+"""Time for a request to arrive, and for the client to read the response each time that the socket buffer is full."""
 _AT_A_TIME: Final = 8
-"""Connections. Beyond that the oldest of the address that has most is closed. Prometheus sends a request in ten seconds
-or so."""
+"""Concurrent connections. Above the limit, the oldest of the address with the most of them is closed. Prometheus sends
+a request about every ten seconds."""
 _THREADS_MAX: Final = 2 * _AT_A_TIME
-"""With those whose connections were closed, and that have yet to notice."""
+"""Includes threads whose connection was closed, and that have not ended yet."""
 _NO_THREAD_S: Final = 1.0
-"""For one of them to end."""
+"""Time to wait for one of them to end."""
 _WELL_S: Final = 1.0
-"""How long a lock that every request needs may be held before the process counts as stuck."""
+"""Time for which a lock that requests need may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _HEALTH: Final = frozenset(("/healthz", "/readyz"))
 _METRICS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsServer:
-    """Serves until it is closed, in threads. ``is_first``: it tells of the whole store, too, which one of all does.
+    """HTTP server of the metrics, in threads, until it is closed. With ``is_first`` it includes those of the whole
+    store.
 
-    Whoever makes it has checked that the address is a safe one (`security.listen_rules.check_safe_to_tell`). Raises
-    OSError for one that is taken, SegmentlogError without the client library.
+    The caller must have checked that the address is safe (`security.listen_rules.check_safe_to_report`). Raise OSError
+    for
+    an address in use, and SegmentlogError if prometheus-client is missing.
     """
 
     def __init__(self, worker: Worker, host: str, port: int, is_first: bool) -> None:
         try:
-            # Here: it takes 0.1 s, and who wants no metrics need not have it.
+            # Imported on demand: it takes 0.1 s.
             from segmentlog.server.telemetry.worker_metrics import WorkerTelemetry
         except ImportError as error:
             needed = "metrics need prometheus-client: pip install '.[server]' in a clone of segmentlog"
@@ -82,52 +84,54 @@ class MetricsServer:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child, where no thread answers anybody: its copies must not outlive the parent's."""
+        """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
         self._is_forked = True
         self._http.abandon()
 
     @property
     def address(self) -> str:
-        """Where it listens, as one asks for it."""
+        """HOST:PORT of the endpoint."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         if self._is_forked:
             return
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ responses
 
     def refusal(self, path: str, headers: Message) -> tuple[HTTPStatus, str, str] | None:
-        """What a request is answered that a browser was misled to send; None for any other.
+        """Return the response to a request that a web page could have made a browser send; None for a legitimate
+        request.
 
-        Health is told by any name, since balancers have names of their own: only the reasons of bad health are not.
+        Health is served under any host name, since load balancers use names of their own; only its reasons are withheld
+        then.
         """
         host, is_misnamed = headers.get("Host"), False
         if host is not None and not is_own_name(host, self._names):
             if path not in _HEALTH:
-                why = f"{host!r} is no name of this machine: --allowed-host adds one\n"
+                why = f"{host!r} is not a name of this machine; add it with --allowed-host\n"
                 return HTTPStatus.MISDIRECTED_REQUEST, _TEXT, why
             is_misnamed = True
         if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), host or ""):
-            return HTTPStatus.FORBIDDEN, _TEXT, "a page of another site may not ask for this\n"
+            return HTTPStatus.FORBIDDEN, _TEXT, "pages of other sites may not request this\n"
         if is_misnamed and (verdict := self.answer(path)[0]) is not HTTPStatus.OK:
-            return verdict, _TEXT, "a request by a name of this machine is told why\n"
+            return verdict, _TEXT, "not healthy; request this by a name of this machine to see the reason\n"
         return None
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, str]:
-        """(status, content type, text) of what is asked for."""
+        """Return (status, content type, body) for a path."""
         if path == "/metrics":
             text = self._own.text()
             return HTTPStatus.OK, _METRICS_TEXT, text + (self._of_store.text() if self._of_store is not None else "")
         if path == "/healthz":
-            return _verdict([] if self._worker.is_well(_WELL_S) else ["what every request needs is held by somebody"])
+            return _verdict([] if self._worker.is_well(_WELL_S) else ["a lock that every request needs is stuck"])
         if path == "/readyz":
             return _verdict(self._worker.problems())
-        return HTTPStatus.NOT_FOUND, _TEXT, "there are /metrics, /healthz and /readyz\n"
+        return HTTPStatus.NOT_FOUND, _TEXT, "not found; try /metrics, /healthz or /readyz\n"
 
 
 def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
@@ -137,9 +141,9 @@ def _verdict(problems: list[str]) -> tuple[HTTPStatus, str, str]:
 
 
 class _Http(ThreadingHTTPServer):
-    daemon_threads = False  # they are joined: or a scrape goes on in a store that is closed
+    daemon_threads = False  # joined on close: else a scrape could read a closed store
     allow_reuse_address = True
-    request_queue_size = 128  # with the library's 5, a connection in a burst waits for a second and more
+    request_queue_size = 128  # with the library's 5, a connection of a burst waits for a second or more
 
     def __init__(self, address: tuple[str, int], owner: MetricsServer) -> None:
         self.owner = owner
@@ -150,17 +154,17 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        # Not that of HTTPServer, which asks a name server for the machine's name.
+        # Skip HTTPServer.server_bind, which looks the machine's name up in DNS.
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread; a connection makes room for it where there are too many."""
+        """Answer in a new thread. Above the limit of connections, the oldest one is closed first."""
         with self._mutex:
             self._open.add(request, str(client_address[0]))
             oldest = self._open.oldest() if len(self._open) > _AT_A_TIME else None
             if oldest is not None:
                 self._open.discard(oldest)
-                _shut_down(oldest)  # its thread ends, and closes it
+                _shut_down(oldest)  # its thread then ends and closes it
         if not self._threads_left.acquire(timeout=_NO_THREAD_S):
             self._forget(request)
             self.shutdown_request(request)
@@ -173,7 +177,7 @@ class _Http(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """That thread."""
+        """Answer in this connection's thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -185,25 +189,25 @@ class _Http(ThreadingHTTPServer):
             self._open.discard(request)
 
     def server_close(self) -> None:
-        """Whoever takes his time is not waited for."""
+        """Close all connections, and wait for their threads."""
         with self._mutex:
             for connection in self._open:
                 _shut_down(connection)
         super().server_close()
 
     def abandon(self) -> None:
-        """Close what a forked child has of it, and say nothing to anybody."""
+        """Close the copies of the sockets in a forked child, without sending anything."""
         self.socket.close()
         for connection in list(self._open):
             connection.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is nobody's error."""
+        """Log a client that disconnects at debug level: it is not an error of the server."""
         logger.debug("%s: metrics: closed", client_address[0], exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One GET and its answer; nothing of the request counts but its path."""
+    """Answers one GET; only the path and the host headers of the request matter."""
 
     server: _Http
     protocol_version = "HTTP/1.0"
@@ -211,20 +215,22 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Read the head of the request at once, within a time and a size: the library waits as often as bytes come."""
+        """Read the request head within limits of time and size, which the library does not have."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(io.BytesIO(_head_of(self.connection)))
         self.connection.settimeout(_PATIENCE_S)
 
     def do_GET(self) -> None:
-        """Whatever goes wrong is told, and logged: a scrape that fails is seen in Prometheus."""
+        """Answer a GET; an unexpected error is logged and sent as status 500, which Prometheus shows as a failed
+        scrape.
+        """
         try:
             owner = self.server.owner
             path = self.path.partition("?")[0]
             status, kind, text = owner.refusal(path, self.headers) or owner.answer(path)
         except Exception as error:
-            logger.exception("metrics could not be told")
+            logger.exception("metrics request failed")
             status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{type(error).__name__}: {error}\n"
         body = text.encode()
         self.send_response(status)
@@ -235,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants a line for each scrape."""
+        """Log each scrape at debug level only."""
         logger.debug("%s: metrics: %s", self.client_address[0], format % args)
 
 
@@ -245,7 +251,7 @@ def _shut_down(connection: socket.socket) -> None:
 
 
 def _head_of(connection: socket.socket) -> bytes:
-    """The request up to the empty line; whatever there is of it, when it takes too long or too many bytes."""
+    """Return the request up to the empty line, or the part that arrived within the limits of time and size."""
     ends_s = time.monotonic() + _PATIENCE_S
     head = b""
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One partition's part of a fetch: the batches from an offset on, as a client is sent them, up to what it may see."""
+"""Read one partition for a fetch: batches in Kafka's format, up to the last offset that the client may see."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire_encode import empty_wire_batch
 from segmentlog.policy.lost_ranges import first_behind
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     LeaderIdAndEpoch,
     PartitionData,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.converted_batch_cache import Renderings
 from segmentlog.server.epoch_ends import end_of_epoch
 from segmentlog.server.fetch_sessions import Wanted
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _DELTA_MAX: Final = 2**31 - 1
 _FILLED_MAX: Final = 1024
-"""Batches without records that one answer holds: they reach over 2^41 offsets."""
+"""Empty batches in one response; they cover more than 2^41 offsets."""
 
 
 class Bounds:
-    """What a reader may see of a partition now."""
+    """Offsets of a partition that a fetch may see now."""
 
     __slots__ = ("high_watermark", "is_committed", "last_stable", "log_start")
 
@@ -43,11 +43,11 @@ class Bounds:
 
     @property
     def end(self) -> int:
-        """No record from here on is handed out."""
+        """Offset after the last record that the fetch may return."""
         return self.last_stable if self.is_committed else self.high_watermark
 
     def of(self, index: int, code: ErrorCode = ErrorCode.NONE) -> PartitionData:
-        """An answer without records."""
+        """Return a response without records."""
         return PartitionData(
             partition_index=index,
             error_code=int(code),
@@ -55,14 +55,14 @@ class Bounds:
             last_stable_offset=self.last_stable,
             log_start_offset=self.log_start,
             aborted_transactions=[] if self.is_committed else None,
-            records=b"",  # librdkafka takes null for a broken answer
+            records=b"",  # librdkafka treats null as a malformed response
         )
 
 
 def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int | None) -> PartitionData | None:
-    """The answer to who asks for what he cannot have, or has a history that is not this one's; None if all is well.
+    """Return the error response to a fetch with a wrong leader epoch or a diverging log; None if the fetch is valid.
 
-    ``node_id`` is the leader's, None in versions that have no word for it.
+    ``node_id`` is the leader's; None in versions whose response has no field for it.
     """
     epoch = wire_epoch(partition.epoch)
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != epoch:
@@ -87,10 +87,10 @@ def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int |
 def read(
     partition: Partition, bounds: Bounds, wanted: Wanted, max_bytes: int, *, at_least_one: bool, renderings: Renderings
 ) -> PartitionData:
-    """The batches from ``wanted.fetch_offset`` on: whole ones, of which the first may begin before it.
+    """Return the whole batches from ``wanted.fetch_offset`` on; the first may begin before it.
 
-    One batch is there if there is one, however small ``max_bytes``, where ``at_least_one`` says so. Raises what
-    `Partition.read` does.
+    With ``at_least_one`` the first batch is returned even if it is larger than ``max_bytes``. Raise the errors of
+    `Partition.read`.
     """
     while True:
         generation = partition.generation
@@ -102,7 +102,8 @@ def read(
             batches = _fill(partition, wanted.fetch_offset, bounds.end)
         elif bounds.is_committed:
             aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
-            # What was aborted in files of before, and is told of in none of those of after, would be read.
+            # Compaction in between could remove aborted records from the files and their entries from the index.
+            # Records read from the old files would then look committed.
             if partition.generation != generation:
                 continue
             answer.aborted_transactions = [AbortedTransaction(producer_id, begun) for producer_id, begun in aborted]
@@ -111,7 +112,7 @@ def read(
 
 
 def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> None:
-    """Take batches while there are some, and room for them."""
+    """Collect batches while there are some and the response has room."""
     while gathered.room > 0 and gathered.reached < bounds.end:
         run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
         if run:
@@ -126,11 +127,11 @@ def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, rende
         except CorruptBatch:
             if not gathered.batches:
                 raise
-            break  # the answer has what comes before it; the next fetch begins at the fault
+            break  # return the batches before the damage; the next fetch starts at the damage and gets the error
 
 
 class _Gathered:
-    """What was gathered so far of an answer."""
+    """Batches collected for one response."""
 
     __slots__ = ("at_least_one", "batches", "reached", "room")
 
@@ -146,7 +147,7 @@ class _Gathered:
         self.reached = reached
 
     def take(self, wire: list[Buffer], next_offset: int) -> bool:
-        """One batch; False if it has no room."""
+        """Add one batch. Return False if it has no room."""
         size = sum(map(len, wire))
         if not self.has_room_for(size):
             return False
@@ -157,16 +158,19 @@ class _Gathered:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next batch is to be there whatever it takes."""
+        """Whether the next batch must be included, whatever its size."""
         return self.at_least_one and not self.batches
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Whether so many bytes more may come: the first batch always, where one is due."""
+        """Whether ``size_bytes`` more fit; a first batch that is due always fits."""
         return size_bytes <= self.room or self.is_due
 
 
 def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
-    """Take what is no run of Kafka's batches, up to the next one; False at the end, or where no more has room."""
+    """Add batches that the library wrote, up to the next one in Kafka's format.
+
+    Return False at the end or without room.
+    """
     begun = len(gathered.batches)
     log = partition.handle.page.log.read()
     version = partition.topic_id, partition.number, log.generation, log.epoch
@@ -177,7 +181,7 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
         header = batch.header
         if header.base_offset >= bounds.end or (header.is_kafka and len(gathered.batches) > begun):
             break
-        # Its own size first: a batch that has no room is not rendered for nothing.
+        # Check the size before the conversion, which would be wasted on a batch without room.
         if not gathered.has_room_for(header.payload_size):
             return False
         if not header.is_kafka and renderings.is_used_up and not gathered.is_due:
@@ -190,9 +194,9 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
 
 
 def _fill(partition: Partition, offset: int, end: int) -> list[Buffer]:
-    """Batches without records, where a crash took what was there up to the end.
+    """Return empty batches for the offsets that a crash lost.
 
-    Else a client that reads up to the end waits for ever: the next batch begins behind it.
+    Without them a client that reads up to the end would wait forever: the next batch begins after the lost range.
     """
     upto = min(first_behind(partition.lost_ranges(), offset), end)
     epoch = wire_epoch(partition.epoch)

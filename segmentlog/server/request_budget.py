@@ -1,11 +1,12 @@
-"""What one request may cost: the elements and bytes of its answer, and the time after its client has left.
+"""Limit the cost of one request: the size of its response, and the work after its client has left.
 
-    once           elements that ask for the same thing become one element
-    AnswerBudget   room for what the answer describes; a request is a few bytes an element, its answer may be kilobytes
-    ClientGone     ends the work on a request that nobody waits for; requests behind it are done
+    distinct       elements that request the same thing are answered once
+    AnswerBudget   room left in the response: an element takes a few bytes in a request and may take kilobytes in the
+                   response
+    ClientGone     ends a request whose client has left; later requests of the client are still done
 
-`Call` applies all three: `Call.once`, `Call.topics_once` and `Call.each` are the loops over what a request names, and
-`Call.takes_room` is asked before something is described.
+`RequestContext` applies all three: handlers loop over a request with `distinct`, `merged_topics` and `each`, and call
+`reserve_room` before they describe something.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Any, Final, Generic, TypeVar
 Element = TypeVar("Element")
 
 LOOK_S: Final = 0.1
-"""How often the loop over a request's elements looks whether the client is still there. A look is a system call."""
+"""Interval at which the loop over a request's elements checks whether the client is connected, with a system call."""
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: nobody waits for the answer, and the rest of the request is not done.
+    """The client has disconnected while its request was in progress; the rest of the request is not done.
 
-    `Connection` does the requests that the client sent behind it, and answers none of them.
+    `KafkaConnection` still does the client's later requests, and answers none of them.
     """
 
     def __init__(self) -> None:
-        super().__init__("it left while its request was being done")
+        super().__init__("the client left while its request was in progress")
 
 
 class AnswerBudget:
-    """The room that an answer has left. For one thread."""
+    """Room left in a response. Not thread-safe."""
 
     __slots__ = ("_bytes_left", "_elements_left")
 
@@ -40,8 +41,9 @@ class AnswerBudget:
         self._bytes_left = size_bytes
 
     def take(self, elements: int, size_bytes: int) -> bool:
-        """Take room for so many elements with so many bytes of text in all. False, and nothing is taken, where there
-        is too little.
+        """Reserve room for ``elements`` and for ``size_bytes`` of text in all of them.
+
+        Return False, and reserve nothing, if there is too little.
         """
         if elements > self._elements_left or size_bytes > self._bytes_left:
             return False
@@ -51,11 +53,11 @@ class AnswerBudget:
 
 
 class TopicOnce(Generic[Element]):
-    """One topic of a request, with everything that the request asks about it.
+    """One topic of a request, merged from all entries for it.
 
     topic        the first of the request's entries for it
-    partitions   what is asked of each partition, by number or whatever identifies it; of several entries the last
-    unclear      those of them of which different things are asked
+    partitions   the requested partitions by number or another key; of several entries for a partition the last
+    unclear      keys of partitions with entries that differ
     """
 
     __slots__ = ("partitions", "topic", "unclear")
@@ -69,10 +71,11 @@ class TopicOnce(Generic[Element]):
 def topics_once(
     topics: Iterable[Element], parts: str, part_key: tuple[str, ...], *key: str
 ) -> list[TopicOnce[Element]]:  # fmt: skip
-    """Each topic once, and each of its partitions once, in the order in which the request first names them.
+    """Return each topic once, and each of its partitions once, in the order in which the request first names them.
 
-    ``key`` are the topics' fields that identify a topic. ``parts`` is the field that lists what is asked of its
-    partitions, ``part_key`` are the fields of its elements that identify what is answered; () where it lists numbers.
+    ``key``: fields that identify a topic. ``parts``: field that lists its partitions. ``part_key``: fields that
+    identify
+    an element of that list; () if the list contains partition numbers.
     """
     found: dict[Hashable, TopicOnce[Element]] = {}
     key_of, parts_of, part_key_of = attrgetter(*key), attrgetter(parts), attrgetter(*part_key) if part_key else itself
@@ -91,5 +94,5 @@ def topics_once(
 
 
 def itself(value: Any) -> Any:
-    """For elements that are what they ask for."""
+    """Return the argument: the key of an element that is its own key."""
     return value

@@ -1,9 +1,9 @@
-"""Memory for large requests: used again, bounded for all of them together, and taken only as it is filled.
+"""Memory for large requests: reused, limited for all connections together, and allocated as the data arrives.
 
-Making a megabyte costs as much as checking what comes into it, so buffers are kept. Who claims a large request and
-sends nothing of it costs nothing: its buffer grows with what has come, by doubling. What has come takes room from a
-budget of all connections. When that is used up, who has been sending for the longest makes room: a hundred slow
-clients are cut off one after the other, and do not keep those out that send what they said.
+Creating a buffer of one megabyte costs as much as checking its contents, so buffers are reused. A client that announces
+a large request and sends nothing of it costs nothing: its buffer doubles with the data that has arrived. All buffers
+share one limit. When it is reached, the connection that has been sending one request for the longest is closed. So a
+hundred slow clients are closed one after the other, and do not block clients that send their requests at once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LARGEST_KEPT: Final = 8 << 20
 _KEPT_BYTES: Final = 32 << 20
 _LOOK_S: Final = 0.2
 _SPARED_S: Final = 1.0
-"""Who has been sending for less than that is not cut off for others."""
+"""A request that began less than this long ago is not cut off for others."""
 
 
 class NoRoom(Exception):
-    """There was no room for a request for too long, or its sender made room for others."""
+    """A request found no room in time, or was cut off to make room for others."""
 
 
 class Lease:
-    """The buffer of one request that is coming or being done. Give it back once."""
+    """Buffer of one request from its first byte until it is done. Call `give_back` once."""
 
     __slots__ = ("_pool", "begun_s", "buffer", "cut", "is_complete", "is_cut")
 
@@ -39,20 +39,20 @@ class Lease:
         self.is_cut = self.is_complete = False
 
     def grow(self, size_bytes: int, filled_bytes: int, patience_s: float) -> None:
-        """Have room for at least so many bytes; the ``filled_bytes`` first are kept. Raises `NoRoom`."""
+        """Enlarge the buffer to at least ``size_bytes``, and retain its first ``filled_bytes``. Raise `NoRoom`."""
         self._pool._grow(self, size_bytes, filled_bytes, patience_s)
 
     def complete(self) -> None:
-        """All has come: it is not cut off any more."""
+        """Mark the request as complete: it cannot be cut off any more."""
         self.is_complete = True
 
     def give_back(self) -> None:
-        """Nobody uses the buffer any more."""
+        """Return the buffer to the pool."""
         self._pool._give_back(self)
 
 
 class BufferPool:
-    """Buffers of sizes that are powers of two, at most so many bytes of them unused, and in use. Thread-safe."""
+    """Buffers of power-of-two sizes, with a limit for unused buffers and a limit for all in use. Thread-safe."""
 
     def __init__(self, kept_bytes: int = _KEPT_BYTES, bound_bytes: int = 1 << 62) -> None:
         self._condition = threading.Condition()
@@ -62,15 +62,18 @@ class BufferPool:
         self._bound_bytes = bound_bytes
         self._used_bytes = 0
         self._leases: OrderedDict[Lease, None] = OrderedDict()
-        """In the order in which they were begun."""
+        """Ordered by the start of their request."""
 
     @property
     def used_bytes(self) -> int:
-        """Of requests that are coming or being done."""
+        """Total size of the buffers in use."""
         return self._used_bytes
 
     def lease(self, cut: Callable[[], None]) -> Lease:
-        """For one request. ``cut`` ends its connection, from any thread, and waits for nobody."""
+        """Return a lease for one request.
+
+        ``cut`` closes its connection; any thread may call it, and it must not block.
+        """
         lease = Lease(self, cut)
         with self._condition:
             self._leases[lease] = None
@@ -97,12 +100,12 @@ class BufferPool:
         self._keep(former)
 
     def _make_room_locked(self, lease: Lease, more_bytes: int, patience_s: float) -> None:
-        """Wait until there are so many bytes, and have somebody cut off if there are not soon."""
+        """Wait for ``more_bytes`` of room, and cut off slow requests while there is too little."""
         ends_s = time.monotonic() + patience_s
         while not lease.is_cut and self._is_too_much(lease, more_bytes):
             now_s = time.monotonic()
             if now_s >= ends_s:
-                raise NoRoom("no room for a request of that size")
+                raise NoRoom("no memory for a request of this size became free in time")
             for one in self._leases:
                 if one.begun_s > now_s - _SPARED_S:
                     break
@@ -112,10 +115,10 @@ class BufferPool:
                     break
             self._condition.wait(_LOOK_S)
         if lease.is_cut:
-            raise NoRoom("it came too slowly, and others needed the room")
+            raise NoRoom("the request arrived too slowly, and other connections needed its memory")
 
     def _is_too_much(self, lease: Lease, more_bytes: int) -> bool:
-        # Who is alone has as much as a request may have at all.
+        # A single request may be as large as the limit of a request, even above the shared limit.
         return self._used_bytes > len(lease.buffer) and self._used_bytes + more_bytes > self._bound_bytes
 
     def _give_back(self, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""One request in hand: who asks, on which connection, in which version; and how its answer becomes bytes."""
+"""Context of one request: client, connection, API version and limits; encodes the response."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from segmentlog.server.kafka_connection import Connection
 
 TOO_MUCH: Final = ErrorCode.POLICY_VIOLATION
-"""What is answered about elements that the answer has no room for. Clients do not try it again by themselves."""
-TOO_MUCH_WORDS: Final = "the answer has no room for it: ask about fewer at a time"
+"""Error code for elements that the response has no room for. Clients do not retry it by themselves."""
+TOO_MUCH_WORDS: Final = "the response is too large; request fewer elements at a time"
 _DESCRIBE_CONFIGS: Final = 32
 _JOINED_BYTES: Final = 4096
-"""A first buffer up to this size is joined with the head: one less for the kernel."""
+"""A first buffer up to this size is joined with the header, which saves the kernel a buffer."""
 
 
 class Call(msgspec.Struct, gc=False, kw_only=True):
-    """What a handler is told beside the request itself. It belongs to one thread."""
+    """Context of one request, passed to its handler. Not thread-safe."""
 
     broker: Broker
     api_key: int
@@ -47,39 +47,39 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     principal: Principal = ANONYMOUS
     correlation_id: int = 0
     started_s: float = 0.0
-    """`time.perf_counter` when its bytes were there."""
+    """`time.perf_counter` when the request had arrived."""
     connection: Connection | None = None
     budget: AnswerBudget | None = None
-    """What the answer may still hold; made when it is first asked for."""
+    """Room left in the response; created on first use."""
     looks_s: float = 0.0
-    """`time.monotonic` when `check_client` looks at the connection again."""
+    """`time.monotonic` from which `check_client` checks the connection again."""
     has_scanned: bool = False
-    """An id was looked for in the files of all topics."""
+    """The files of all topics were searched for an unknown topic id."""
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether who asks may do that to the resource of this name."""
+        """Whether the client may perform this operation on the resource of this name."""
         return Viewer(self.broker.authorizer, self.principal, self.client_host).allows(operation, resource, name)
 
     def may_see(self, thing: Thing, name: str = "") -> bool:
-        """Whether who asks may see the thing of this name."""
+        """Whether the client may see the thing of this name."""
         return Viewer(self.broker.authorizer, self.principal, self.client_host).may_see(thing, name)
 
     def allows_topic(self, operation: Operation, name: str) -> bool:
-        """The same for a topic."""
+        """Whether the client may perform this operation on the topic."""
         return self.allows(operation, ResourceType.TOPIC, name)
 
     def allows_cluster(self, operation: Operation) -> bool:
-        """The same for the cluster."""
+        """Whether the client may perform this operation on the cluster."""
         return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def is_left(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client has disconnected."""
         return self.connection is not None and self.connection.is_left()
 
-    # ------------------------------------------------------------ what a request may cost
+    # ------------------------------------------------------------ limits of a request
 
     def check_client(self) -> None:
-        """Raise `ClientGone` if the client has left, of which it makes sure every tenth of a second."""
+        """Raise `ClientGone` if the client has disconnected; checks the socket every tenth of a second."""
         now_s = time.monotonic()
         if now_s >= self.looks_s:
             is_first, self.looks_s = not self.looks_s, now_s + LOOK_S
@@ -87,17 +87,17 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
                 raise ClientGone
 
     def each(self, elements: Iterable[Element]) -> Iterator[Element]:
-        """The elements one after the other, for as long as the client is there. Raises `ClientGone`.
+        """Yield the elements while the client is connected. Raise `ClientGone` when it has left.
 
-        For what may be stopped anywhere, because each element is done by itself: not for what clients send on their
-        way out (produce, commits, leaving).
+        Only for requests that may stop between any two elements. Not for requests that clients send before they leave
+        (produce, commits, leave group).
         """
         for element in elements:
             self.check_client()
             yield element
 
     def once(self, elements: Iterable[Element], key: Callable[[Element], Hashable] = itself) -> Iterator[Element]:
-        """As `each`, but only the first of those elements that have the same ``key``: what is answered about them."""
+        """Like `each`, but yield only the first of the elements with the same ``key``, which get one answer."""
         seen: set[Hashable] = set()
         for element in self.each(elements):
             what = key(element)
@@ -108,13 +108,13 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     def topics_once(
         self, topics: Iterable[Element], parts: str, part_key: tuple[str, ...], *key: str
     ) -> Iterator[TopicOnce[Element]]:
-        """As `once`, for what names topics and their partitions; the arguments are those of `topics_once`."""
+        """Like `distinct`, for topics with partitions. The arguments are those of `merge_topics`."""
         yield from self.each(topics_once(self.each(topics), parts, part_key, *key))
 
     def takes_room(self, elements: int, size_bytes: int = 0) -> bool:
-        """Take room in the answer for so many elements, and so many bytes of text in them.
+        """Reserve room in the response for ``elements``, and for ``size_bytes`` of text in them.
 
-        False where there is too little: then the answer has `TOO_MUCH` in their place.
+        Return False if there is too little; the response then has `TOO_MUCH` in their place.
         """
         if self.budget is None:
             limits = self.broker.settings.limits
@@ -122,25 +122,28 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
         return self.budget.take(elements, size_bytes)
 
     def words(self, text: str) -> str | None:
-        """A message for the answer; None where the answer has no room for it."""
+        """Return ``text`` for the response; None if the response has no room for it."""
         return text if self.takes_room(0, len(text)) else None
 
     def explain(self, error: BaseException) -> str | None:
-        """The message of an error, as `words`."""
+        """Return the message of an error for the response; None if the response has no room for it."""
         return self.words(message_of(error))
 
     def unpacking(self, *, is_stopped: bool = True) -> AbstractContextManager[Turn]:
-        """A place for decompressing what clients wrote; waits for one. Raises `ClientGone` unless ``is_stopped`` is
-        False, for what is done whether its client stays or not. Other connections do not wait with it.
+        """Return a context manager that holds a slot for decompressing client data, after waiting for a free one.
+
+        Raise `ClientGone` if the client leaves while it waits. With ``is_stopped=False`` wait regardless, for requests
+        that
+        must be done after their client has left. Other connections are served in the meantime.
         """
         step_aside()
         check = self.check_client if is_stopped else _go_on
         return self.broker.unpacking.place((self.principal, self.client_host), check)
 
     def topic_by_id(self, topic_id: bytes) -> tuple[str, str] | None:
-        """Return (the topic's name now, its id as text); None when there is none with this id that clients may see.
+        """Return (the topic's current name, its id as text), or None if clients can see no topic with this id.
 
-        Pass the id on to whatever opens or changes the topic: the name may be another topic's a moment later.
+        Pass the id to the call that opens or changes the topic: another topic may have the name a moment later.
         """
         ids = self.broker.topic_ids
         found = ids.known(topic_id)
@@ -149,10 +152,10 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
             found = ids.known(topic_id)
         return found
 
-    # ------------------------------------------------------------ the answer
+    # ------------------------------------------------------------ response
 
     def encode(self, response: Any) -> Sequence[Buffer]:
-        """The bytes of the answer, its length in front."""
+        """Return the bytes of the response, length prefix included."""
         api = APIS[self.api_key]
         encode = api.codec.encode_response
         if self.api_key == _DESCRIBE_CONFIGS:
@@ -163,24 +166,24 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
         return buffers
 
     def note(self, response: Any) -> None:
-        """Count the request, which is answered now; None: nobody is told anything."""
+        """Count the request in the metrics when it is answered; pass None if it gets no response."""
         meter, api = self.broker.meter, APIS[self.api_key].name
         if response is not None and (errors := errors_in(response)):
             meter.errors(api, errors)
         meter.request(api, time.perf_counter() - self.started_s)
 
     def answer_later(self) -> PendingAnswer:
-        """For a handler that is not to keep its connection waiting: it returns this, and somebody completes it."""
+        """Return a deferred response, for a handler that must not block its connection; complete it in any thread."""
         assert self.connection is not None
         return PendingAnswer(self, Later(self.connection.outbox))
 
 
 def _go_on() -> None:
-    """Wait, whoever has left."""
+    """Check nothing: the wait continues whether the client has left or not."""
 
 
 class PendingAnswer:
-    """An answer that waits for something. `complete` it once, from any thread."""
+    """A response that a handler completes later. Call `complete` once, from any thread."""
 
     __slots__ = ("_call", "later")
 
@@ -189,6 +192,6 @@ class PendingAnswer:
         self.later = later
 
     def complete(self, response: Any) -> None:
-        """Send it when its turn comes."""
+        """Count, encode and queue the response."""
         self._call.note(response)
         self.later.complete(self._call.encode(response))

@@ -1,4 +1,4 @@
-"""Which error codes an answer tells, wherever its schema has them."""
+"""Collect the error codes of a response, wherever its schema has them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 import msgspec
 
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
-"""What the field is called; the latter by AddPartitionsToTxn alone."""
+"""Names of the field; the second is used by AddPartitionsToTxn only."""
 
 
 class _Plan(NamedTuple):
-    """Where a struct has error codes: in itself, and in the structs of these lists."""
+    """Where a struct contains error codes: in itself, and in the structs of these lists."""
 
     code: str
-    """The field's name; empty where there is none."""
+    """Name of the struct's error code field; empty if it has none."""
     lists: tuple[tuple[str, _Plan], ...]
 
 
 _PLANS: Final[dict[type, _Plan | None]] = {}
-"""By class of response, made when the first one of it comes. None: it tells of no errors."""
+"""By class of response, built on first use. None if the response has no error codes."""
 
 
 def errors_in(response: msgspec.Struct) -> list[int]:
-    """All codes but 0, each as often as it is told."""
+    """Return all error codes except 0; a code that occurs twice is returned twice."""
     cls = response.__class__
     try:
         plan = _PLANS[cls]
@@ -42,7 +42,7 @@ def _collect(message: Any, plan: _Plan, found: list[int]) -> None:
         if inner.lists:
             for one in getattr(message, name) or ():
                 _collect(one, inner, found)
-        else:  # the usual case, partitions: no call for each
+        else:  # the usual case, a list of partitions: no call for each
             field = inner.code
             for one in getattr(message, name) or ():
                 if code := getattr(one, field):
@@ -63,7 +63,7 @@ def _plan_of(cls: type[msgspec.Struct]) -> _Plan | None:
 
 
 def _element_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field is a list of; it may also be missing altogether."""
+    """Return the struct that a field is a list of, also an optional list; None for other fields."""
     for one in (kind, *get_args(kind)):
         if get_origin(one) is list:
             (element,) = get_args(one)

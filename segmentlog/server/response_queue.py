@@ -1,7 +1,8 @@
-"""The answers to one client on their way: in the order of its requests, and never waited for by who makes them.
+"""Send the responses of one connection in the order of its requests, without blocking the threads that complete them.
 
-An answer that has to wait, for the disk or for records, waits in a queue while the next request is read; whoever
-completes it sends it, with all behind it that are ready. Answers to requests that came together go together.
+A response that waits for the disk or for records stays in the queue while later requests are read. The thread that
+completes it sends it, together with the complete responses after it. Responses to requests that arrived together are
+sent together.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Final
 from segmentlog.server.transport import Buffer, Transport
 
 _WAITING_MAX: Final = 128
-"""Answers that wait; no more requests are read until one has gone."""
+"""Limit of queued responses; at the limit the connection reads no more requests."""
 _TOGETHER_BYTES: Final = 64 << 10
-"""Up to which answers wait for others to requests that came with theirs."""
+"""Responses up to this size wait for those of other requests that arrived with theirs."""
 
 
 class Later:
-    """An answer that is not there yet. `complete` it once, from any thread."""
+    """A queued response that is not complete yet. Call `complete` once, from any thread."""
 
     __slots__ = ("_outbox", "buffers")
 
@@ -29,23 +30,26 @@ class Later:
         self.buffers: Sequence[Buffer] | None = None
 
     def complete(self, buffers: Sequence[Buffer]) -> None:
-        """The answer, with its length in front; it is sent when its turn comes, without waiting for a slow client."""
+        """Set the response, length prefix included, and send it when it is next. Never waits for a slow client."""
         self.buffers = buffers
         self._outbox.send_ready()
 
 
 Answer = Sequence[Buffer] | Later | None
-"""Buffers with the length in front; or what will have them; None: nothing is answered."""
+"""Buffers that begin with the length prefix; a `PendingResponse` that will get them; or None for no response."""
 
 
 class Outbox:
-    """Answers of one connection. `put` and the flushes are for who does its requests, the rest is for any thread."""
+    """Responses of one connection.
+
+    Only the connection's thread may call `put` and the flushes; the rest is thread-safe.
+    """
 
     def __init__(self, transport: Transport, waiting_bytes_max: int, fail: Callable[[OSError], None]) -> None:
         self._transport = transport
         self._waiting_bytes_max = waiting_bytes_max
         self._fail = fail
-        """Called when nothing can be sent any more, by whoever found that."""
+        """Called with the error when sending fails, by the thread that met it."""
         self._together: list[Buffer] = []
         self._together_bytes = 0
         self._waiting: deque[Later | Sequence[Buffer]] = deque()
@@ -53,24 +57,24 @@ class Outbox:
         self._has_room = threading.Condition()
         self._is_closed = False
         self.is_stuck = False
-        """The client takes nothing: a thread waits for it."""
+        """The client does not read, and a thread waits for it."""
 
     def __len__(self) -> int:
-        """Answers that wait, but for those that go together with the next ones."""
+        """Return the number of queued responses, without those that wait to be sent with the next ones."""
         return len(self._waiting)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more is kept than should be before it is sent."""
+        """Whether the connection must flush before it reads more requests."""
         return self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX
 
     @property
     def is_large(self) -> bool:
-        """Whether what is kept is much: sending it takes a while."""
+        """Whether the unsent responses are large, so that sending them takes a while."""
         return self._together_bytes > _TOGETHER_BYTES
 
     def put(self, answer: Answer) -> None:
-        """Keep an answer until those to all that came with its request are there: then flush."""
+        """Add a response; it is sent by the next flush, with others to requests that arrived together."""
         if answer is None:
             return
         if isinstance(answer, Later):
@@ -81,18 +85,18 @@ class Outbox:
             self._together_bytes += sum(map(len, answer))
 
     def flush_now(self) -> None:
-        """Send what goes without waiting."""
+        """Send as much as the socket takes without blocking."""
         self._queue_together()
         if self._waiting:
             self.send_ready()
 
     def flush(self) -> None:
-        """Send what was kept; waits for who takes it, and until fewer answers wait than may. Raises OSError."""
+        """Send all responses, and wait while the client is slow or too many responses are queued. Raise OSError."""
         if self._together:
             if self._waiting:
                 self._queue_together()
             else:
-                with self._sending:  # behind what was taken out of the queue a moment ago
+                with self._sending:  # after the response that another thread may have taken from the queue a moment ago
                     self._transport.send(self._take_together())
         if self._waiting:
             self.send_ready()
@@ -101,22 +105,22 @@ class Outbox:
                     self._has_room.wait_for(lambda: self._is_closed or not self._is_full())
 
     def wait(self, timeout_s: float) -> None:
-        """Until everything has gone, or nothing can go any more."""
+        """Wait until everything is sent, the queue is closed, or ``timeout_s`` has passed."""
         with self._has_room:
             self._has_room.wait_for(lambda: self._is_closed or not self._waiting, timeout_s)
 
     def close(self) -> None:
-        """Send nothing more, and have nobody wait for that."""
+        """Stop sending, and wake waiting threads."""
         self._is_closed = True
         with self._has_room:
             self._has_room.notify_all()
 
     def close_transport(self) -> None:
-        """Once it is closed, and nobody is in the middle of sending."""
+        """Close the transport after `close`, once no thread is sending."""
         with self._sending:
             self._transport.close()
 
-    # ------------------------------------------------------------ what waits
+    # ------------------------------------------------------------ queue
 
     def _queue_together(self) -> None:
         if self._together:
@@ -128,17 +132,17 @@ class Outbox:
         return together if len(together) < 2 or size > _TOGETHER_BYTES else (b"".join(together),)
 
     def _is_full(self) -> bool:
-        """Whether as many answers wait as may, or as many bytes: a client may ask for much and take nothing."""
+        """Whether the limit of responses or bytes is reached: a client may request much and read nothing."""
         waiting = self._waiting.copy()
         if len(waiting) >= _WAITING_MAX:
             return True
-        if len(waiting) < 2 or isinstance(waiting[-1], Later):  # what comes later is small, or the only long poll
+        if len(waiting) < 2 or isinstance(waiting[-1], Later):  # a pending response is small, or the only long poll
             return False
         made = [_buffers_of(answer) or () for answer in waiting]
         return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
 
     def _head(self) -> Sequence[Buffer] | None:
-        """The next answer, if there is one and it is complete."""
+        """Return the next response if it is complete, else None."""
         try:
             return None if self._is_closed else _buffers_of(self._waiting[0])
         except IndexError:
@@ -147,10 +151,10 @@ class Outbox:
     # ------------------------------------------------------------ sending
 
     def send_ready(self) -> None:
-        """Send the answers at the head of the queue that are complete. Waits for nobody."""
+        """Send the complete responses at the head of the queue. Never blocks."""
         while self._head() is not None:
             if not self._sending.acquire(blocking=False):
-                return  # whoever has it looks again
+                return  # the thread that is sending checks the queue again
             try:
                 if self.is_stuck:
                     return
@@ -176,7 +180,7 @@ class Outbox:
             self._has_room.notify_all()
 
     def _send_to_slow(self) -> None:
-        """Wait for a client that takes nothing, in a thread of its own, until it has caught up."""
+        """Send to a client that does not read, in a thread of its own, until the client has caught up."""
         try:
             while self.is_stuck:
                 with self._sending:
@@ -188,7 +192,7 @@ class Outbox:
                         self._has_gone()
         except OSError as error:
             self._fail(error)
-        self.send_ready()  # of what was completed in between
+        self.send_ready()  # responses that were completed in the meantime
 
 
 def _buffers_of(answer: Later | Sequence[Buffer]) -> Sequence[Buffer] | None:

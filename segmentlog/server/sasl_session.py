@@ -1,12 +1,12 @@
-"""What a connection knows of who is at its other end: from SaslHandshake to a principal, and again (KIP-368).
+"""State machine of SASL authentication on one connection, with re-authentication (KIP-368).
 
-    begun         a SaslHandshake may come, and ApiVersions
-    exchanging    SaslAuthenticate requests; after a SaslHandshake of version 0 bare tokens, each behind its length
-    proved        everything; a SaslHandshake begins anew
-    proving anew  as exchanging, and the name must be the same
-    failed        nothing: the connection is closed, after a while
+    initial              SaslHandshake and ApiVersions are allowed
+    exchanging           SaslAuthenticate requests; after a SaslHandshake of version 0 bare tokens with a length prefix
+    authenticated        every request is allowed; a SaslHandshake starts re-authentication
+    re-authenticating    as exchanging; the user must be the same
+    failed               nothing is allowed: the connection is closed after a delay
 
-A failure never says whether there is such a user.
+A failure never reveals whether the user exists.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.server")
 
 FAILED_DELAY_S: Final = 0.1
-"""`connection.failed.authentication.delay.ms`: so long who failed waits for the answer, and for the end."""
+"""`connection.failed.authentication.delay.ms`: delay of a failed client's response, and of closing its connection."""
 TOKEN_MAX_BYTES: Final = 8 << 10
-"""A name and a password are shorter, and SASLprep looks at each character a dozen times."""
+"""A name and a password are shorter. SASLprep examines each character a dozen times, so longer tokens cost time."""
 
 _HANDSHAKE: Final = 17
 _API_VERSIONS: Final = 18
@@ -49,10 +49,11 @@ class _State(Enum):
 
 
 class SaslSession:
-    """One connection's. Not thread-safe: requests before authentication come one after the other.
+    """Authentication of one connection. Not thread-safe: requests before authentication are done one after the other.
 
-    ``session_lifetime_ms`` is Kafka's `connections.max.reauth.ms`: who was authenticated so long ago has to do it
-    again; 0 for never.
+    ``session_lifetime_ms`` is Kafka's `connections.max.reauth.ms`: the time after which a client must authenticate
+    again;
+    0 for never.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class SaslSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.principal: Principal | None = None
-        """Who it is; None until that is proved."""
+        """The authenticated user; None before that."""
         self.takes_raw_tokens = False
-        """Whether what comes next is no request, but a token with its length in front, and is answered likewise."""
+        """Whether the next frame is a bare token with a length prefix, and its response likewise, instead of a
+        request."""
         self.session_lifetime_ms = session_lifetime_ms
         self._users = users
         self._mechanisms = tuple(mechanisms)
@@ -78,36 +80,36 @@ class SaslSession:
 
     @property
     def has_failed(self) -> bool:
-        """The connection is to be closed, `FAILED_DELAY_S` later; nothing more is read from it."""
+        """The connection must be closed after `FAILED_DELAY_S`; nothing more may be read from it."""
         return self._state is _State.FAILED
 
     @property
     def mechanism(self) -> str:
-        """What the client chose; empty before."""
+        """Mechanism that the client chose; empty before."""
         return self._mechanism
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is a `principal`, and nothing is being proved anew."""
+        """Whether the client is authenticated, and not re-authenticating."""
         return self._state is _State.PROVED
 
     def permits(self, api_key: int) -> bool:
-        """Whether a request of this kind may be answered now. If not, the connection is closed."""
+        """Whether a request of this API is allowed now. If not, the connection must be closed."""
         if self._state is _State.PROVED:
             return self._clock() < self._ends_s or api_key in _TO_BEGIN
         if self._state is _State.BEGUN:
-            # SaslAuthenticate is answered with an error, which clients understand.
+            # SaslAuthenticate gets an error response, which clients understand.
             return api_key in _TO_BEGIN or api_key == _AUTHENTICATE
         return api_key in _TO_EXCHANGE and self._state is not _State.FAILED
 
     def handshake(self, mechanism: str, version: int = 1) -> tuple[int, list[str]]:
-        """(error code, the mechanisms that there are)."""
+        """Do a SaslHandshake. Return (error code, the enabled mechanisms)."""
         enabled = list(self._mechanisms)
         if self._state not in (_State.BEGUN, _State.PROVED):
             self._state = _State.FAILED
             return ErrorCode.ILLEGAL_SASL_STATE, enabled
         anew = self._state is _State.PROVED
-        # Proving anew needs frames: between other requests nobody could tell a bare token.
+        # Re-authentication needs framed tokens: a bare token cannot be told from another request.
         if mechanism not in self._mechanisms or (anew and (mechanism != self._mechanism or version == 0)):
             self._state = _State.FAILED
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled
@@ -118,11 +120,11 @@ class SaslSession:
         return ErrorCode.NONE, enabled
 
     def authenticate(self, token: bytes) -> tuple[int, str | None, bytes]:
-        """(error code, message, the token for the client). After the last one there is a `principal`."""
+        """Do a SaslAuthenticate. Return (error code, message, token for the client). The last one sets `principal`."""
         exchange = self._exchange
         if exchange is None or self._state not in (_State.EXCHANGING, _State.PROVING_ANEW):
             self._fail()
-            return ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first, and SaslAuthenticate once", b""
+            return ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate must follow a SaslHandshake", b""
         try:
             if len(token) > TOKEN_MAX_BYTES:
                 raise AuthenticationFailed("the token is too long")
@@ -135,7 +137,10 @@ class SaslSession:
         return ErrorCode.NONE, None, answer
 
     def answer_raw(self, token: Buffer) -> list[Buffer] | None:
-        """The answer to a bare token, behind its length. None when it `has_failed`: such clients are told nothing."""
+        """Return the response to a bare token, length prefix included.
+
+        None if it `has_failed`: the client gets no response.
+        """
         error_code, _, answer = self.authenticate(bytes(token))
         return None if error_code else [len(answer).to_bytes(4, "big") + answer]
 

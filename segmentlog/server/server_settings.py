@@ -1,4 +1,4 @@
-"""What a server is told when it starts, checked; and the defaults, once."""
+"""Settings and limits of a server, with their defaults."""
 
 from __future__ import annotations
 
@@ -12,75 +12,78 @@ AcksAll = Literal["durable", "written", "shipped"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client, or all of them, may take. Where Kafka has the limit, the name and the default are its."""
+    """Limits for one client and for all clients. Names and defaults are Kafka's where Kafka has the limit."""
 
     request_bytes: int = 100 << 20
-    """`socket.request.max.bytes`."""
+    """`socket.request.max.bytes`: size of a request."""
     control_request_bytes: int = 8 << 20
-    """Of a request that brings no records, which is every one but Produce. Kafka has one limit for all; but lists of
-    names take many times the memory as objects that they took as bytes."""
+    """Size of a request other than Produce. Kafka has one limit for all requests; but decoded lists of names take many
+    times the memory of their bytes."""
     unauthenticated_request_bytes: int = 16 << 10
-    """`sasl.server.max.receive.size`: of a request by who has not said who he is yet. Less than Kafka's 512 KiB, which
-    is for mechanisms that are not there: so much each connection has room for anyway."""
+    """`sasl.server.max.receive.size`: size of a request before authentication. Less than Kafka's 512 KiB, which is for
+    mechanisms that this server does not have; each connection has a buffer of this size anyway."""
     unauthenticated_requests: int = 32
-    """Until a client has said who it is. Clients need four or five."""
+    """Requests of a client before it is authenticated. Clients need four or five."""
     unauthenticated_connections: int = 1024
-    """That have not said who they are, or are in the TLS handshake; of a worker. When there are more, the
-    oldest of the address that has most of them is closed."""
+    """Connections of a worker in the TLS handshake or before authentication. Above the limit, the oldest connection of
+    the address with the most of them is closed."""
     authentication_s: float = 30.0
-    """From the connection to the end of the TLS handshake, and from there until it has said who it is."""
+    """Time for the TLS handshake, and then the same time for authentication."""
     connections: int = 4096
-    """`max.connections`, of a worker. One that never sent a byte makes room for another."""
+    """`max.connections` of a worker. At the limit, a connection that never sent a byte is closed for a new one."""
     connections_per_address: int = 4096
     """`max.connections.per.ip`."""
     idle_s: float = 600.0
-    """`connections.max.idle.ms`: between two requests."""
+    """`connections.max.idle.ms`: time between two requests."""
     patience_s: float = 30.0
-    """For a request that was begun to come, and for an answer to be taken, for each 64 KiB of it."""
+    """Time for each 64 KiB of a request to arrive, and of a response to be received by the client."""
     buffered_bytes: int = 256 << 20
-    """`queued.max.request.bytes`: of large requests that are coming or being done, of a worker. Who has been sending
-    for the longest is cut off when there is no room for another."""
+    """`queued.max.request.bytes`: large requests in progress or still arriving, of a worker. At the limit, the
+    connection
+    that has been sending one request for the longest is closed."""
     answered_bytes: int = 4 << 20
-    """Of answers that wait for one client: no more requests of it are read until some have gone."""
+    """Unsent responses of one client; at the limit the server reads none of its requests until some are sent."""
     answer_elements: int = 250_000
-    """Described in one answer: partitions, producers, resources with a configuration, members, positions. Each takes
-    some 500 bytes as an object, and the request that asks for a thousand of them may have ten bytes."""
+    """Elements in one response: partitions, producers, resources, group members, committed offsets. Each takes about
+    500
+    bytes as an object, and a request for a thousand of them may take ten bytes."""
     answer_bytes: int = 32 << 20
-    """Of texts in one answer that are not the request's own: what members say, metadata of positions, messages of
-    errors, values of configurations of topics that were created."""
+    """Text in one response that does not repeat the request: member metadata, offset metadata, error messages, configs
+    of created topics."""
     answer_config_bytes: int = 64 << 20
-    """Of configuration entries in one answer to DescribeConfigs. Kafka's tools ask about all topics at once: 10,000
-    topics take 16 MB, with synonyms 32 MB."""
+    """Configuration entries in one response to DescribeConfigs. Kafka's tools request all topics at once: 10,000 topics
+    take 16 MB, with synonyms 32 MB."""
     fetch_bytes: int = 55 << 20
-    """`fetch.max.bytes`."""
+    """`fetch.max.bytes`: size of a response to Fetch."""
     fetch_wait_ms_max: int = 60_000
-    """Longest a fetch waits for something to come."""
+    """Longest time for which a fetch waits for records, in milliseconds."""
     rendered_bytes: int = 1 << 30
-    """Of what the library wrote, as Kafka's clients read it, on disk: of all workers together, and no more than a
-    quarter of what is free there."""
+    """Cache on disk of batches converted to Kafka's format, of all workers together; at most a quarter of the free disk
+    space."""
     rendered_memory_bytes: int = 128 << 20
-    """Of the same in memory, with what answers hold until their clients have taken them; of a worker. When it is used
-    up, an answer has no more than the one batch that it must have, and those that are on disk."""
+    """Memory of converted batches in the cache and in unsent responses, of a worker. At the limit, a response includes
+    only the one batch that it must have, and batches that are on disk."""
     partitions_made: int = 10_000
-    """By one request to create topics or partitions; Kafka's controller has the same limit, and no setting for it."""
+    """Partitions created by one request; Kafka's controller has the same limit as a constant."""
     fetch_sessions: int = 1000
-    """`max.incremental.fetch.session.cache.slots`."""
+    """`max.incremental.fetch.session.cache.slots`: fetch sessions of a worker."""
     fetch_session_partitions: int = 500_000
-    """Of all sessions together, some 100 MB."""
+    """Partitions in all fetch sessions together, about 100 MB."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server serves."""
+    """Settings of a server."""
 
     auto_create: bool = True
-    """`auto.create.topics.enable`: who asks for a topic that there is not gets one."""
+    """`auto.create.topics.enable`: create a topic when a client requests an unknown name."""
     default_partitions: int = 1
-    """`num.partitions`: of a topic that is made without saying how many."""
+    """`num.partitions`: partitions of a topic that is created without a number."""
     acks_all: AcksAll = "durable"
-    """What ``acks=all`` waits for: the disk; as Kafka does that it is written; or that the object store has it."""
+    """What ``acks=all`` waits for: fsync (``durable``); the write, as in Kafka (``written``); or the object store
+    (``shipped``)."""
     durable_reads: bool = False
-    """Consumers see only what no crash can take back."""
+    """Return to consumers only records that no crash can lose."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names beside those of the machine itself by which metrics may be asked for."""
+    """Host names accepted by the metrics endpoint, in addition to those of the machine."""
     limits: Limits = Limits()
     groups: GroupSettings = GroupSettings()

@@ -1,12 +1,14 @@
-"""One process that owns the sockets, and workers that serve them: started, watched, and started again.
+"""Run a Kafka server as a supervisor process and its workers.
 
-    supervisor    binds every port, holds the store's server lock, forks the workers; has no thread, and no store open.
-                  What workers need it has imported: so one that is started, or started again, is there at once
-    worker        a process with the store open; serves the first port together with the others, and one of its own
+    supervisor    binds every port, holds the store's server lock and forks the workers. It has no threads and does not
+                  open the store. It imports the workers' modules in advance, so that a worker starts at once
+    worker        a process with the store open. It serves the first port together with the other workers, and one port
+                  of its own
 
-A worker that dies is started again: its clients connect anew and go on, and what it had acknowledged is in the log.
-One that says nothing for `SILENT_S` is killed first: while it may be alive nobody takes its place. Workers end when the
-supervisor does, however that came: they read from a pipe that nobody ever writes to, and whose other end goes with it.
+The supervisor restarts a worker that dies. Its clients reconnect, and the records that it acknowledged are in the log.
+The supervisor kills a worker that sends no heartbeat for `SILENT_S` before it starts another: two processes must never
+have the same number. Workers end when the supervisor ends, for whatever reason: they read from a pipe that is never
+written to, and whose write end the kernel closes with the supervisor.
 """
 
 from __future__ import annotations
@@ -38,19 +40,19 @@ from segmentlog.topics.store_file import open_store_file
 logger = logging.getLogger("segmentlog.server")
 
 BEAT_S: Final = 1.0
-"""How often a worker says that it is well."""
+"""Interval of a worker's heartbeats."""
 SILENT_S: Final = 30.0
-"""A worker that says nothing for so long is killed. Long: a machine may be busy, and a disk slow."""
+"""A worker without a heartbeat for this long is killed. Generous: the machine may be busy and the disk slow."""
 FINISH_S: Final = 5.0
-"""How long a worker that stops waits for what is in flight."""
+"""Time that a stopping worker gives requests in progress."""
 _PATIENCE_S: Final = FINISH_S + 5.0
 _SOON_S: Final = 1.0
-"""A worker that died sooner than that after its start is started again less soon."""
+"""A worker that dies earlier than this after its start is restarted with a growing delay."""
 _PAUSE_MAX_S: Final = 5.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served, and how."""
+    """Settings of a server: store, addresses, number of workers, and what else they run."""
 
     path: str
     host: str
@@ -59,24 +61,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     metrics: tuple[str, int] | None = None
     ship: str | None = None
-    """Where one of the workers ships the store to, every ``ship_interval_ms``."""
+    """Object store to which one worker ships the store every ``ship_interval_ms``."""
     ship_interval_ms: int = SHIP_INTERVAL_MS
     settings: ServerSettings = ServerSettings()
     security: Security = Security()
 
 
 class Beside(NamedTuple):
-    """A process beside the workers, with a port of its own where it speaks something else."""
+    """A process next to the workers that serves another protocol on a port of its own, such as HTTP."""
 
     name: str
     host: str
     port: int
     run: Callable[[Plan, socket.socket, int, int], None]
-    """Plan, its socket, the pipe to the supervisor, and the one that ends when that does."""
+    """Called in the process with the plan, its socket, the status pipe to the supervisor, and the pipe that ends with
+    it."""
 
 
 class WorkerFailed(SegmentlogError):
-    """A worker could not begin: it says why."""
+    """A worker could not start; the message is the worker's reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -87,7 +90,7 @@ class WorkerFailed(SegmentlogError):
 
 
 class _Child:
-    """A worker process, or the one beside them."""
+    """Supervisor's record of one child process: a worker or the sidecar."""
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -104,12 +107,12 @@ class _Child:
 
 
 Child = Callable[[Plan, "list[socket.socket]", "list[Node]", int, int, int], None]
-"""What a worker's process runs: plan, its sockets, all workers, its number, the pipe to the supervisor, and the one
-that ends when that does."""
+"""Main function of a worker process. Arguments: plan, its sockets, all workers, its number, the status pipe to the
+supervisor, and the pipe that ends with the supervisor."""
 
 
 class Supervisor:
-    """Runs the workers of a server until it is told to stop. `run` is for the main thread of a process of its own."""
+    """Starts and watches the workers of a server until a stop signal. Call `run` in the main thread of its process."""
 
     def __init__(
         self,
@@ -132,7 +135,9 @@ class Supervisor:
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._socket_beside: socket.socket | None = None
-        open_store_file(FileSystem(), plan.path, True, Clock().now_ms())  # or the lock would make it no empty folder
+        open_store_file(
+            FileSystem(), plan.path, True, Clock().now_ms()
+        )  # before the lock file makes the folder non-empty
         self._lock = ServerLock(plan.path)
         try:
             self._sockets.append(listen(plan.host, plan.port))
@@ -155,23 +160,23 @@ class Supervisor:
         self.was_ready = False
 
     def said(self) -> list[dict[str, Any]]:
-        """What each worker told last of itself."""
+        """Return the last status of each child process."""
         return [child.said for child in self._children]
 
     @property
     def ready_count(self) -> int:
-        """How many workers serve."""
+        """Number of child processes that serve."""
         return sum(child.is_ready for child in self._children)
 
     @property
     def is_ready(self) -> bool:
-        """Whether every worker serves."""
+        """Whether every child process serves."""
         return all(child.is_ready for child in self._children)
 
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises `WorkerFailed` when a worker cannot even begin."""
+        """Serve until SIGTERM or SIGINT. Raise `WorkerFailed` if a worker cannot start in the first place."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
         former_fd = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -200,12 +205,12 @@ class Supervisor:
             self._end_at_once()
 
     def _wait(self, wake_read: int, timeout_s: float) -> None:
-        """Sleep until a signal or a worker's word comes."""
+        """Sleep until a signal or a worker's status arrives, or for ``timeout_s``."""
         poll = select.poll()
         poll.register(wake_read, select.POLLIN)
         for child in self._children:
-            # Of one that hung up there is nothing more to hear, and each poll would return at once: a process that is
-            # killed closes its files some time before it has ended, which is a signal.
+            # Skip a pipe whose worker closed it: each poll would return at once. A killed process closes its files some
+            # time before it ends and SIGCHLD arrives.
             if child.status_fd >= 0 and not child.has_hung_up:
                 poll.register(child.status_fd, select.POLLIN)
         for fd, _ in poll.poll(max(timeout_s, 0) * 1000):
@@ -221,11 +226,11 @@ class Supervisor:
         return min([BEAT_S, *waiting])
 
     def _look(self) -> None:
-        """Start what died, kill what is silent."""
+        """Start workers that died, and kill workers that are silent."""
         now_s = time.monotonic()
         for child in self._children:
             if child.pid and now_s - child.heard_s > SILENT_S:
-                _log(logging.ERROR, child, f"has said nothing for {SILENT_S:.0f} s, and is killed")
+                _log(logging.ERROR, child, f"sent no heartbeat for {SILENT_S:.0f} s and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
             if child.pid and (how := _how_ended(child.pid)) is not None:
@@ -251,7 +256,7 @@ class Supervisor:
         child.start_at_s = now_s + child.pause_s
 
     def _listen_to(self, child: _Child) -> None:
-        """Take in what a worker has said since."""
+        """Read the status lines that a worker has sent since the last call."""
         if child.status_fd < 0:
             return
         with contextlib.suppress(BlockingIOError):
@@ -270,7 +275,7 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(status_read, False)
-        # A worker that is told to stop before it can listen to that is to hear it then, and not to be waited for.
+        # Block SIGTERM until the worker has a handler: a stop signal that arrives earlier must reach it, too.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         try:
             pid = os.fork()
@@ -282,20 +287,20 @@ class Supervisor:
         os.close(status_write)
         child.pid, child.status_fd, child.rest, child.said, child.has_hung_up = pid, status_read, b"", {}, False
         child.started_s = child.heard_s = time.monotonic()
-        if self.was_ready:  # before, people are told of all together
+        if self.was_ready:  # `serve` reports the first start of all workers together
             _log(logging.INFO, child, "was started")
 
     def _be_worker(self, number: int, status_fd: int) -> NoReturn:
-        """In the forked child."""
+        """Run the worker in the forked child; never return."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler of its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-            # The metrics tell how far it is shipped; programs read where it listens from the first line of the log.
+            # Metrics report how far the store is shipped. Programs expect the addresses in the first line of the log.
             logging.getLogger("segmentlog.ship").setLevel(logging.WARNING)
-            if number > 1:  # every process reads the files of users and rules; the first one says that they changed
+            if number > 1:  # every process reads the files of users and ACLs; only the first one logs that they changed
                 logging.getLogger("segmentlog.server.reloads").setLevel(logging.ERROR)
             os.close(self._alive_write)
             for child in self._children:
@@ -318,7 +323,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.write(status_fd, json.dumps({"failed": f"{error}" or type(error).__name__}).encode() + b"\n")
         finally:
-            os._exit(code)  # the supervisor's frames are not the worker's to unwind
+            os._exit(code)  # do not unwind the supervisor's frames in the worker
 
     def _be_beside(self, status_fd: int) -> None:
         assert self._beside is not None
@@ -330,7 +335,7 @@ class Supervisor:
     # ------------------------------------------------------------ ending
 
     def _finish(self, wake_read: int) -> None:
-        """Let the workers finish what is in flight."""
+        """Send SIGTERM to the workers, and wait until they have finished the requests in progress."""
         for child in self._children:
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -363,7 +368,7 @@ def _log(level: int, child: _Child, what: str) -> None:
 
 
 def _how_ended(pid: int) -> str | None:
-    """In words, how a process has ended; None while it runs."""
+    """Return how a process has ended, as text for the log; None while it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Topics by name and by id: what clients ask for, and what the store calls it."""
+"""Map topic names and ids of the protocol to the store's."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 
 def wire_id(topic_id: str) -> bytes:
-    """A topic's id as the protocol has it."""
+    """Return a topic id in the protocol's form, 16 bytes."""
     return uuid.UUID(topic_id).bytes
 
 
 def wire_epoch(epoch: int) -> int:
-    """A partition's epoch as the protocol has it: 31 bits, as in the batches that are sent."""
+    """Return an epoch in the protocol's form: its lower 31 bits, as in the batches that are sent."""
     return epoch & 0x7FFFFFFF
 
 
 def is_visible(name: str) -> bool:
-    """Whether clients may know of a topic: the store's own topics are hidden from them."""
+    """Whether clients can see a topic: the store's internal topics are hidden."""
     return name not in INTERNAL_TOPICS
 
 
 class ForeignTopicId(UnknownTopic):
-    """The name belongs to a topic with another id than the client asked for: that one was deleted, or renamed."""
+    """The name belongs to a topic with another id than requested: the requested topic was deleted or renamed."""
 
 
 class TopicIds:
-    """The names of topics that clients know by id. Thread-safe."""
+    """Cache of the names of topics that clients identify by id. Thread-safe."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._names: dict[bytes, tuple[str, str]] = {}
 
     def known(self, topic_id: bytes) -> tuple[str, str] | None:
-        """Return (the topic's name now, its id as text), or None when no topic is known to have this id.
+        """Return (the topic's current name, its id as text), or None if the cache has no topic with this id.
 
-        Reads at most one file. `scan` finds topics that are not known yet.
+        Reads at most one file. Call `scan` for ids that are not cached.
         """
         known = self._names.get(topic_id)
         if known is None:
@@ -55,9 +55,9 @@ class TopicIds:
         return None
 
     def scan(self, topic_id: bytes) -> bool:
-        """Look for the topic with this id, in the files of all topics if need be; False when there is none.
+        """Search the files of all topics for this id and cache what they contain. Return False if no topic has it.
 
-        Afterwards every topic that was found is `known`: a request has to scan once only, however many ids it has.
+        A request needs at most one scan, however many ids it has: afterwards `lookup` finds every topic.
         """
         text = str(uuid.UUID(bytes=topic_id))
         for found, name in self._store.topic_names([text]).items():

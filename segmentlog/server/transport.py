@@ -1,8 +1,8 @@
-"""Bytes over one connection, plain or encrypted. One thread receives; any may send, one at a time.
+"""Send and receive bytes over one connection, plain or TLS. One thread receives; any thread may send, one at a time.
 
-Blocking, with the kernel's own time-outs: Python's `settimeout` asks `poll` before each call, which is a system call
-more for every request. Of a TLS connection OpenSSL lets one thread at a time do anything, so a receiver waits for bytes
-outside of the lock that a sender takes.
+Sockets block with the kernel's timeouts: Python's `settimeout` calls `poll` before each operation, one more system call
+a request. OpenSSL allows one thread at a time in a TLS connection, so a receiver waits for bytes outside the lock that
+senders need.
 """
 
 from __future__ import annotations
@@ -21,58 +21,61 @@ from typing import Final, Protocol
 Buffer = bytes | bytearray | memoryview
 
 GATHER_MAX: Final = 1024
-"""Buffers that one system call takes (Linux: IOV_MAX)."""
+"""Buffers in one system call (Linux: IOV_MAX)."""
 _SLOWEST_BYTES: Final = 64 << 10
-"""What a reader takes at the least in a send time-out, or it is cut off."""
+"""Bytes that the client must read within the send timeout; a slower client is disconnected."""
 _TLS_RECORD_BYTES: Final = 16 << 10
 _TIMEVAL: Final = struct.Struct("ll")
 
 
 class Idle(Exception):
-    """Nothing came for as long as one waits at a time; the connection is as it was."""
+    """Nothing arrived within the receive timeout; the connection is unchanged."""
 
 
 class Transport(Protocol):
-    """What a connection needs of it. Errors are `OSError`: after one nothing more can be sent or received."""
+    """Byte stream of a connection. Errors are `OSError`; after an error nothing more can be sent or received."""
 
     received_bytes: int
     sent_bytes: int
-    """So far, without what encryption adds."""
+    """Bytes so far, without the overhead of encryption."""
 
     def fileno(self) -> int:
-        """Of its socket; -1 once it is closed."""
+        """Return the descriptor of the socket; -1 once it is closed."""
 
     def receive_into(self, view: memoryview) -> int:
-        """How many bytes came, 0 at the end. Raises `Idle`."""
+        """Receive into ``view`` and return the number of bytes, 0 at the end.
+
+        Raise `Idle` after the receive timeout.
+        """
 
     def receive_now(self, view: memoryview) -> int:
-        """The same of what is there already. Raises `Idle` where nothing is."""
+        """Receive what has arrived, like `receive_into`. Raise `Idle` if nothing has."""
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes are there that the socket does not tell of: they were decrypted with those before them."""
+        """Whether decrypted bytes are waiting, of which the socket does not report that it is readable."""
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """All of them."""
+        """Send all buffers; blocks until the client has read them. Raise TimeoutError for a client that is too slow."""
 
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """As much as goes without waiting; returns the rest."""
+        """Send as much as possible without blocking, and return the rest."""
 
     def is_left(self) -> bool:
-        """Whether the peer sends nothing more: it has gone, most likely. For the thread that receives."""
+        """Whether the peer has closed its side, and so has most likely left. For the receiving thread."""
 
     def stop_receiving(self) -> None:
-        """Whoever waits for bytes gets none; what is to be sent can be. For any thread."""
+        """End the receiving side; sending continues. Thread-safe."""
 
     def shut_down(self) -> None:
-        """End it for both sides. For any thread."""
+        """End both sides. Thread-safe."""
 
     def close(self) -> None:
-        """Give the descriptor back. For the thread that receives."""
+        """Close the descriptor. For the receiving thread."""
 
 
 class PlainTransport:
-    """A socket as it is."""
+    """A plain socket."""
 
     def __init__(self, sock: socket.socket, receive_timeout_s: float, send_timeout_s: float) -> None:
         self.received_bytes = self.sent_bytes = 0
@@ -116,7 +119,7 @@ class PlainTransport:
                 if left:
                     pace.sent(sent)
         except BlockingIOError:
-            raise TimeoutError("the peer takes nothing") from None
+            raise TimeoutError("the client does not read its responses") from None
 
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         left = list(buffers)
@@ -143,7 +146,7 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """A socket that was wrapped by an `ssl.SSLContext`, its handshake done."""
+    """A socket with TLS, after the handshake."""
 
     def __init__(self, sock: ssl.SSLSocket, receive_timeout_s: float, send_timeout_s: float) -> None:
         self.received_bytes = self.sent_bytes = 0
@@ -171,15 +174,18 @@ class TlsTransport:
         return received
 
     def _receive(self, view: memoryview) -> tuple[int, int]:
-        """(the bytes that came, what has to be waited for; 0 where nothing has to be)."""
+        """Receive what has arrived.
+
+        Return (number of bytes, poll events to wait for; 0 if there is no need to wait).
+        """
         with self._mutex:
             try:
                 received = self._socket.recv_into(view)
             except ssl.SSLWantReadError:
                 return 0, select.POLLIN
-            except ssl.SSLWantWriteError:  # a handshake within
+            except ssl.SSLWantWriteError:  # renegotiation
                 return 0, select.POLLOUT
-            except ssl.SSLEOFError:  # without a goodbye: frames have lengths, so none is taken for whole
+            except ssl.SSLEOFError:  # the peer left without a TLS close: harmless, since frames have lengths
                 return 0, 0
         self.received_bytes += received
         return received, 0
@@ -197,14 +203,14 @@ class TlsTransport:
             left = self.send_now(left)
             if left:
                 if not wait_for(self._socket, select.POLLOUT, self._send_timeout_s):
-                    raise TimeoutError("the peer takes nothing")
+                    raise TimeoutError("the client does not read its responses")
                 pace.sent(before - _size(left))
 
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         left = list(buffers)
         with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
             while left:
-                # Small ones together: each write is an encrypted record of its own.
+                # Join small buffers: each write becomes a TLS record of its own.
                 if len(left) > 1 and len(left[0]) < _TLS_RECORD_BYTES:
                     left = _merged(left)
                 with self._mutex:
@@ -229,7 +235,7 @@ class TlsTransport:
 
 
 class _Pace:
-    """Cuts off who takes next to nothing, but always something."""
+    """Send timeout for a client that reads, but too slowly: it must read `_SLOWEST_BYTES` within each timeout."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -241,12 +247,12 @@ class _Pace:
         if self._bytes >= _SLOWEST_BYTES:
             self._bytes, self._ends_s = 0, time.monotonic() + self._timeout_s
         elif time.monotonic() > self._ends_s:
-            raise TimeoutError("the peer takes too little")
+            raise TimeoutError("the client reads its responses too slowly")
 
 
 def behind(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
-    """What is left of the buffers once so many bytes of them have gone."""
-    if sent_bytes == _size(buffers):  # as a rule
+    """Return what remains of the buffers after ``sent_bytes`` were sent."""
+    if sent_bytes == _size(buffers):  # the usual case
         return []
     for at, buffer in enumerate(buffers):
         if sent_bytes < len(buffer):
@@ -259,7 +265,7 @@ def behind(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
 
 
 def _merged(buffers: list[Buffer]) -> list[Buffer]:
-    """The same bytes, the first buffer joined with those behind it up to a record's size."""
+    """Return the same bytes, with the first buffer joined to the following ones up to the size of a TLS record."""
     size, count = 0, 0
     for buffer in buffers:
         if count and size + len(buffer) > _TLS_RECORD_BYTES:
@@ -273,7 +279,10 @@ def _size(buffers: Sequence[Buffer]) -> int:
 
 
 def wait_for(sock: socket.socket, events: int, timeout_s: float) -> bool:
-    """Whether the socket got ready. Not `select`: that knows no descriptor above 1,023."""
+    """Wait until the socket is ready.
+
+    Return False at the timeout. Not `select`, which fails for descriptors above 1,023.
+    """
     poll = select.poll()
     poll.register(sock, events)
     return bool(poll.poll(max(timeout_s, 0) * 1000))

@@ -1,4 +1,4 @@
-"""One worker: a store that is open, and the connections to it."""
+"""One worker: an open store and the connections to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Serves a store on sockets that listen. The store stays its caller's."""
+    """Serves a store on listening sockets. The caller closes the store."""
 
     def __init__(
         self,
@@ -54,31 +54,31 @@ class Worker:
         )
 
     def start(self) -> None:
-        """Serve from now on, in threads."""
+        """Start to serve, in threads."""
         self.listener.start()
         self.broker.take_up_groups()
 
     def refresh(self) -> None:
-        """Read the files of users, rules and certificates if they changed, so that this is logged without a client."""
+        """Reload the files of users, ACLs and certificates if they changed, so that this is logged without a client."""
         for look in self._looks:
             look()
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether what every request needs can be had."""
+        """Whether the locks that requests need are free within ``patience_s`` seconds, so that no thread is stuck."""
         return self.listener.is_well(patience_s) and self.broker.is_well(patience_s)
 
     def problems(self) -> list[str]:
-        """Why nobody should send clients here, in words; empty: all is well."""
+        """Return the reasons why clients should not be sent to this worker; an empty list if it is ready."""
         found = [] if self.listener.is_open else ["no connections are accepted"]
         store = self.broker.store
         if store.is_closed:
             return [*found, "the store is closed"]
-        # What is not shipped now is later: clients may come meanwhile, and acks=all waits where it is to.
+        # Ignore shipping: it is retried, and clients may connect meanwhile. acks_all=shipped waits for it by itself.
         problems = {name: why for name, why in store.health().items() if name.partition(" ")[0] != "ship"}
         return found + [f"{name}: {why}" for name, why in problems.items()]
 
     def close(self, timeout_s: float) -> None:
-        """Finish what is in flight, and leave."""
+        """Finish requests in progress, and close all connections."""
         self.broker.stop_waiting()
         self.listener.close(timeout_s)
         self.broker.close()

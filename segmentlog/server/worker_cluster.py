@@ -1,7 +1,7 @@
-"""Which worker answers for what. To a Kafka client each worker is a broker.
+"""Assign partitions and groups to workers. Each worker is a broker to Kafka clients.
 
-Any process may append anywhere, so this is no matter of right or wrong, only of who does it: a request at the wrong
-worker is sent to the right one by the answer.
+Any process may append to any partition, so the assignment is not needed for correctness; it spreads the load. A worker
+answers a request for another worker's partition with an error that names the right one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import xxhash
 
 
 class Node(NamedTuple):
-    """A worker as clients see it."""
+    """Address of one worker as clients see it."""
 
     node_id: int
     host: str
@@ -21,7 +21,7 @@ class Node(NamedTuple):
 
 
 class Cluster:
-    """The workers of a server. Immutable."""
+    """All workers of a server. Immutable."""
 
     def __init__(self, cluster_id: str, nodes: Sequence[Node], own_id: int) -> None:
         self.cluster_id = cluster_id
@@ -31,11 +31,11 @@ class Cluster:
 
     @property
     def own(self) -> Node:
-        """This process."""
+        """The worker of this process."""
         return next(node for node in self.nodes if node.node_id == self.own_id)
 
     def leader_of(self, topic_id: str, partition: int) -> Node:
-        """The worker that a partition is read and written through: those of one topic are spread evenly."""
+        """Return the worker that serves a partition; the partitions of a topic are spread evenly."""
         if self._is_single:
             return self.nodes[0]
         return self.nodes[(xxhash.xxh3_64_intdigest(topic_id.encode()) + partition) % len(self.nodes)]
@@ -45,7 +45,7 @@ class Cluster:
         return self._is_single or self.leader_of(topic_id, partition).node_id == self.own_id
 
     def coordinator_of(self, key: str) -> Node:
-        """The worker that coordinates a group or a transactional id."""
+        """Return the worker that coordinates a group or a transactional id."""
         if self._is_single:
             return self.nodes[0]
         return self.nodes[xxhash.xxh3_64_intdigest(key.encode()) % len(self.nodes)]

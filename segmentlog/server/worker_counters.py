@@ -1,4 +1,4 @@
-"""What a worker counts of itself: plain numbers, which `telemetry` reads when somebody asks."""
+"""Counters of one worker: plain numbers, which `telemetry` turns into metrics when they are requested."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 
 
 class Event(Enum):
-    """What happens now and then, and not with every request."""
+    """Events that are rare compared with requests."""
 
     ACCEPTED = 1
     """A client connected."""
     REFUSED = 2
-    """A client was sent away, since there was no room for one more."""
+    """A client was rejected because a limit of connections was reached."""
     CUT = 3
-    """A connection was closed for what came, or did not come, over it."""
+    """A connection was closed for a malformed, late or missing request."""
     TLS_FAILED = 4
-    """A client got no further than the handshake."""
+    """A TLS handshake failed."""
     SASL_FAILED = 5
-    """A client did not prove who it is."""
+    """SASL authentication failed."""
 
 
 class ApiCounts:
-    """Requests of one API: how many by latency, and how long all together."""
+    """Requests of one API: a latency histogram, and the total seconds."""
 
     __slots__ = ("buckets", "seconds")
 
@@ -39,7 +39,7 @@ class ApiCounts:
 
 
 class Meter:
-    """Thread-safe; costs less than a microsecond a request."""
+    """Counters of requests, errors and events. Thread-safe; costs less than a microsecond a request."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -48,7 +48,7 @@ class Meter:
         self._events: Counter[Event] = Counter()
 
     def request(self, api: str, seconds: float) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         counts = self._apis.get(api)
         if counts is None:
             with self._mutex:
@@ -59,34 +59,34 @@ class Meter:
             counts.seconds += seconds
 
     def errors(self, api: str, codes: Iterable[int]) -> None:
-        """What an answer said that went wrong; one answer may say that of several partitions."""
+        """Count the error codes of a response; a response may contain one for each partition."""
         with self._mutex:
             for code in codes:
                 self._errors[api, int(code)] += 1
 
     def event(self, event: Event) -> None:
-        """It happened."""
+        """Count an event."""
         with self._mutex:
             self._events[event] += 1
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ reading
 
     def apis(self) -> dict[str, tuple[list[int], float]]:
-        """By API: requests in each bucket (the last one has no upper bound), and seconds all together."""
+        """Return for each API the requests in each bucket (the last has no upper bound), and the total seconds."""
         with self._mutex:
             return {api: (list(counts.buckets), counts.seconds) for api, counts in self._apis.items()}
 
     def error_counts(self) -> dict[tuple[str, int], int]:
-        """By API and Kafka's error code."""
+        """Return the number of errors for each API and Kafka error code."""
         with self._mutex:
             return dict(self._errors)
 
     def count_of(self, event: Event) -> int:
-        """How often it happened."""
+        """Return how often an event has happened."""
         return self._events[event]
 
     def totals(self) -> dict[str, float]:
-        """Requests done so far, and the seconds that took."""
+        """Return the number of requests, and the total seconds that they took."""
         with self._mutex:
             counts = list(self._apis.values())
             return {

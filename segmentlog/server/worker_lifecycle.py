@@ -1,4 +1,4 @@
-"""What a process of a server does beside serving: say that it is well, and end when it is told to or left alone."""
+"""Life of a server's child process: send heartbeats to the supervisor, and stop on SIGTERM or with the supervisor."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from segmentlog.server.supervisor import BEAT_S, FINISH_S
 
 
 class Stop:
-    """Whether the process is to end. Not an Event: a signal handler may come while this very thread holds its lock."""
+    """A request to stop.
+
+    Not a `threading.Event`: a signal handler may run while its own thread holds the Event's lock.
+    """
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.is_asked = False
 
     def ask(self) -> None:
-        """From any thread, and from signal handlers."""
+        """Request the stop. Safe in any thread and in signal handlers."""
         self.is_asked = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._write_fd, b"x")
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is asked, or for so long."""
+        """Wait until the stop is requested, at most ``timeout_s`` seconds."""
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         poll.poll(timeout_s * 1000)
 
 
 def stop_with_supervisor(alive_fd: int) -> Stop:
-    """Asked by SIGTERM, and when the supervisor is gone; a second SIGTERM ends the process at once."""
+    """Return a stop signal for SIGTERM and for the end of the supervisor. A second SIGTERM ends the process at once."""
     stop = Stop()
     stops = 0
 
@@ -47,12 +50,12 @@ def stop_with_supervisor(alive_fd: int) -> Stop:
             os._exit(1)
 
     signal.signal(signal.SIGTERM, on_signal)
-    # Ctrl-C goes to all processes of a terminal; the supervisor says what it means.
+    # A terminal sends Ctrl-C to all processes; the supervisor decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            os.read(alive_fd, 1)  # nobody writes to it: it returns when the supervisor's end is gone
+            os.read(alive_fd, 1)  # no process writes to it: returns when the supervisor's end is closed
         stop.ask()
         time.sleep(FINISH_S)
         os._exit(1)
@@ -64,7 +67,7 @@ def stop_with_supervisor(alive_fd: int) -> Stop:
 def beat(
     stop: Stop, status_fd: int, is_well: Callable[[], bool], said: Callable[[], Mapping[str, object]]
 ) -> None:  # fmt: skip
-    """Say now and then that the process is well, and what ``said`` has, until it is to stop."""
+    """Send the process's status to the supervisor every `HEARTBEAT_S`, while it is healthy, until it must stop."""
     while not stop.is_asked:
         if is_well():
             with contextlib.suppress(OSError):

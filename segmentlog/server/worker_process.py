@@ -1,4 +1,4 @@
-"""A worker's process: the store, the worker, and the metrics of both."""
+"""Main function of a worker process: open the store, serve it, and report status and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCKED_OUT_S: Final = 10.0
 def run(
     plan: Plan, sockets: list[socket.socket], nodes: list[Node], number: int, status_fd: int, alive_fd: int
 ) -> None:
-    """Serve until SIGTERM, or until the supervisor is gone."""
+    """Serve until SIGTERM, or until the supervisor ends."""
     stop = stop_with_supervisor(alive_fd)
     with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
         cluster = Cluster(cluster_id_of(store.store_id), nodes, number)
@@ -41,7 +41,7 @@ def run(
 
         worker.start()
         try:
-            # That nobody holds for ever what every request needs.
+            # No heartbeat while a lock that requests need is stuck: the supervisor then restarts the worker.
             beat(stop, status_fd, lambda: worker.is_well(_LOCKED_OUT_S), said)
         finally:
             worker.close(FINISH_S)

@@ -3,7 +3,7 @@ cimport cython
 
 cdef Py_ssize_t _START, _BODY, _TIMESTAMP_DELTA, _AFTER_TIMESTAMP, _OFFSET_DELTA, _KEY, _KEY_SIZE, _VALUE, _VALUE_SIZE
 cdef Py_ssize_t _HEADER_COUNT, _HEADERS, _END
-cdef Py_ssize_t _HEADERS_MAX, _INT_MAX_SIZE, _BODY_MAX, _NUMBERS_MAX
+cdef Py_ssize_t _TURN_MASK, _HEADERS_MAX, _INT_MAX_SIZE, _BODY_MAX, _NUMBERS_MAX
 cdef int _BIN, _STR, _ARRAY
 
 @cython.locals(

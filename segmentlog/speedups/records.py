@@ -21,6 +21,7 @@ position against the end first, in this source.
 
 from __future__ import annotations
 
+from time import sleep as _sleep
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ _BODY_MAX = 2**31 - 1
 _NUMBERS_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 1
 """Bytes of a record beside its key, value and headers: length, attributes, deltas, two lengths, header count."""
 
+_TURN_MASK = (1 << 14) - 1
+"""After each such number of records a loop calls ``sleep(0)``, which lets other threads run. The loops hold the GIL
+otherwise, and a batch may have 20 million records."""
+
 # Kinds of MessagePack: the mark of a size of one byte.
 _BIN = 0xC4
 _STR = 0xD9
@@ -116,6 +121,8 @@ def scan_records(
     with_headers = 0
     all_headers = 0
     for index in range(count):
+        if index & _TURN_MASK == _TURN_MASK:
+            _sleep(0)
         at[0] = position
         length = _read_int(raw, at, size)
         body = at[0]
@@ -208,6 +215,8 @@ def cut_field(data: bytes, table: Numbers, start_row: int, first: int, stop: int
     raw = data
     items: list[bytes | None] = []
     for index in range(first, stop):
+        if index & _TURN_MASK == _TURN_MASK:
+            _sleep(0)
         start = table[start_row, index]
         length = table[start_row + 1, index]
         if length < 0:
@@ -231,6 +240,8 @@ def cut_headers(data: bytes, table: Numbers, first: int, stop: int) -> list[tupl
     at = [0]
     found: list[tuple[tuple[str, bytes | None], ...]] = []
     for index in range(first, stop):
+        if index & _TURN_MASK == _TURN_MASK:
+            _sleep(0)
         count = table[_HEADER_COUNT, index]
         if count == 0:
             found.append(())
@@ -293,6 +304,8 @@ def encode_columns(
     raw = out
     position = 0
     for index in range(count):
+        if index & _TURN_MASK == _TURN_MASK:
+            _sleep(0)
         key_size = _read_item(raw_keys, key_at, keys_end, _BIN) if keys_end else -1
         value_size = _read_item(raw_values, value_at, values_end, _BIN)
         tail_size = _size_of_headers(raw_headers, header_at[0], headers_end) if headers_end else 1

@@ -1,7 +1,7 @@
-"""A file without a name, for what can be made again: it goes when nobody uses it any more, however that comes about.
+"""A file without a name, for data that can be recreated: the kernel deletes it with the last descriptor and mapping.
 
-Linux makes it so (`O_TMPFILE`); where a file system has no such files there is none. Its pages are the kernel's to
-write out, and to drop when memory is short: it costs a process no memory that others need more.
+Linux creates such files with `O_TMPFILE`, if the file system supports it. The kernel may write the file's pages to disk
+and drop them when memory is short, so the data does not occupy memory that other processes need.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
 class AnonymousFile:
-    """So many bytes that are written once and read through a map. Thread-safe; of no use in a forked child."""
+    """A file of a fixed size that is written once and read through a map. Thread-safe; not usable in a forked child."""
 
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
-        """Raises OSError where there is no such file, or no room for it."""
+        """Create the file. Raises OSError if the file system has no such files, or no room."""
         if not _O_TMPFILE:
             raise OSError("no files without a name")
         self._fs = fs
@@ -37,9 +37,10 @@ class AnonymousFile:
             raise
 
     def add(self, buffers: Sequence[Buffer]) -> list[memoryview] | None:
-        """The same bytes, in the file; None where it has no room for them. They stay as long as these views do.
+        """Write ``buffers`` and return views of them in the file; None if there is no room for them.
 
-        Raises OSError, `DiskFull`. Written by a system call, and not to the map: a full disk would kill the process.
+        The data stays as long as the views exist. Raises OSError, `DiskFull`. A system call writes the data, not a
+        store to the map: on a full disk that would kill the process.
         """
         with self._mutex:
             if self._fd is None or self._end + sum(map(len, buffers)) > self._size_bytes:
@@ -52,18 +53,18 @@ class AnonymousFile:
             return views
 
     def close(self) -> None:
-        """Nothing more is added; the file is there until no view of it is. Idempotent."""
+        """Accept no more data. The kernel deletes the file with the last view of it. Idempotent."""
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:
                 close_lockable(self._fs, fd)
 
     def _forget(self) -> None:
-        """In a forked child: the descriptor is closed there, and its number another file's."""
+        """Drop the descriptor in a forked child: it is closed there, and its number may belong to another file."""
         self._fd = None
 
 
 def free_bytes(folder: str) -> int:
-    """What a file system has left for who is not its administrator. Raises OSError."""
+    """Return the bytes that an unprivileged process can still write on the disk of ``folder``. Raises OSError."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize

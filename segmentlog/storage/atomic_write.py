@@ -1,4 +1,4 @@
-"""A file that somebody is to find whole, or not at all: written beside its place, synced, and renamed into it."""
+"""Write a file that readers see complete or not at all: a temporary file, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _ASIDE: Final = ".whole"
 
 
 def is_leftover(path: str) -> bool:
-    """Whether a file is by its name what a killed process left of one that was to be whole."""
+    """Return whether a file has the name of a temporary file of `opened_atomically`, left by a killed process."""
     name = os.path.basename(path)
     return name.startswith(".") and name.endswith(".tmp") and _ASIDE in name
 
 
 _STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
-"""What an open descriptor is called: it may be one of a file, and somebody writes to that already."""
+"""Paths of open descriptors. One may refer to a regular file, but a process writes to that file already."""
 
 
 @contextlib.contextmanager
 def opened_atomically(
     path: str, fs: FileSystem | None = None, verify: Callable[[str], None] | None = None
 ) -> Iterator[IO[bytes]]:
-    """Within: write the file. Leaving well puts it under ``path``, durably; by an exception leaves ``path`` as it was.
+    """Open a file to write. If the body succeeds, the file gets the name ``path``, durably; else ``path`` is unchanged.
 
-    A process that is killed leaves what it had written under a hidden name, which the next one for the same
-    ``path`` uses up. What is no regular file (a pipe, /dev/stdout) is written to as it is. Raises OSError.
+    A killed process leaves its data under a hidden name, and the next call for the same ``path`` reuses that file. A
+    path that is not a regular file (a pipe, /dev/stdout) is written directly.
 
-    ``verify`` is called with the hidden name once all is written, before the file gets ``path``; what it raises leaves
-    ``path`` as it was. It is not called for what is no regular file.
+    ``verify`` is called with the hidden name once all data is written, before the file gets the name ``path``. An
+    exception from it leaves ``path`` unchanged. It is not called for a path that is not a regular file. Raises OSError.
     """
     fs = fs or FileSystem()
     try:

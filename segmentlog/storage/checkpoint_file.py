@@ -1,4 +1,4 @@
-"""The checkpoint file of a partition: two slots, written alternately, fsynced before they count."""
+"""The checkpoint file of a partition: two slots, written alternately, each valid only once it is synced."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from segmentlog.storage.interrupt_check import failures_ignored
 
 
 class CheckpointFile:
-    """Reads and replaces the checkpoint. Writers hold the partition's sync lock."""
+    """Reads and replaces the checkpoint. A writer must hold the partition's sync lock."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
         self.path = path
         self.known: Checkpoint | None = None
-        """The last one that was read or written here."""
+        """The checkpoint that this process read or wrote last."""
 
     def read(self) -> tuple[Checkpoint | None, bool]:
-        """(checkpoint, damaged); None when there is none or neither slot is valid."""
+        """Return (checkpoint, whether a slot is damaged); the checkpoint is None if no slot is valid."""
         checkpoint, damaged, _, _ = self._read()
         if checkpoint is not None:
             self.known = checkpoint
         return checkpoint, damaged
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Returns once the checkpoint is durable.
+        """Replace the checkpoint durably.
 
-        Raises OSError (DiskFull without room); then the old one counts. `DiskFailed`: nobody knows which one does.
+        Raises OSError (`DiskFull` without room): the old checkpoint is still valid. Raises `DiskFailed`: either
+        checkpoint may be valid.
         """
         self._write(checkpoint)
         self.known = checkpoint
@@ -39,7 +40,7 @@ class CheckpointFile:
         current, damaged, sequence, slot_size = self._read()
         data = encode_slot(checkpoint, sequence + 1)
         if current is None or damaged or len(data) > slot_size:
-            # A new file, both slots alike: nothing older is left that could ever be believed.
+            # Write a new file with two equal slots: no older checkpoint is left that could be read later.
             while len(data) > slot_size:
                 slot_size *= 2
             slot = data.ljust(slot_size, b"\0")
@@ -57,18 +58,19 @@ class CheckpointFile:
             is_written = True
             self._fs.fdatasync(fd)
         except OSError as error:
-            self._put_back(fd, before, position, sequence, error)
+            self._restore_slot(fd, before, position, sequence, error)
             if error.errno in NO_ROOM:
                 raise DiskFull(self.path, len(data)) from error
             if is_written or error.errno not in LOCAL_ERRORS:
                 raise DiskFailed.of(error, self.path) from error
             raise
 
-    def _put_back(self, fd: int, before: bytes, position: int, sequence: int, error: OSError) -> None:
-        """Make a slot what it was before ``error``.
+    def _restore_slot(self, fd: int, before: bytes, position: int, sequence: int, error: OSError) -> None:
+        """Restore the bytes that the slot had before the write that raised ``error``.
 
-        What is in the page cache must not pass for the newest checkpoint when it may not be on the disk: the
-        next one would be written over the only slot that is. A slot that is half written passes for none.
+        The new checkpoint may be in the page cache but not on the disk. It must not count as the newest checkpoint: the
+        next write would then overwrite the only slot that is on the disk. A half-written slot is not valid and may
+        stay.
         """
         try:
             found = self._fs.pread(fd, len(before), position)

@@ -1,4 +1,4 @@
-"""Locks on files, which processes keep each other out with; the kernel frees those of one that dies."""
+"""File locks between processes. The kernel releases the locks of a process that dies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_S: Final = 0.05
 
 
 def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
-    """Lock a file that is open, exclusively; False when somebody else still has it after ``wait_s``.
+    """Lock an open file exclusively. Return False if another process still holds the lock after ``wait_s`` seconds.
 
-    flock knows no time-out: so it is asked again, ever more seldom. An interrupt may come right after the lock was
-    taken, so the caller unlocks, or closes the file, whatever happens.
+    flock has no time-out, so this function retries, with growing pauses. An interrupt may come directly after the lock
+    was acquired. The caller must therefore unlock or close the file in any case.
     """
     ends_s = time.monotonic() + wait_s
     pause_s = _SHORTEST_S
@@ -37,7 +37,7 @@ def lock_within(fs: FileSystem, fd: int, wait_s: float) -> bool:
 
 
 def is_current(fs: FileSystem, fd: int, path: str) -> bool:
-    """Whether ``path`` is still the name of the open file: else others lock another one by now."""
+    """Return whether ``path`` still names the open file. If not, other processes now lock the file with that name."""
     try:
         return os.path.samestat(fs.fstat(fd), fs.stat(path))
     except FileNotFoundError:
@@ -48,31 +48,31 @@ def is_current(fs: FileSystem, fd: int, path: str) -> bool:
 def folder_share_locked(
     fs: FileSystem, folder: str, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[None]:
-    """Within, the folder of that name is the one that has the name: whoever moves it by `free_to_move` waits.
+    """Hold a shared lock on the folder ``folder``: `folder_exclusively_locked` waits, so the folder keeps its name.
 
-    Any number of threads and processes may keep it there, for moments. Raises FileNotFoundError when there is none,
-    or what an ``opener`` that ends in `hold_open` makes of that. The lock is on the folder itself: it costs no file,
-    and is the same one whatever the folder is called.
+    Any number of threads and processes may hold the shared lock; hold it briefly. The lock is on the folder itself: it
+    needs no file, and it stays the same lock if the folder is renamed. Raises FileNotFoundError if there is no such
+    folder, or what ``opener`` raises for that; ``opener`` must end in `open_lockable`.
     """
     while True:
         with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY, opener) as fd:
             fs.flock(fd, SHARED)
-            if is_current(fs, fd, folder):  # else it was moved between the two
+            if is_current(fs, fd, folder):  # else it was renamed between open and lock
                 yield
                 return
 
 
 @interrupt_safe.interrupt_safe_context
 def folder_exclusively_locked(fs: FileSystem, folder: str, wait_s: float) -> Iterator[bool]:
-    """Keep everybody out who would `kept_in_place`, so that it may be renamed; False when somebody is there still."""
+    """Wait for all holders of `folder_share_locked`, so that the folder may be renamed. Yield False if some remain."""
     with opened_lockable(fs, folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         yield lock_within(fs, fd, wait_s)
 
 
 class ProcessLock:
-    """One thread of one process holds it at a time: a lock on the file at ``path``, which is made if it is not there.
+    """A lock that one thread of one process holds at a time, on the file at ``path``.
 
-    Reentrant, thread-safe.
+    Creates the file if it is missing. Reentrant, thread-safe.
     """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
@@ -83,12 +83,12 @@ class ProcessLock:
         fork_safety.on_fork(self, "_forget")
 
     def _forget(self) -> None:
-        """In a forked child: whoever held it there is the parent's."""
+        """Drop the lock in a forked child: the parent holds it."""
         self._fds = []
 
     @interrupt_safe.interrupt_safe_context
     def held(self) -> Iterator[int]:
-        """Hold it within; the descriptor of its file."""
+        """Hold the lock for the duration of the context. Yield the descriptor of its file."""
         with self._mutex:
             if self._fds:
                 yield self._fds[0]
@@ -98,7 +98,7 @@ class ProcessLock:
                 with opened_lockable(fs, self._path, os.O_RDWR | os.O_CREAT) as fd:
                     fs.flock(fd, EXCLUSIVE)
                     if not is_current(fs, fd, self._path):
-                        continue  # somebody removed the file
+                        continue  # another process removed the file
                     try:
                         self._fds = [fd]
                         yield fd

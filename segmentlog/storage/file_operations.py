@@ -1,6 +1,6 @@
-"""What is done with a file by several calls of a `FileSystem`: reading and writing all of it, and replacing it.
+"""Operations on a file that take several calls of a `FileSystem`: read, write, replace a whole file.
 
-After a crash a file that was being replaced is the old file or the new one, never half of either.
+A crash while a file is being replaced leaves the old file or the new file, never parts of both.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, Fil
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
-_BUFFERS_MAX: Final = 1024  # of one pwritev; with more it fails with EINVAL
+_BUFFERS_MAX: Final = 1024  # buffers of one pwritev; with more it fails with EINVAL
 _NO_LINK: Final = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
 _NO_FALLOCATE: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, *LOCAL_ERRORS))
 
 
 def read_file(fs: FileSystem, path: str) -> bytes:
-    """The whole of a small file."""
+    """Read a whole small file. Raises OSError."""
     with opened(fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         position, most = 0, 1 << 12
@@ -38,7 +38,7 @@ def read_file(fs: FileSystem, path: str) -> bytes:
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all buffers at ``position``, going on after a short write. Raises OSError, `DiskFull` without room."""
+    """Write all buffers at ``position``, continuing after short writes. Raises OSError, `DiskFull` without room."""
     try:
         _write_all(fs, fd, buffers, position)
     except OSError as error:
@@ -48,7 +48,7 @@ def write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int)
 
 
 def _path_of(fd: int) -> str:
-    """For people: where a descriptor's file lies, as far as that can be told."""
+    """Return the path of an open file for messages, if the system tells it."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError as error:
@@ -77,7 +77,7 @@ def _write_all(fs: FileSystem, fd: int, buffers: Sequence[Buffer], position: int
 
 
 def sync_data(fs: FileSystem, fd: int, path: str) -> None:
-    """fdatasync. Raises `DiskFailed`."""
+    """Call fdatasync. Raises `DiskFailed`."""
     try:
         fs.fdatasync(fd)
     except OSError as error:
@@ -85,10 +85,10 @@ def sync_data(fs: FileSystem, fd: int, path: str) -> None:
 
 
 def write_new_file(fs: FileSystem, path: str, data: bytes) -> None:
-    """Make a file where nobody looks yet, its bytes durable; its name is once the folder is synced.
+    """Create a file with durable content. Its name is durable only once the caller has synced the folder.
 
-    Without a rename an fsync of the folder right after finds it in the journal already. Raises FileExistsError,
-    DiskFull, `DiskFailed` for an fsync that failed, and OSError.
+    No process may look for the name yet. Without a rename, an fsync of the folder directly afterwards finds the change
+    in the journal already. Raises FileExistsError, `DiskFull`, `DiskFailed` if an fsync failed, and OSError.
     """
     with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as fd:
         write_all(fs, fd, [data], 0)
@@ -103,19 +103,22 @@ def _fsync(fs: FileSystem, fd: int, path: str) -> None:
 
 
 def replace_file(fs: FileSystem, path: str, data: bytes, *, sync_folder: bool = True) -> None:
-    """Put ``data`` under ``path`` durably: before or after a crash, the old file or the new one, whole.
+    """Store ``data`` under ``path`` durably. A crash leaves the old file or the new file, complete.
 
-    Which of them is only certain once the folder is synced; ``sync_folder=False`` leaves that to the caller.
+    Until the folder is synced, a crash may leave either. ``sync_folder=False`` leaves that sync to the caller.
 
-    Raises DiskFull when there is no room, and OSError; the old file is then still there. `DiskFailed` for
-    an fsync that failed: either file may be there. Several threads
-    or processes may replace one file at the same time: the last one wins.
+    Raises `DiskFull` if there is no room, and OSError: the old file is then still there. Raises `DiskFailed` if an
+    fsync failed: then either file may be there. Several threads or processes may replace the same file at the same
+    time; the last replacement wins.
     """
     replace_file_by_parts(fs, path, (data,), sync_folder=sync_folder)
 
 
 def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *, sync_folder: bool = True) -> None:
-    """`replace_file` with what is too large to be held in memory. What ``parts`` raises leaves the old file there."""
+    """Replace a file like `replace_file`, with data too large to be held in memory.
+
+    If the iterator ``parts`` raises, the old file stays.
+    """
     size_bytes = 0
     try:
         with opened_temporary(fs, path) as (temporary, fd):
@@ -139,24 +142,24 @@ def replace_file_by_parts(fs: FileSystem, path: str, parts: Iterable[Buffer], *,
 
 
 def make_folders_durably(fs: FileSystem, path: str) -> None:
-    """Make a folder and those that it lies in, and put their names on disk; also those that were there already.
+    """Create a folder and its missing parents, and make the names of all parents durable, including existing ones.
 
-    For whoever made one of those may have died, or never have thought of it: all up to where the file system
-    begins. Raises OSError.
+    A process that created one of the existing parents may have died before it synced the name. So all parents up to the
+    root of the file system are synced. Raises OSError.
     """
     fs.make_folders(path)
     folder, device = os.path.abspath(path), fs.stat(path).st_dev
-    with contextlib.suppress(PermissionError):  # a relative path, of which nobody may know where it is
+    with contextlib.suppress(PermissionError):  # a relative path whose parent this process may not look up
         while (parent := os.path.dirname(folder)) != folder and fs.stat(parent).st_dev == device:
-            with contextlib.suppress(PermissionError):  # somebody else's, who lets others in, and not look around
+            with contextlib.suppress(PermissionError):  # a folder that this process may enter but not read
                 fs.sync_folder(parent)
             folder = parent
 
 
 def link_over(fs: FileSystem, source: str, path: str) -> None:
-    """Put the file ``source`` under the name ``path`` as well, in place of what is there. Not durable yet.
+    """Give the file ``source`` the additional name ``path``, replacing the file there. Not durable yet.
 
-    A copy of it where the file system has no hard links.
+    On a file system without hard links it is copied.
     """
     temporary = path + TEMPORARY_SUFFIX
     with contextlib.suppress(FileNotFoundError):
@@ -169,16 +172,16 @@ def link_over(fs: FileSystem, source: str, path: str) -> None:
         replace_file(fs, path, read_file(fs, source))
         return
     fs.replace(temporary, path)
-    with contextlib.suppress(FileNotFoundError):  # two names of one file: then replacing does nothing
+    with contextlib.suppress(FileNotFoundError):  # a rename between two names of the same file does nothing
         fs.unlink(temporary)
 
 
 @interrupt_safe_context
 def opened_temporary(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
-    """(name, descriptor) of a file beside ``path`` that nobody else is writing to.
+    """Open a temporary file beside ``path`` that no other thread or process writes. Yield its name and descriptor.
 
-    Always the same name if it can be had, so that what a killed process left is used up and
-    does not pile up; locked, or a second writer would empty it under the first one's rename.
+    The name is always the same if possible, so that files left by killed processes are reused and do not pile up. The
+    file is locked: otherwise a second writer would truncate it while the first renames it.
     """
     aside = f"{path}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
     for name in (f"{path}{TEMPORARY_SUFFIX}", aside):
@@ -187,15 +190,15 @@ def opened_temporary(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
                 fs.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_mine = os.path.samestat(fs.fstat(fd), fs.stat(name))
             except (BlockingIOError, FileNotFoundError):
-                continue  # somebody is writing it, or has just put it in place
+                continue  # another process is writing it, or has just renamed it
             if is_mine:
                 yield name, fd
                 return
-    raise OSError(errno.EBUSY, "temporary files come and go", aside)
+    raise OSError(errno.EBUSY, "other processes keep using or removing the temporary file; try again", aside)
 
 
 def try_fallocate(fs: FileSystem, fd: int, position: int, size_bytes: int) -> bool:
-    """Preallocate if there is room and the file system can; appending works without, only slower."""
+    """Preallocate file space. Return False if there is no room or the file system cannot: appends work, only slower."""
     try:
         fs.fallocate(fd, position, size_bytes)
         return True

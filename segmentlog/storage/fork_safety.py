@@ -1,23 +1,23 @@
-"""The one list of what must not cross a fork: locks, descriptors that hold locks, and what sleepers are woken by.
+"""Registry of locks and descriptors that must not cross a fork.
 
-A forked child has one thread and copies of everything else, taken while the parent's other threads
-were at any instruction. Four things in it must not be used as they are:
+A forked child has one thread, and copies of all memory and descriptors. The copies were taken while the parent's other
+threads were at any instruction. Four things must not be used in the child as they are:
 
-locks        whoever holds one is not there to release it. `lock` and its like are how every lock of the
-             package is made: a plain one, noted with its owner, and made anew there in the child.
-descriptors  an `flock` belongs to the open file, and so to parent and child alike. Were the child's copy left
-             open, the lock would outlive the parent; were it unlocked through the copy, the parent would lose it.
-             `hold_open` notes those that are ever locked; the child closes its copies and unlocks nothing.
-             `let_go` unlocks *and* closes, since a child that is just being made may have a copy still.
-state        half changed by a thread that is gone. Owners name a method with `on_fork`, which throws away what
-             can be derived anew. It is called when all locks are new and all those descriptors closed.
+- Locks: the thread that holds a lock does not exist in the child. Every lock of the package is created by `lock` or a
+  function like it. It is a plain lock, registered with its owner, and the child replaces it with a new one.
+- Descriptors: an `flock` belongs to the open file, and so to parent and child alike. If the child's copy stayed open,
+  the lock would outlive the parent. If the child unlocked its copy, the parent would lose the lock. `open_lockable`
+  registers every descriptor that is ever locked. The child closes its copies and unlocks none. `close_lockable` unlocks
+  *and* closes, because a child that is just being forked may still have a copy.
+- State: a thread that does not exist in the child may have changed it halfway. An owner registers a method with
+  `on_fork` that discards what can be derived again. The method is called when all locks are new and all those
+  descriptors are closed.
+- Modules: a module that another thread is importing would stay half imported in the child, with its import lock held.
+  An import of it in the child would wait forever. So a fork first waits for running imports of this package.
 
-modules      one that another thread is importing would stay half imported in the child, its lock taken, and whoever
-             imports it there would wait for ever. A fork waits for those of this package.
-
-A fork waits while another thread is between opening a file and noting it, microseconds. One that the
-same thread makes there, in a signal handler or a finalizer, does not wait for itself: if the child
-comes back to the opening it sees that it is another process, and opens the file anew.
+A fork also waits while another thread is between opening and registering a file: microseconds. A fork in the same
+thread, by a signal handler or a finalizer at that point, does not wait for itself. If the child returns to the opening
+code, that code detects the new process and opens the file again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 class LockableFiles(Protocol):
-    """What is needed of a `FileSystem`, which is made of what this file makes."""
+    """The methods of a `FileSystem` that this module needs. (`FileSystem` itself is built on this module.)"""
 
     @property
     def open(self) -> Callable[..., int]: ...
@@ -53,74 +53,77 @@ class LockableFiles(Protocol):
 # ---------------------------------------------------------------- owners
 
 
-class _Entry(weakref.ref[Any]):
-    """What is done in a child for one owner: a lock is made anew under its name, or a method called, or both."""
+class _ForkEntry(weakref.ref[Any]):
+    """What a child does for one owner: replace the lock of that name, call a method, or both."""
 
-    __slots__ = ("forget", "make", "name", "number")
-    forget: str
+    __slots__ = ("make", "method", "name", "number")
+    method: str
     make: Callable[[], Any] | None
     name: str
     number: int
 
 
-_entries: dict[int, _Entry] = {}
+_entries: dict[int, _ForkEntry] = {}
 _numbers = itertools.count()
 _generation = 0
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
-def _forget_owner(entry: _Entry) -> None:
+def _unregister(entry: _ForkEntry) -> None:
     _entries.pop(entry.number, None)
 
 
-def _note(owner: object, name: str, make: Callable[[], Any] | None, forget: str = "") -> None:
-    entry = _Entry(owner, _forget_owner)
-    entry.make, entry.name, entry.forget = make, name, forget
+def _register(owner: object, name: str, make: Callable[[], Any] | None, method: str = "") -> None:
+    entry = _ForkEntry(owner, _unregister)
+    entry.make, entry.name, entry.method = make, name, method
     entry.number = number = next(_numbers)
     _entries[number] = entry
 
 
-def lock(owner: object, name: str, forget: str = "") -> threading.Lock:
-    """A lock to keep under ``owner.name``, where a forked child finds a new one. As fast as any.
+def lock(owner: object, name: str, method: str = "") -> threading.Lock:
+    """Create a lock to keep as ``owner.name``, which a forked child replaces with a new lock. As fast as any lock.
 
-    ``forget`` is a method as `on_fork` takes one, noted with it: for what is made often.
+    ``method`` names a method as for `on_fork`. Registering both at once is cheaper for objects that are created often.
     """
-    _note(owner, name, _make_lock, forget)
+    _register(owner, name, _make_lock, method)
     return _make_lock()
 
 
 def reentrant_lock(owner: object, name: str) -> threading.RLock:
-    """The same, for one that its thread may take again."""
-    _note(owner, name, _make_reentrant_lock)
+    """Create a lock like `lock` that its thread may acquire again."""
+    _register(owner, name, _make_reentrant_lock)
     return _make_reentrant_lock()
 
 
 def condition(owner: object, name: str) -> threading.Condition:
-    """A condition to keep under ``owner.name``; nobody waits for the one that a forked child finds there."""
-    _note(owner, name, _make_condition)
+    """Create a condition to keep as ``owner.name``, which a forked child replaces with a condition without waiters."""
+    _register(owner, name, _make_condition)
     return _make_condition()
 
 
 def event(owner: object, name: str) -> threading.Event:
-    """An event to keep under ``owner.name``; the one that a forked child finds there is not set."""
-    _note(owner, name, _make_event)
+    """Create an event to keep as ``owner.name``, which a forked child replaces with an event that is not set."""
+    _register(owner, name, _make_event)
     return _make_event()
 
 
 def short_lived_lock() -> threading.Lock:
-    """One that is kept nowhere for long: a forked child has nobody who waits for it, or drops what it is kept in."""
+    """Create a lock without registering it, to be kept only briefly.
+
+    It must not matter in a forked child: no thread waits for it there, or the child drops the object that holds it.
+    """
     return _make_lock()
 
 
 def on_fork(owner: object, method: str) -> None:
-    """Have a method of ``owner`` called in every forked child, for as long as the owner lives.
+    """Call a method of ``owner`` in every forked child, as long as the owner lives.
 
-    Call it when the owner is made: the child may be forked at the next instruction.
+    Call this when the owner is created: a fork may come at the next instruction.
     """
-    _note(owner, "", None, method)
+    _register(owner, "", None, method)
 
 
-# By these names, so that tests can see what is done with a lock.
+# These are functions so that tests can replace them and observe the locks.
 def _make_lock() -> threading.Lock:
     return threading.Lock()
 
@@ -138,7 +141,7 @@ def _make_event() -> threading.Event:
 
 
 def generation() -> int:
-    """How many forks made this process: tells what was begun before one."""
+    """Return the number of forks that led to this process. It tells what an ancestor began before a fork."""
     return _generation
 
 
@@ -146,23 +149,23 @@ def generation() -> int:
 
 
 _held: dict[int, tuple[int, LockableFiles]] = {}
-"""Number and file system by the identity of the `Held`: simulated processes have the same numbers."""
+"""Number and file system by the identity of the `LockableFd`: simulated processes share descriptor numbers."""
 
-_opening = threading.RLock()  # reentrant: a finalizer may let go of another in the middle
+_opening = threading.RLock()  # reentrant: a finalizer may close another descriptor in between
 
 
 class Descriptor(int):
-    """One that was let go of: nothing runs when it is dropped, so that no interrupt can be lost there."""
+    """A closed descriptor. It has no finalizer, so no interrupt can be lost in one."""
 
     __slots__ = ()
 
 
 class LockableFd(Descriptor):
-    """A descriptor that this process may hold a lock through. In a forked child its number is another file's.
+    """A descriptor that this process may hold a lock through. In a forked child its number belongs to another file.
 
-    It is closed when nobody has it any more: who was to keep it, or to let go of it, was interrupted. The cyclic
-    collector finalizes what somebody has still, and may bring back to use it (`LogStore.__del__`): that one is closed
-    once the collector is done, if it was not brought back.
+    If an interrupt drops the last reference to a descriptor, its finalizer closes it. The garbage collector may
+    finalize a descriptor that an owner still refers to, and that owner may be resurrected (`LogStore.__del__`). Such a
+    descriptor is checked again after the collection. It is closed only if no owner refers to it then.
     """
 
     __slots__ = ()
@@ -178,9 +181,9 @@ class LockableFd(Descriptor):
 
 
 _finalized: list[LockableFd] = []
-"""By the collector, which does so once in the life of an object."""
+"""Descriptors that the garbage collector finalized. It does so once in the life of an object."""
 _references_when_dropped = 0
-"""`sys.getrefcount` in the finalizer of one that nobody has: it depends on the interpreter."""
+"""`sys.getrefcount` in the finalizer of an object without references: it depends on the interpreter."""
 
 
 def _count_references() -> None:
@@ -196,7 +199,7 @@ _count_references()
 
 
 def _close_dropped(fd: LockableFd) -> None:
-    # Without the lock, for it comes at any point of any thread. A child forked before the last line closes it as well.
+    # Take no lock: this runs at any point of any thread. A child that is forked before the last line closes it as well.
     number, fs = _held[id(fd)]
     try:
         fs.flock(number, fcntl.LOCK_UN)
@@ -214,16 +217,16 @@ def _close_dropped(fd: LockableFd) -> None:
 
 
 def _after_collection(phase: str, info: object) -> None:
-    """It is the collector's only while there is something to do for it.
+    """Close the finalized descriptors that are still unused. Registered with the collector only while there are some.
 
-    An interrupt that comes while one of its callbacks runs is lost: Python tells of the exception, and drops it. So
-    there must not be one in every collection of whatever program.
+    If an interrupt comes during a callback of the collector, Python prints the exception and drops it. So no callback
+    may run in every collection of the program.
     """
     if phase == "stop":
-        # Not from the middle: whoever comes behind would be left out this time.
+        # Do not remove it from the middle: the collector would skip the callback after it this time.
         if gc.callbacks[-1:] == [_after_collection]:
             gc.callbacks.pop()
-        for _ in range(len(_finalized)):  # others may come while it is at it
+        for _ in range(len(_finalized)):  # more may be added meanwhile
             fd = _finalized.pop(0)
             if id(fd) not in _held:
                 continue
@@ -244,7 +247,7 @@ _REFERENCES_OF_A_LOCAL = _references_of_a_local()
 
 
 def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
-    """Open a file to lock it; a forked child closes it."""
+    """Open a file that will be locked, and register its descriptor: a forked child closes it. Raises OSError."""
     with _opening:
         while True:
             before = _generation
@@ -253,34 +256,34 @@ def open_lockable(fs: LockableFiles, path: str, flags: int) -> LockableFd:
                 fds.extend(map(LockableFd, starmap(fs.open, ((path, flags | os.O_CLOEXEC, 0o666),))))  # in one step
                 (fd,) = fds
                 _held[id(fd)] = (int(fd), fs)
-            except BaseException:  # not noted yet, so that nothing would close it
+            except BaseException:  # not registered yet, so no other code would close it
                 for fd in fds:
                     fs.close(fd)
                 raise
             if _generation == before:
                 return fd
-            # Forked in between by this very thread: the file is the parent's, and here it may be closed already.
+            # This thread itself forked in between: the file belongs to the parent, and may already be closed here.
             if _held.pop(id(fd), None) is not None:
                 fs.close(fd)
 
 
 def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = None, key: object = None) -> None:
-    """Unlock and close; ``owner[key]`` is -1 from then on, and who was interrupted may call it again with that.
+    """Unlock and close a descriptor of `open_lockable`. Set ``owner[key]`` to -1; after an interrupt, call it again.
 
-    In a forked child nothing: it is closed, and what has the number now is something else.
+    Do nothing in a forked child: there the descriptor is closed, and its number may belong to another file.
     """
     if not isinstance(fd, Descriptor):
-        raise TypeError(f"descriptor {fd} was not opened by hold_open")
+        raise TypeError(f"descriptor {fd} was not opened by open_lockable; it was not closed")
     with _opening:
         if id(fd) in _held:
             try:
-                # Unlocked first: a process that is being started may still have a copy of the descriptor.
+                # Unlock first: a process that is being started may still have a copy of the descriptor.
                 fs.flock(fd, fcntl.LOCK_UN)
             except OSError as error:
                 if is_interrupt(error):
                     raise
             finally:
-                # With no call before the close: its number may be another file's right after.
+                # Call nothing before the close: afterwards the number may belong to another file.
                 del _held[id(fd)]
                 fd.__class__ = Descriptor
                 if owner is not None:
@@ -296,7 +299,7 @@ def close_lockable(fs: LockableFiles, fd: int, owner: dict[Any, int] | None = No
 def opened_lockable(
     fs: LockableFiles, path: str, flags: int, opener: Callable[[LockableFiles, str, int], LockableFd] = open_lockable
 ) -> Iterator[LockableFd]:
-    """`hold_open`, or an ``opener`` that ends in it, for as long as a block lasts."""
+    """Open a file by `open_lockable`, or by an ``opener`` that ends in it, for the duration of the context."""
     fds: list[LockableFd] = []
     try:
         fds.extend(starmap(opener, ((fs, path, flags),)))
@@ -305,7 +308,8 @@ def opened_lockable(
         for fd in fds:
             try:
                 if id(fd) in _held:
-                    fs.flock(fd, fcntl.LOCK_UN)  # here, before a function that an interrupt may keep from beginning
+                    # before calling a Python function: an interrupt may keep it from starting
+                    fs.flock(fd, fcntl.LOCK_UN)
             except OSError as error:
                 if is_interrupt(error):
                     raise
@@ -314,7 +318,7 @@ def opened_lockable(
 
 
 def forks_blocked() -> contextlib.AbstractContextManager[object]:
-    """Around opening what is no file, and noting it in an object that closes it `on_fork`: no fork comes in between."""
+    """Block forks while the caller opens an object that is not a file and stores it where `on_fork` closes it."""
     return _opening
 
 
@@ -322,24 +326,24 @@ def forks_blocked() -> contextlib.AbstractContextManager[object]:
 
 
 def _begin_fork() -> None:
-    """In the parent, before: what another thread has half done here is finished first."""
+    """Wait, in the parent before the fork, for what other threads have half done in this module."""
     for _ in range(_IMPORTS_WAITED_FOR):
         importing = _imported_by_others()
         if not importing:
             break
         for name in importing:
-            with contextlib.suppress(Exception):  # whoever imports it is told
-                importlib.import_module(name)  # waits for the other thread, which may go on to the next one
+            with contextlib.suppress(Exception):  # the importing thread gets the exception
+                importlib.import_module(name)  # waits for the other thread, which may continue with the next module
     _opening.acquire()
 
 
 _IMPORTS_WAITED_FOR = 100
-"""In turn: more than there are modules that are loaded when they are first needed."""
+"""Number of attempts: more than there are modules that are imported on first use."""
 
 
 def _imported_by_others() -> list[str]:
-    """Modules of this package that other threads are importing."""
-    # CPython's own list; where it has another one, it is as with any other library.
+    """Return the modules of this package that other threads are importing."""
+    # An internal list of CPython. An interpreter without it treats this package like any other.
     locks = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
     found = []
     for name, reference in locks.copy().items():
@@ -351,20 +355,20 @@ def _imported_by_others() -> list[str]:
 
 
 def _end_fork() -> None:
-    """In the parent."""
-    with contextlib.suppress(RuntimeError):  # an interrupt kept it from being taken
+    """Release `_opening` in the parent after the fork."""
+    with contextlib.suppress(RuntimeError):  # an interrupt kept it from being acquired
         _opening.release()
 
 
 def _forget_parent() -> None:
-    """In the child, before anything else runs there."""
+    """Discard the parent's locks, descriptors and state. Runs first in the child."""
     global _opening, _generation
     _opening = threading.RLock()
     _generation += 1
     copies = _held.copy().values()
     _held.clear()
     for fd, fs in copies:
-        # Not unlocked: that would take the lock from the parent. Whatever one says to it, the others are closed, too.
+        # Do not unlock: that would release the parent's lock. Close all of them, even if closing one raises.
         with contextlib.suppress(BaseException):
             fs.close(fd)
     entries = _entries.copy().values()
@@ -375,10 +379,10 @@ def _forget_parent() -> None:
     first: BaseException | None = None
     for entry in entries:
         owner = entry()
-        if owner is not None and entry.forget:
+        if owner is not None and entry.method:
             try:
-                getattr(owner, entry.forget)()
-            except BaseException as error:  # the others are to be seen to all the same
+                getattr(owner, entry.method)()
+            except BaseException as error:  # the remaining methods must run, too
                 first = first or error
     if first is not None:
         raise first

@@ -1,8 +1,7 @@
-"""Every call that reaches the operating system's files, in one place that can be replaced.
+"""Every call that reaches the operating system's files, in a class that tests can replace.
 
-`FileSystem` is the seam for fault injection: a test hands in a subclass that fails, forgets
-or records. Its methods are the system calls themselves wherever Python has them, so that
-the seam costs an attribute look-up.
+Tests pass a subclass of `FileSystem` that injects faults, forgets unsynced data or records calls. Wherever Python
+exposes a system call, the method is that call itself, so the indirection costs one attribute look-up.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LOCAL_ERRORS: Final = frozenset((
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EACCES, errno.EPERM,
     errno.EFBIG, errno.ENOLCK,
 ))  # fmt: skip
-"""Of a limit or a right of this process: they say nothing about the disk, and nothing about other processes."""
+"""Errors of a limit or a right of this process. They say nothing about the disk or about other processes."""
 _NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 # ioctl_iflags(2)
 _GET_FLAGS: Final = 0x80086601
@@ -40,58 +39,58 @@ _NO_COPY_ON_WRITE: Final = 0x00800000
 _FLAGS: Final = struct.Struct("=Ixxxx")
 
 relief: list[Callable[[], bool]] = []
-"""Called when no descriptor is left; each closes some that can be opened again, and says whether it did."""
+"""Callbacks for when no descriptor is free. Each closes some files that can be reopened, and returns whether it did."""
 
 
 class DiskFailed(OSError):
-    """An error after which nobody knows what the disk holds: of an fsync, or of a write that may have touched the file.
+    """An error that leaves the disk's content unknown: of an fsync, or of a write that may have changed the file.
 
-    The only kind that fails a partition. Whatever kept a file from being opened, mapped or locked is a plain OSError.
+    Only this kind of error fails a partition. A file that could not be opened, mapped or locked raises a plain OSError.
     """
 
     @classmethod
     def of(cls, error: OSError, path: str) -> OSError:
-        """The same, of that file; what an interrupt raised stays what it is."""
+        """Return ``error`` as a `DiskFailed` of the file ``path``. Return an interrupt's error unchanged."""
         return cls(error.errno, error.strerror, path) if is_from_a_call(error) else error
 
 
 Stamp = tuple[int, int, int]
-"""Which file lies there, and since when it is as it is: inode, size, time of the last write in nanoseconds.
+"""Identity and version of a file: inode, size, time of the last write in nanoseconds.
 
-Of one whose bytes lie in an object store: a hash of where they lie, size, 0; the same on every machine.
+For a file whose bytes are in an object store: a hash of its objects, its size, 0. It is the same on every machine.
 """
 
 
 class Ranges(Protocol):
-    """A file of which not everything is here: bytes are to be asked for before they are looked at."""
+    """A segment file that is only partly on the local disk: call `need` before reading bytes."""
 
     @property
     def inode(self) -> int:
-        """Of the file."""
+        """The inode of the local file."""
 
     @property
     def is_retired(self) -> bool:
-        """Whether another file has its place, with the same bytes or others."""
+        """Whether another file has replaced this one, with the same bytes or different ones."""
 
     @property
     def source(self) -> str:
-        """Where what is not here comes from, for people."""
+        """Where missing bytes are downloaded from, as text for users."""
 
     def map(self) -> memoryview:
-        """All of it as it is now."""
+        """Map the whole file. Bytes that were not requested with `need` are undefined."""
 
     def need(self, start: int, end: int) -> None:
-        """Return once bytes ``[start, end)`` are here. Raises OSError, `SegmentlogError`."""
+        """Return once bytes ``[start, end)`` are on the local disk. Raises OSError, `SegmentlogError`."""
 
 
 Reach = Callable[[str], "Ranges | None"]
-"""The segment file of that name if its bytes lie in an object store alone; as `FileSystem.ranged`."""
+"""Open a segment file whose bytes are only in the object store; None for a local file. See `FileSystem.ranged`."""
 
 
 class FileSystem:
-    """The real one. Raises OSError as the system calls do; EINTR is retried by Python."""
+    """The operating system's file system. Methods raise OSError as the system calls do; Python retries EINTR."""
 
-    # Signatures are those of `os`; static, so that a call is one attribute look-up.
+    # Signatures are those of `os`. Static, so that a call is one attribute look-up.
     close: Callable[[int], None] = staticmethod(os.close)
     pread: Callable[[int, int, int], bytes] = staticmethod(os.pread)
     pwritev: Callable[[int, Sequence[Buffer], int], int] = staticmethod(os.pwritev)
@@ -106,14 +105,14 @@ class FileSystem:
     flock: Callable[[int, int], None] = staticmethod(fcntl.flock)
 
     takes_descriptors = True
-    """Whether what is open here counts towards this process's limit: not what is open in a simulated one."""
+    """Whether files opened here count towards this process's descriptor limit; false for a simulated file system."""
     reach_by: Reach | None = None
-    """How segments are reached that lie in an object store alone; None where nobody has said so."""
+    """How to open segments that are only in the object store; None if that is not set up."""
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """`os.open`, once more if the first time there was no descriptor left and `relief` could free some.
+        """Call `os.open`. If no descriptor is free and a `relief` callback frees one, try once more.
 
-        Raises `DiskFull` when there is no room for the file's name.
+        Raises `DiskFull` if there is no room for the file's name.
         """
         try:
             return _open(path, flags, mode)
@@ -125,7 +124,7 @@ class FileSystem:
         return _open(path, flags, mode)
 
     def mkdir(self, path: str) -> None:
-        """Make a folder; FileExistsError if it is there, `DiskFull` when there is no room for it."""
+        """Create a folder. Raises FileExistsError if it exists, `DiskFull` if there is no room for it."""
         try:
             os.mkdir(path, 0o777)
         except OSError as error:
@@ -148,7 +147,7 @@ class FileSystem:
         return os.stat(path)
 
     def stamp(self, path: str) -> Stamp:
-        """What is another one as soon as the file's bytes are. Raises OSError."""
+        """Return a value that changes whenever the bytes of the file change. Raises OSError."""
         found = self.stat(path)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -156,9 +155,9 @@ class FileSystem:
         return os.lstat(path)
 
     def exists(self, path: str, *, follow: bool = True) -> bool:
-        """Whether there is such a file or folder; a link to nothing is one unless it is followed.
+        """Return whether a file or folder exists. A dangling link exists only with ``follow=False``.
 
-        Raises OSError when nobody can tell: that is not the same as no.
+        Raises OSError if the system cannot tell: that is not the same as no.
         """
         try:
             self.stat(path) if follow else self.lstat(path)
@@ -167,14 +166,14 @@ class FileSystem:
         return True
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is such a folder. Raises OSError when nobody can tell."""
+        """Return whether a folder exists at ``path``. Raises OSError if the system cannot tell."""
         try:
             return stat.S_ISDIR(self.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and those that it lies in, as far as they are not there. FileExistsError: it is no folder."""
+        """Create a folder and its missing parents. Raises FileExistsError if ``path`` exists but is not a folder."""
         missing, folder = [], path
         while folder and not self.exists(folder):
             missing.append(folder)
@@ -186,9 +185,9 @@ class FileSystem:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all that is in it; links are removed, not followed, and ``path`` is none.
+        """Remove a folder with its content. Links inside are removed, not followed; ``path`` itself must not be a link.
 
-        By names: `shutil.rmtree` leaves descriptors of folders open when it is interrupted.
+        It goes by names: `shutil.rmtree` leaves folder descriptors open when it is interrupted.
         """
         if os.path.islink(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -201,22 +200,22 @@ class FileSystem:
         os.rmdir(path)
 
     def fallocate(self, fd: int, position: int, size_bytes: int) -> None:
-        """Reserve and zero ``[position, position + size_bytes)``, growing the file. No room is an OSError."""
+        """Reserve and zero ``[position, position + size_bytes)``, growing the file. Raises OSError without room."""
         os.posix_fallocate(fd, position, size_bytes)
 
     def set_modified(self, fd: int, modified_ns: int) -> None:
-        """Set the time at which a file was last written to, nanoseconds since 1970."""
+        """Set the time of the last write to a file, in nanoseconds since 1970."""
         os.utime(fd, ns=(modified_ns, modified_ns))
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
-        """Let the kernel forget what it has cached of these bytes; no promise, and what is mapped stays."""
+        """Let the kernel drop these bytes from its cache. It is a hint, and mapped pages stay."""
         if size_bytes and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def sync_folder(self, path: str) -> None:
-        """Make names in this folder durable: until then a power cut may undo a create or a rename.
+        """Make the names in a folder durable: until then a power cut may undo a create or a rename.
 
-        Raises `DiskFailed` for an error of the fsync, and a plain OSError when the folder cannot be opened.
+        Raises `DiskFailed` for an error of the fsync, and a plain OSError if the folder cannot be opened.
         """
         with opened(self, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as fd:
             try:
@@ -225,47 +224,50 @@ class FileSystem:
                 raise DiskFailed.of(error, path) from error
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
-        """Map the first ``size_bytes`` of a file, shared with every process that maps it; keeps no descriptor."""
+        """Map the first ``size_bytes`` of a file, shared with every process that maps it.
+
+        The map keeps no descriptor.
+        """
         return map_shared(fd, size_bytes, writable=writable)
 
     def ranged(self, path: str) -> Ranges | None:
-        """The file at ``path`` if not everything of it is here. Raises FileNotFoundError when it is gone by now.
+        """Return the segment file at ``path`` if it is only partly on the local disk, else None.
 
-        And `ObjectStoreError` for one of which nobody can tell where it lies.
+        Raises FileNotFoundError if the file was deleted, and `ObjectStoreError` if no record says where its bytes are.
         """
         if self.reach_by is None or not self.exists(path.removesuffix(LOG_SUFFIX) + REMOTE_SUFFIX):
             return None
         return self.reach_by(path)
 
     def mount_id(self, fd: int) -> int:
-        """See `storage.inode_mark`."""
+        """Return `inode_mark.mount_id`."""
         return inode_mark.mount_id(fd)
 
     def set_inode_mark(self, fd: int) -> None:
-        """See `storage.inode_mark`."""
+        """Call `inode_mark.set_mark`."""
         inode_mark.set_mark(fd)
 
     def has_inode_mark(self, fd: int) -> bool:
-        """See `storage.inode_mark`."""
+        """Return `inode_mark.has_mark`."""
         return inode_mark.has_mark(fd)
 
     def disable_copy_on_write(self, fd: int) -> None:
-        """Have an empty file written over where it lies, on a file system that would put each change elsewhere (btrfs).
+        """Make the file system overwrite an empty file in place, if it would write each change elsewhere (btrfs).
 
-        There a store to a mapped page takes room on the disk, and kills the process when there is none.
+        With copy-on-write a store to a mapped page takes room on the disk, and kills the process if there is none.
         """
-        with failures_ignored():  # other file systems write in place anyway
+        with failures_ignored():  # other file systems write in place by default
             flags = _FLAGS.unpack(fcntl.ioctl(fd, _GET_FLAGS, _FLAGS.pack(0)))[0]
             fcntl.ioctl(fd, _SET_FLAGS, _FLAGS.pack(flags | _NO_COPY_ON_WRITE))
 
     def is_read_only(self, path: str) -> bool:
-        """Whether the file system is mounted so that nothing can be changed."""
+        """Return whether the file system of ``path`` is mounted read-only."""
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
     def why_unwritable(self, path: str) -> str:
-        """Say why this process may not write the file or folder ``path``; empty where it may, or nothing exists there.
+        """Return why this process may not write the file or folder ``path``; "" if it may, or if it does not exist.
 
-        Asks for the effective user, as an open does.
+        It checks the effective user, as an open does.
         """
         wanted = os.W_OK | os.X_OK if self.is_folder(path) else os.W_OK
         if os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids):
@@ -282,7 +284,7 @@ class FileSystem:
         )
 
     def kind_of_mount(self, path: str) -> str:
-        """The type of the file system that holds ``path`` (ext4, nfs4, ...); empty when nobody can tell."""
+        """Return the type of the file system that holds ``path`` (ext4, nfs4, ...); "" if the system does not tell."""
         try:
             mounts = _read_proc("/proc/self/mountinfo")
         except OSError as error:  # not Linux
@@ -293,7 +295,7 @@ class FileSystem:
         at = mounts.find(f" {os.major(device)}:{os.minor(device)} ".encode())
         if at >= 0:
             return _kind_in(mounts[at : mounts.find(b"\n", at)])
-        # A part of a file system may have a number of its own (btrfs): then the mount that it lies under.
+        # A part of a file system may have a device number of its own (btrfs). Then use the mount that contains it.
         best, kind = b"", ""
         real = os.fsencode(os.path.realpath(path))
         for line in mounts.splitlines():
@@ -303,17 +305,17 @@ class FileSystem:
         return kind
 
     def boot_id(self) -> str:
-        """A name for the time since the machine started: page caches live as long as it does."""
+        """Return an id of the time since the machine started: page caches live as long as that."""
         try:
             return _read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
         except (FileNotFoundError, NotADirectoryError):
-            # Not Linux: the start of process 1 changes with every boot, too. For no other reason: who took a want of
-            # descriptors for another boot would recover a log that others have open.
+            # Not Linux: the start time of process 1 changes with every boot, too. Fall back for a missing file only. If
+            # a lack of descriptors were taken for a new boot, this process would recover a log that others have open.
             return f"init-{os.stat('/').st_ctime_ns}"
 
 
 def _open(path: str, flags: int, mode: int) -> int:
-    """`os.open`, which an interrupt comes before or after: then it is closed again."""
+    """Call `os.open`, and close the descriptor if an interrupt comes before it is returned."""
     fds: list[int] = []
     try:
         fds.extend(starmap(os.open, ((path, flags, mode),)))
@@ -325,16 +327,16 @@ def _open(path: str, flags: int, mode: int) -> int:
 
 
 def _relieved(error: OSError) -> bool:
-    """Whether the error was a want of descriptors, and some are free now."""
+    """Return whether the error was a lack of descriptors and some are free now."""
     return error.errno in _NO_DESCRIPTORS and any([free() for free in relief])
 
 
 @interrupt_safe_context
 def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
-    """A descriptor for as long as the context lasts, which nobody locks: for those there is `held_open`."""
+    """Open a file for the duration of the context. The file must not be locked: use `opened_lockable` for that."""
     fds: list[int] = []
     try:
-        fds.extend(starmap(fs.open, ((path, flags, mode),)))  # in one step, as in `locks.keep`
+        fds.extend(starmap(fs.open, ((path, flags, mode),)))  # in one step, as in `store_result`
         yield fds[0]
     finally:
         for fd in fds:
@@ -342,7 +344,7 @@ def opened(fs: FileSystem, path: str, flags: int, mode: int = 0o666) -> Iterator
 
 
 def _read_proc(path: str) -> bytes:
-    """What the kernel says there."""
+    """Read a whole file of the kernel's."""
     with opened(FileSystem(), path, os.O_RDONLY | os.O_CLOEXEC) as fd:
         parts = []
         while part := os.read(fd, 1 << 12):
@@ -351,5 +353,5 @@ def _read_proc(path: str) -> bytes:
 
 
 def _kind_in(mount: bytes) -> str:
-    """The type of the file system in a line of mountinfo."""
+    """Return the type of the file system in a line of mountinfo."""
     return mount.partition(b" - ")[2].split(None, 1)[0].decode()

@@ -1,15 +1,14 @@
-"""Whether the kernel's memory of a file is the one it was: what no content of a file can prove.
+"""Check whether the kernel has kept a file in memory ever since: no content of a file can prove that.
 
-A file system that went away and came back within one boot (a disk that was pulled, a shutdown, a
-fail-over) shows the same device and inode numbers, and for each file some older content. What is
-known of it elsewhere than on the disk tells the difference. Either of these is proof:
+A file system can go away and come back within one boot: a disk is pulled, a virtual machine is shut down, a cluster
+fails over. It then has the same device and inode numbers, and each file has some older content. Only knowledge that is
+not stored on the disk tells the difference. Either of these is proof:
 
-mount id   `statx` (Linux 6.8 on) gives each mount a number that is not used again in one boot.
-           A container sees the same file system under a number of its own.
-mark       The write life time hint of a file (`fcntl(2)`, F_SET_RW_HINT, Linux 4.13 on) is kept in
-           the kernel's memory of the file, its inode, and nowhere else: it goes with a mount, and
-           when an inode that nobody has open is dropped for want of memory. It is the same whatever
-           mount the file is looked at through. The hint that is set says that there is none.
+- Mount id: `statx` (Linux 6.8 or later) returns a number for each mount that is not reused within a boot. A container
+  sees the same file system under another number.
+- Inode mark: the kernel keeps the write life time hint of a file (`fcntl(2)`, F_SET_RW_HINT, Linux 4.13 or later) in
+  the inode in memory, and nowhere else. The hint is lost with the mount. It is also lost when the kernel drops an inode
+  that no process has open. All mounts of the file system show the same hint. The mark is the hint "no hint".
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _F_GET_RW_HINT: Final = 1024 + 11
 _F_SET_RW_HINT: Final = 1024 + 12
 _HINT: Final = struct.Struct("=Q")
 _WRITE_LIFE_NONE: Final = _HINT.pack(1)
-# A file that nobody gave a hint has 0, RWH_WRITE_LIFE_NOT_SET.
+# A file without a hint has the value 0, RWH_WRITE_LIFE_NOT_SET.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_id(fd: int) -> int:
-    """The number of the mount that a file was opened through, unique in this boot; 0 where nobody can tell."""
+    """Return the id of the mount that a file was opened through, unique in this boot; 0 where the kernel has none."""
     try:
         statx = _libc.statx
     except AttributeError:  # an old C library, or another system
@@ -51,7 +50,7 @@ def mount_id(fd: int) -> int:
 
 
 def set_mark(fd: int) -> None:
-    """Leave a mark in the kernel's memory of the file. Where that cannot be done, `is_marked` says no."""
+    """Mark the inode in the kernel's memory. Where that is not possible, `has_mark` returns False."""
     try:
         fcntl.fcntl(fd, _F_SET_RW_HINT, _WRITE_LIFE_NONE)
     except OSError as error:  # another user's file, or a kernel without hints
@@ -61,7 +60,7 @@ def set_mark(fd: int) -> None:
 
 
 def has_mark(fd: int) -> bool:
-    """Whether the mark is there: the kernel had the file in memory ever since."""
+    """Return whether the inode is marked: the kernel has kept it in memory since `set_mark`."""
     try:
         return fcntl.fcntl(fd, _F_GET_RW_HINT, bytes(_HINT.size)) == _WRITE_LIFE_NONE
     except OSError as error:

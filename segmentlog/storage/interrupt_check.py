@@ -1,7 +1,7 @@
-"""Telling an operation that failed from one that was interrupted.
+"""Distinguish an operation that failed from an operation that an interrupt ended.
 
-A time-out made of SIGALRM raises what it likes, and `TimeoutError`, which is the natural choice, is an `OSError`.
-Whoever gets on without a file that cannot be opened must not take that for one, or nobody ever hears of the time-out.
+A signal handler for SIGALRM may raise any exception. The natural choice, `TimeoutError`, is an `OSError`. Code that
+continues after an `OSError` must first check that no signal handler raised it, or the time-out is lost.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from segmentlog.errors import SegmentlogError
 
 
 def is_from_a_call(error: OSError) -> bool:
-    """Whether a system call failed with it. Without a number it is an interrupt's: a time-out made of SIGALRM, say."""
+    """Return whether a system call raised the error. An `OSError` without a number comes from a signal handler."""
     return error.errno is not None
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is an `OSError` that no system call failed with, nor anything of ours."""
+    """Return whether it is an `OSError` from a signal handler: no system call and no code of this package raised it."""
     return isinstance(error, OSError) and not is_from_a_call(error) and not isinstance(error, SegmentlogError)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an operation failed with it, as opposed to being interrupted by it."""
+    """Return whether an operation failed with this error, as opposed to being interrupted."""
     return isinstance(error, SegmentlogError) or (isinstance(error, OSError) and is_from_a_call(error))
 
 
 class failures_ignored(contextlib.AbstractContextManager[None]):
-    """`contextlib.suppress` of every `OSError` but an interrupt's, and of what else is named."""
+    """Suppress every `OSError` except an interrupt's, and the exceptions in ``others``, like `contextlib.suppress`."""
 
     def __init__(self, *others: type[BaseException]) -> None:
         self._ignored: tuple[type[BaseException], ...] = (OSError, *others)

@@ -1,27 +1,32 @@
-"""Taking and letting go so that no interrupt leaks a lock or a descriptor.
+"""Acquire and release locks and descriptors so that an interrupt leaks neither.
 
-An *interrupt* is an exception that a signal handler raises: Ctrl-C, a time-out made of SIGALRM.
-CPython runs handlers in the main thread, between two instructions of whatever function it is in, but not
-between any two. In 3.11 (`CHECK_EVAL_BREAKER` in Python/ceval.c) it looks for signals
+An *interrupt* is an exception that a signal handler raises: Ctrl-C, or a time-out that uses SIGALRM. CPython runs
+signal handlers in the main thread, between two instructions of the running function, but only at certain instructions.
+CPython 3.11 (`CHECK_EVAL_BREAKER` in Python/ceval.c) checks for signals at
 
-    RESUME            at the start of a Python function, and where a generator goes on after a ``yield``
-    CALL*             after a function written in C has returned, before its result is kept
-    JUMP_BACKWARD*    at the end of each round of a loop
+    RESUME            the start of a Python function, and the point where a generator resumes after a ``yield``
+    CALL*             the return of a function written in C, before its result is stored
+    JUMP_BACKWARD*    the end of each iteration of a loop
 
-and in C functions that wait (`lock.acquire`, `flock`, `time.sleep`), which then have done nothing.
-From that follows what is safe, and what is not:
+C functions that wait (`lock.acquire`, `flock`, `time.sleep`) check, too. A wait that is interrupted has acquired
+nothing.
 
-- ``with lock:`` of a lock object: entering and leaving it are no CALLs, and the lock's own methods are written in C.
-  (Not in CPython 3.14 before its fix of python/cpython#148874: there it is a CALL that the ``with`` does not cover.)
-- ``try: flock(fd, LOCK_EX) ... finally: flock(fd, LOCK_UN)``, under a mutex: unlocking what is not locked is
-  harmless, and nothing comes between the start of a ``finally`` and a C function that it begins with calling.
-- Not ``acquire(); try:``, not ``flock(); try:``, not ``fd = open(); try:``: the result is lost, and nobody lets go.
-- Not ``__exit__`` written in Python (`contextlib.contextmanager` is): an interrupt at its RESUME, and it was never run.
-- Not a function written in Python that a ``finally`` calls, for the same reason.
-- Not `threading.Condition` nor `Event`: they are written in Python, and wait with their lock taken off.
+This decides which constructs are safe:
 
-What is here makes the unsafe ones safe: `held` in place of `contextlib.contextmanager`, `keep` for a result that must
-not be lost, `News` in place of `threading.Condition`; and what is made of them, like `fs.opened` and `forks.held_open`.
+- Safe: ``with lock:`` on a lock object. Entering and leaving it are not CALLs, and the methods of the lock are written
+  in C. (Except in CPython 3.14 before its fix of python/cpython#148874: there it is a CALL that the ``with`` does not
+  cover.)
+- Safe: ``try: flock(fd, LOCK_EX) ... finally: flock(fd, LOCK_UN)``, under a mutex. Unlocking a file that is not locked
+  is harmless. No check comes between the start of a ``finally`` and a C function that is its first call.
+- Unsafe: ``acquire(); try:``, ``flock(); try:`` and ``fd = open(); try:``. An interrupt loses the result, so no code
+  releases the lock or closes the descriptor.
+- Unsafe: an ``__exit__`` written in Python, as `contextlib.contextmanager` has. An interrupt at its RESUME skips it.
+- Unsafe: a function written in Python that a ``finally`` calls, for the same reason.
+- Unsafe: `threading.Condition` and `threading.Event`. They are written in Python, and wait after releasing their lock.
+
+This module replaces the unsafe constructs: `interrupt_safe_context` replaces `contextlib.contextmanager`,
+`store_result` stores a result that must not be lost, `InterruptSafeCondition` replaces `threading.Condition`.
+`fs.opened` and `fork_safety.opened_lockable` build on them.
 """
 
 from __future__ import annotations
@@ -44,21 +49,22 @@ T = TypeVar("T")
 EXCLUSIVE: Final = fcntl.LOCK_EX
 SHARED: Final = fcntl.LOCK_SH
 NON_BLOCKING: Final = fcntl.LOCK_NB
-"""With one of the two: BlockingIOError instead of waiting."""
+"""Add to `EXCLUSIVE` or `SHARED`: raise BlockingIOError instead of waiting."""
 UNLOCK: Final = fcntl.LOCK_UN
 
 POLL_INTERVAL_S = 0.2
-"""Whoever waits to be told looks for himself so often: who should have told him may have been interrupted."""
+"""A waiting thread checks its condition at least this often: an interrupt may have stopped the thread that wakes it."""
 
 _run_through: Callable[[Any], None] = deque[Any](maxlen=0).extend
-# Calls what a `map` or `starmap` is made of, without a Python instruction in between.
+# Consume a `map` or `starmap`, and so make its calls, with no Python instruction in between.
 
 
 class _Held(io.IOBase, Generic[T]):
-    """A context whose end is one C function: ``IOBase.__exit__`` calls ``close``, which is the generator's.
+    """A context manager that one C function ends: ``IOBase.__exit__`` calls ``close``, which is the generator's.
 
-    That throws `GeneratorExit` at the ``yield``, where no RESUME looks for signals first: the ``finally`` and
-    ``with`` around it are run, whatever comes. It is no file, and always ``closed``: its finalizer does nothing.
+    The generator's ``close`` throws `GeneratorExit` at the ``yield``, where no RESUME checks for signals first. So the
+    ``finally`` and ``with`` blocks around the ``yield`` always run. The object is not a file. It is always ``closed``,
+    so its finalizer does nothing.
     """
 
     closed = True
@@ -71,32 +77,32 @@ class _Held(io.IOBase, Generic[T]):
         try:
             return next(self._generator)
         except BaseException:
-            self.close()  # it may have got as far as its yield
+            self.close()  # the generator may have reached its yield
             raise
 
 
 def interrupt_safe_context(make: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
-    """Like `contextlib.contextmanager`, for what has to be let go of although an interrupt comes while that is done.
+    """Decorate a generator like `contextlib.contextmanager`, but release even if an interrupt comes during the release.
 
-    The generator must not want to know how the body ended: it sees a `GeneratorExit` in any case. And it must
-    take what it takes inside of a ``try`` or by ``with``, as the module says.
+    The generator cannot find out how the body ended: it always sees a `GeneratorExit`. It must acquire inside a ``try``
+    or by ``with``, as the module docstring says.
     """
 
     @wraps(make)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+    def open_context(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
         return cast("AbstractContextManager[T]", _Held(cast("Generator[T, None, None]", make(*args, **kwargs))))
 
-    return begin
+    return open_context
 
 
 def store_result(owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
-    """``owner.name = call(*args)`` in one step: no interrupt comes between the call and the store."""
+    """Set ``owner.name = call(*args)`` in one step: no interrupt comes between the call and the assignment."""
     _run_through(map(setattr, (owner,), (name,), starmap(call, (args,))))
 
 
 @interrupt_safe_context
 def try_lock(lock: Any) -> Iterator[bool]:
-    """Hold a lock for as long as the context lasts, if nobody has it; whether that is so."""
+    """Hold a lock for the duration of the context if it is free. Yield whether the lock was free."""
     got: list[bool] = []
     try:
         got.extend(starmap(lock.acquire, ((False,),)))
@@ -107,12 +113,12 @@ def try_lock(lock: Any) -> Iterator[bool]:
 
 
 def is_main_thread() -> bool:
-    """Whether this is the thread that signal handlers run in, and so the one that may be interrupted."""
+    """Return whether this is the main thread: the only thread that runs signal handlers and can be interrupted."""
     return _thread.get_ident() == threading.main_thread().ident
 
 
 def wake_sleeper(asleep: Any) -> None:
-    """Wake whoever sleeps on a lock that he took himself; nothing when somebody has done so already."""
+    """Wake the thread that sleeps on a lock which it acquired itself. Do nothing if it is already woken."""
     try:
         asleep.release()
     except RuntimeError:
@@ -120,7 +126,7 @@ def wake_sleeper(asleep: Any) -> None:
 
 
 class InterruptSafeCondition:
-    """What threads wait for that another one tells. For `threading.Condition`, without a lock of its own."""
+    """A condition that one thread signals and others wait for, without a lock of its own."""
 
     __slots__ = ("_asleep",)
 
@@ -128,7 +134,10 @@ class InterruptSafeCondition:
         self._asleep: deque[Any] = deque()
 
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until the caller's question is answered with yes; False when it was not in time."""
+        """Wait until ``is_there()`` returns true.
+
+        Return False if ``timeout_s`` passes first; None waits without a limit.
+        """
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_there():
             left_s = POLL_INTERVAL_S if ends is None else min(ends - time.monotonic(), POLL_INTERVAL_S)
@@ -138,7 +147,7 @@ class InterruptSafeCondition:
             mine.acquire()
             try:
                 self._asleep.append(mine)
-                if not is_there():  # who told before it was there to be woken need not tell again
+                if not is_there():  # a thread that signals from here on wakes this one
                     mine.acquire(True, left_s)
             finally:
                 self._take_off(mine)
@@ -147,16 +156,16 @@ class InterruptSafeCondition:
     def _take_off(self, mine: Any) -> None:
         try:
             self._asleep.remove(mine)
-        except ValueError:  # woken
+        except ValueError:  # notify_all() removed it
             pass
 
     @property
-    def anybody(self) -> bool:
-        """Whether somebody waits."""
+    def has_waiters(self) -> bool:
+        """Whether a thread waits."""
         return bool(self._asleep)
 
-    def tell(self) -> None:
-        """Wake those who wait."""
+    def notify_all(self) -> None:
+        """Wake all waiting threads."""
         while self._asleep:
             try:
                 wake_sleeper(self._asleep.popleft())

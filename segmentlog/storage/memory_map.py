@@ -1,9 +1,8 @@
 """Memory maps that hold no descriptor.
 
-Python's `mmap` keeps a duplicate of the file's descriptor for as long as the map lives
-(until 3.13, where it can be told not to): ten thousand partitions, each with its state page
-mapped, would take ten thousand of them. So the system call is made through ctypes, and the
-memory given back when the last view of it is gone.
+Python's `mmap` keeps a duplicate of the file's descriptor for the life time of the map. (Python 3.13 can avoid that.)
+Ten thousand partitions with a mapped state page each would take ten thousand descriptors. So this module makes the
+system call through ctypes, and unmaps the memory with the last view of it.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 def map_shared(fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
-    """The first ``size_bytes`` of a file as bytes shared with every process that maps it.
+    """Map the first ``size_bytes`` of a file, shared with every process that maps it.
 
-    Unmapped when neither the view nor anything made of it is left. Raises OSError.
+    The memory is unmapped when neither the view nor an object made from it exists. Raises OSError.
     """
     protection = _PROT_READ | (_PROT_WRITE if writable else 0)
     address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED, fd, 0)
@@ -45,7 +44,7 @@ def map_shared(fd: int, size_bytes: int, *, writable: bool = False) -> memoryvie
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     raw = _from_memory(address, size_bytes, _PYBUF_WRITE if writable else _PYBUF_READ)
-    # An array between the memory and its views: they keep it alive, and it can be watched for its end.
+    # Put an array between the memory and its views: the views keep it alive, and a finalizer can watch it.
     owner = np.frombuffer(raw, np.uint8)
     weakref.finalize(owner, _libc.munmap, address, size_bytes).atexit = False
     return memoryview(owner)  # type: ignore[arg-type]  # numpy says that it is a buffer from Python 3.12 on

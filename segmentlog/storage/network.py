@@ -1,9 +1,9 @@
-"""A store on a network file system: locks and memory maps end at the machine, and nothing else tells.
+"""Warn of a store on a network file system that several machines may write.
 
-What is written on one machine is not seen through another one's map, and an `flock` may or
-may not reach it; two machines that append to one partition overwrite each other. So a
-process that opens such a store for writing leaves its machine's name, and whoever finds
-another machine's there is warned. Nothing can be promised on top of that.
+Locks and memory maps end at the machine. A write on one machine does not show in the map of another, and an `flock` may
+or may not reach it. Two machines that append to one partition overwrite each other's records. So a process that opens
+such a store for writing leaves the name of its machine in a file, and a process that finds another machine's name logs
+a warning. There are no further guarantees.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("segmentlog")
 
 
 class NetworkMark:
-    """The name of this machine in a store that several machines may reach."""
+    """The file with this machine's name, in a store on a network file system."""
 
     FILE: Final = f"{HIDDEN}writer.json"
 
@@ -39,14 +39,17 @@ class NetworkMark:
         self._host = host
 
     @classmethod
-    def leave(cls, fs: FileSystem, path: str, now_ms: int) -> NetworkMark | None:
-        """Warn of a network file system and of another machine's mark, and leave our own; None on a local disk."""
+    def warn_and_create(cls, fs: FileSystem, path: str, now_ms: int) -> NetworkMark | None:
+        """Log warnings for a network file system and for another machine's mark, and write our mark.
+
+        Returns None on a local disk.
+        """
         kind = fs.kind_of_mount(path)
         if kind not in NETWORK_MOUNTS:
             return None
         logger.warning(
-            "%s is on a network file system (%s): locks, memory maps and fsync may not mean there what they mean on a"
-            " disk; use the store from one machine only",
+            "%s is on a network file system (%s): locks, memory maps and fsync may not work there as on a local disk;"
+            " use the store from one machine only",
             path,
             kind,
         )
@@ -55,8 +58,9 @@ class NetworkMark:
         if host and host != mark._host:
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
             logger.warning(
-                "%s was opened for writing by the machine %s at %s and was not closed there: if it still writes, both"
-                " will damage the log; close it there, or open it with read_only=True",
+                "%s was opened for writing by the machine %s at %s and was not closed there: if that machine still"
+                " writes, both machines will damage the log; close the store there, or open it here with"
+                " read_only=True",
                 path,
                 host,
                 when,
@@ -65,7 +69,7 @@ class NetworkMark:
         return mark
 
     def read(self) -> tuple[str, int]:
-        """(machine, when) of the last one that left its mark; an empty name without one."""
+        """Return (machine, wall clock in ms) of the last mark; an empty name if there is none."""
         try:
             document = json.loads(read_file(self._fs, self._path))
             return str(document["host"]), int(document["at_ms"])
@@ -76,7 +80,7 @@ class NetworkMark:
 
     def _write(self, now_ms: int) -> None:
         data = json.dumps({"host": self._host, "at_ms": now_ms}).encode()
-        with failures_ignored():  # a warning is all that it serves
+        with failures_ignored():  # the mark only serves a warning
             fd = self._fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
                 write_all(self._fs, fd, [data], 0)
@@ -84,7 +88,7 @@ class NetworkMark:
                 self._fs.close(fd)
 
     def remove(self) -> None:
-        """At a clean close, if it is still ours."""
+        """Remove the mark at a clean close, if it is still ours."""
         if self.read()[0] == self._host:
             with failures_ignored():
                 self._fs.unlink(self._path)

@@ -1,4 +1,4 @@
-"""Segment files: the one that takes appends, those that were sealed and are not synced yet, any of them mapped."""
+"""Segment files: active for appends, sealed but not yet synced, and mapped for reading."""
 
 from __future__ import annotations
 
@@ -19,48 +19,50 @@ from segmentlog.storage.segment_stub import is_remote
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
 _WINDOW: Final = 128 << 10
-"""How often it is decided whether to write zeros ahead, and how many."""
+"""How many bytes ahead the decision to write zeros is made, and the most zeros to write."""
 _WINDOW_SYNCS: Final = 4
-"""So many fsyncs in a window: they cost more than writing it twice. With batches of 56 kB here that was no gain."""
+"""Write zeros after this many fsyncs in a window: they then cost more than writing the window twice.
+
+With batches of 56 kB zeros were no gain here.
+"""
 _ZEROS: Final = bytes(_WINDOW)
 
 
 def segment_stem(folder: str, base_offset: int) -> str:
-    """Path of a segment's files without their suffix."""
+    """Return the path of a segment's files without their suffix."""
     return f"{folder}/{segment_name(base_offset)}"
 
 
 def list_segments(fs: FileSystem, folder: str) -> list[int]:
-    """Base offsets of the segments in a partition's folder, ascending."""
+    """Return the base offsets of the segments in a partition's folder, ascending."""
     return sorted(base for name in fs.listdir(folder) if (base := parse_segment_name(name)) is not None)
 
 
 def create_segment(fs: FileSystem, folder: str, base_offset: int) -> None:
-    """Make an empty one, if there is none yet. Its name is durable once the folder is synced."""
+    """Create an empty segment file, if it does not exist. Its name is durable once the folder is synced."""
     path = segment_stem(folder, base_offset) + LOG_SUFFIX
     with opened(fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC):
         pass
 
 
 def truncate_segment(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
-    """Give back what was allocated behind the end of one that nobody here has open. A crash may bring it back."""
+    """Cut the preallocated space after ``position`` off a file that this process has not open. A crash may undo it."""
     with opened(fs, segment_stem(folder, base_offset) + LOG_SUFFIX, os.O_RDWR | os.O_CLOEXEC) as fd:
         fs.ftruncate(fd, position)
 
 
 def truncate_durably(fs: FileSystem, folder: str, base_offset: int, position: int) -> None:
-    """Take back what was written from ``position`` on and never published, durably.
+    """Remove bytes from ``position`` on that were written but never published, durably.
 
-    Its offsets go to other records next: after a power cut the disk must not come up
-    with the old bytes in place of those. Raises `DiskFailed` when the fsync fails: what was appended
-    before may be lost with it.
+    The next append reuses their offsets: after a power cut the disk must not show the old bytes for the new records.
+    Raises `DiskFailed` if the fsync fails: earlier appends may then be lost, too.
     """
     path = segment_stem(folder, base_offset) + LOG_SUFFIX
     with opened(fs, path, os.O_RDWR | os.O_CLOEXEC) as fd:
-        _drop(fs, fd, position, path)
+        _truncate_and_sync(fs, fd, position, path)
 
 
-def _drop(fs: FileSystem, fd: int, position: int, path: str) -> None:
+def _truncate_and_sync(fs: FileSystem, fd: int, position: int, path: str) -> None:
     fs.ftruncate(fd, position)
     try:
         fs.fsync(fd)
@@ -69,10 +71,11 @@ def _drop(fs: FileSystem, fd: int, position: int, path: str) -> None:
 
 
 class SealedSegment:
-    """A segment that was sealed here, through the descriptor that it was written with, until it is synced.
+    """A segment that this process sealed, kept open with the descriptor that wrote it until it is synced.
 
-    The kernel tells of a failed writeback once for every descriptor that was open then. A file that nobody
-    has open may be forgotten with its error, and an fsync that opens it again hears of nothing.
+    The kernel reports a failed writeback once for each descriptor that was open at that time. If no process has the
+    file open, the kernel may drop the file's state with the error, and an fsync through a new descriptor reports
+    nothing.
     """
 
     __slots__ = ("_fs", "base_offset", "epoch", "fd", "path")
@@ -82,15 +85,15 @@ class SealedSegment:
         self.path = path
         self.base_offset = base_offset
         self.epoch = epoch
-        """Of the log then: a recovery may have put another file in its place."""
+        """The epoch of the log when it was sealed: a recovery may have replaced the file since."""
         self.fd = fd
 
     def sync(self) -> None:
-        """fdatasync. Raises `DiskFailed`."""
+        """Call fdatasync. Raises `DiskFailed`."""
         sync_data(self._fs, self.fd, self.path)
 
     def close(self) -> None:
-        """Idempotent. Nobody is told of an error: whoever wants to know it syncs before."""
+        """Close the descriptor. Ignores errors: call `sync` before to get them. Idempotent."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
             with failures_ignored():
@@ -98,14 +101,13 @@ class SealedSegment:
 
 
 class ActiveSegment:
-    """The segment that takes appends, held by whoever may come to append. Used under the append lock only.
+    """The segment that takes appends. Used under the append lock only.
 
-    Where the log ends is not this object's to know: positions come from the shared state.
-    The file is preallocated ahead in steps that double from 64 KiB to 8 MiB (an `fdatasync`
-    of a preallocated file took half the time here), and zero there. Where it is synced often, zeros
-    are written ahead as well: in blocks that are merely reserved the first write changes what they
-    are, and an `fdatasync` has that to write, too (100 us instead of 45 for 6 kB on ext4 here).
-    PostgreSQL fills its log with zeros for the same reason (`wal_init_zero`).
+    It does not know where the log ends: the shared state has the positions. The file is preallocated in steps that
+    double from 64 KiB to 8 MiB, and is zero there. (`fdatasync` of a preallocated file took half the time here.) If it
+    is synced often, zeros are also written ahead. The first write to a block that is only reserved changes the file's
+    metadata, which `fdatasync` must write, too: 100 us instead of 45 for 6 kB on ext4 here. PostgreSQL fills its log
+    with zeros for the same reason (`wal_init_zero`).
     """
 
     __slots__ = (
@@ -130,8 +132,8 @@ class ActiveSegment:
         self.path = segment_stem(folder, base_offset) + LOG_SUFFIX
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self.is_cut = True
-        """Nothing that a failed write left stands behind the end of the log."""
-        # Like a file that is locked, for what else that brings: dropped, it is closed, and so it is in a forked child.
+        """Whether the file has no bytes of a failed write after the end of the log."""
+        # Open it like a locked file: the finalizer closes it if it is dropped, and a forked child closes its copy.
         self.fd: int = open_lockable(fs, self.path, flags)
         self._limit = limit_bytes
         try:
@@ -141,24 +143,24 @@ class ActiveSegment:
             raise
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         fd, self.fd = self.fd, -1  # before: its number may be another file's right after
         if fd >= 0:
             close_lockable(self._fs, fd)
 
     def write(self, buffers: Sequence[Buffer], size_bytes: int, position: int) -> None:
-        """Write at ``position``, the end of the log; all or nothing.
+        """Write at ``position``, the end of the log: all or nothing.
 
-        An error leaves the file as it was: nothing was written, or it was cut off again, durably. `is_cut`
-        is false where it could not be, and is to be before anything else is appended. Raises DiskFull;
-        `DiskFailed` for a disk that fails; any other OSError is this process's own affair.
+        An error leaves the file as it was: nothing was written, or the written bytes were removed durably. If they
+        could not be removed, `is_cut` is false, and they must be removed before the next append. Raises `DiskFull`,
+        `DiskFailed` if the disk fails, or another OSError that concerns this process only.
         """
         if position + size_bytes > self._prepared:
             self._prepare(position, size_bytes)
         try:
             if len(buffers) == 2 and self._fs.pwritev(self.fd, buffers, position) == size_bytes:
                 return
-            write_all(self._fs, self.fd, buffers, position)  # many buffers, or all of it again after a short write
+            write_all(self._fs, self.fd, buffers, position)  # many buffers, or everything again after a short write
         except OSError as error:
             self.is_cut = False
             self._take_back(position)
@@ -169,18 +171,18 @@ class ActiveSegment:
             raise
 
     def seal(self, position: int, epoch: int) -> SealedSegment:
-        """Take no more: what was allocated behind ``position``, the end, is given back, and the descriptor handed over.
+        """Cut off the space preallocated after ``position``, the end, and return the segment with the descriptor.
 
-        Before readers see it as sealed: from then on they map all of the file.
+        Call this before readers see the segment as sealed: they then map the whole file.
         """
         self._fs.ftruncate(self.fd, position)
         fd, self.fd = self.fd, -1
         return SealedSegment(self._fs, self.path, self.base_offset, epoch, fd)
 
     def _take_back(self, position: int) -> None:
-        """As `drop_behind`, unless this process cannot do it: whoever appends next can. Raises `DiskFailed`."""
+        """Truncate like `truncate_durably`, unless this process cannot: the next append will. Raises `DiskFailed`."""
         try:
-            _drop(self._fs, self.fd, position, self.path)
+            _truncate_and_sync(self._fs, self.fd, position, self.path)
         except OSError as error:
             if is_interrupt(error):
                 raise
@@ -193,19 +195,19 @@ class ActiveSegment:
             raise DiskFailed.of(failure, self.path)
 
     def _prepare(self, position: int, size_bytes: int) -> None:
-        """See to what lies ahead of ``position``, up to where it is to be seen to again."""
+        """Preallocate space after ``position`` and write zeros there if that pays, for the next window."""
         if position + size_bytes > self._allocated:
             self._allocate(position, size_bytes)
         ahead = min(max(size_bytes, _WINDOW), self._allocated - position)
         if self._count_syncs is not None:
             before, self._syncs = self._syncs, self._count_syncs()
             if 0 <= before <= self._syncs - _WINDOW_SYNCS and size_bytes < ahead:
-                with failures_ignored():  # what is written for the caller will tell
+                with failures_ignored():  # the caller's own write will report the error
                     self._fs.pwritev(self.fd, [_ZEROS[:ahead]], position)
         self._prepared = position + max(ahead, size_bytes)
 
     def _allocate(self, position: int, size_bytes: int) -> None:
-        size = self._fs.fstat(self.fd).st_size  # another process may have gone ahead
+        size = self._fs.fstat(self.fd).st_size  # another process may have preallocated more
         if position + size_bytes > size:
             step = min(max(size, _ALLOCATE_MIN), _ALLOCATE_MAX)
             wanted = max(min(size + step, self._limit), position + size_bytes)
@@ -215,13 +217,14 @@ class ActiveSegment:
 
 
 class MappedSegment:
-    """A segment's file mapped for reading; grows with the file, never shrinks.
+    """A segment's file mapped for reading. The map grows with the file and never shrinks.
 
-    Dropping the object unmaps it once no batch that was read from it is left. Thread-safe:
-    threads that map at once merely do it twice.
+    It is unmapped when the object and all batches read from it are dropped. Thread-safe: two threads that map at the
+    same time map it twice.
 
-    Of a file of which not everything is here (`FileSystem.ranged`) all is brought first. With ``ranged`` nothing is:
-    whoever looks at bytes of it asks for them before, with `ranges`. Raises `ObjectStoreError` then, too.
+    If the file is only partly on the local disk (`FileSystem.ranged`), the constructor downloads all of it. With
+    ``ranged`` it downloads nothing: the reader must request bytes with `ranges` before reading them. Raises
+    `ObjectStoreError`.
     """
 
     __slots__ = ("_fs", "_ranged", "base_offset", "inode", "path", "ranges", "view", "written_ns")
@@ -246,9 +249,9 @@ class MappedSegment:
             with opened(self._fs, self.path, os.O_RDONLY | os.O_CLOEXEC) as fd:
                 found = self._fs.fstat(fd)
                 if self.inode not in (0, found.st_ino):
-                    return  # another one has the name since
+                    return  # another file has the name now
                 view = self._fs.map_file(fd, found.st_size) if found.st_size else memoryview(b"")
-            # It may have become a hole since it was asked for.
+            # It may have become a stub (a hole) after the check above.
             if any(view[:PROBE_BYTES]) or not view or not is_remote(self._fs, self.path, found):
                 break
         self.inode, self.written_ns, self.view = found.st_ino, found.st_mtime_ns, view
@@ -262,16 +265,19 @@ class MappedSegment:
         self.written_ns = self._fs.stat(self.path).st_mtime_ns
         self.inode, self.ranges, self.view = ranges.inode, ranges, view
 
-    def bring(self) -> None:
-        """Have all of it here, and what it grows by. Raises `ObjectStoreError`."""
+    def download(self) -> None:
+        """Download the whole file if it is only partly local, and from now on what it grows by.
+
+        Raises `ObjectStoreError`.
+        """
         self._ranged = False
         if self.ranges is not None:
             self.ranges.need(0, len(self.view))
 
-    def upto(self, end_position: int) -> memoryview:
-        """The first ``end_position`` bytes. Raises `CorruptBatch` when the file has fewer."""
+    def view_to(self, end_position: int) -> memoryview:
+        """Return the first ``end_position`` bytes. Raises `CorruptBatch` if the file has fewer."""
         if len(self.view) < end_position:
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: what is mapped stays
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: the map stays valid
                 self._map()
             if len(self.view) < end_position:
                 found = f"{len(self.view)} bytes"
@@ -280,5 +286,5 @@ class MappedSegment:
 
     @property
     def is_retired(self) -> bool:
-        """Whether another file has its place, of which there is no other sign."""
+        """Whether another file has replaced this one in the block cache, which nothing else shows."""
         return self.ranges is not None and self.ranges.is_retired

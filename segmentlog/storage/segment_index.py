@@ -1,8 +1,7 @@
-"""The index of one segment in memory, and its two files: loaded, caught up from the log, flushed, sealed.
+"""The sparse index of a segment in memory, and its two files.
 
-Whoever looks, the entries are a function of the batch headers alone. So a process that
-follows another one's appends computes the same entries, and writing them to the files is
-harmless however many do it.
+All processes compute the same entries, because entries depend on the batch headers alone. So any number of processes
+may write them to the files.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.interrupt_check import failures_ignored
 
-_FLUSH_EVERY = 256  # entries; a megabyte of log at the default interval is what a kill costs the next open
+_FLUSH_EVERY = 256  # entries; a kill costs the next open a scan of one megabyte at the default interval
 
 
 class SegmentIndex:
-    """Sparse offset and time index of one segment. Thread-safe, but for `observe`.
+    """Sparse offset and time index of one segment. Thread-safe, except `observe`.
 
-    ``scanned_position`` is how far into the segment the entries reach; lookups behind it
-    answer with the last entry before it, and whoever asked walks on from there.
+    ``scanned_position`` is the position in the segment that the entries reach. A lookup after it returns the last entry
+    before it, and the caller walks the batches from there.
     """
 
     def __init__(
@@ -54,20 +53,23 @@ class SegmentIndex:
     ) -> None:
         self.writable = writable
         self._staying = folder_locked
-        """Around writing to the files, which go by their names; `UnknownTopic` when they are another log's now."""
+        """Context for writing files by name. Raises `UnknownTopic` if the folder belongs to another log now."""
         self.log_inode: int | None = None
-        """Inode of the log that the entries are of; None for that of the name, whatever it is."""
+        """Inode of the segment file that the entries describe; None for the file that has the name, whatever it is."""
         self._fs = fs
         self._stem = stem
         self.base_offset = base_offset
         self._interval = interval_bytes
         self._spoiled = False
-        self._begin_empty()
-        self._lock = fork_safety.lock(self, "_lock", "_begin_empty")
+        self._reset()
+        self._lock = fork_safety.lock(self, "_lock", "_reset")
 
-    def _begin_empty(self) -> None:
-        """Know nothing of the segment. In a forked child: another thread of the parent may have been adding to it."""
-        self._keep(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
+    def _reset(self) -> None:
+        """Discard all entries.
+
+        Also called in a forked child: another thread of the parent may have been adding entries.
+        """
+        self._set_entries(np.empty(0, OFFSET_ENTRY), np.empty(0, TIME_ENTRY))
         self.count = 0
         self._flushed = 0
         self.max_timestamp = 0
@@ -75,16 +77,16 @@ class SegmentIndex:
         self._last_indexed_position = 0
         self._next_offset = self.base_offset
 
-    def _keep(self, offsets: Entries, times: Entries) -> None:
-        """Go on with these entries."""
+    def _set_entries(self, offsets: Entries, times: Entries) -> None:
+        """Replace the entries."""
         relative, positions = _columns(offsets)
-        # Without a call in between: an interrupt leaves all of it as it was, or none.
+        # No call in between: an interrupt leaves all of the old entries or all of the new ones.
         self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
 
     # ------------------------------------------------------------ files
 
     def load(self, *, limit: int = MAX_RELATIVE, sealed: bool = False) -> None:
-        """Take over what the files hold, what checks, and what lies below position ``limit``; it may be nothing."""
+        """Read the valid entries below position ``limit`` from the files; there may be none."""
         offset_bytes, time_bytes = self._read(INDEX_SUFFIX, sealed), self._read(TIME_INDEX_SUFFIX, sealed)
         offsets, times, whole = decode_entries(offset_bytes, time_bytes)
         kept = int(
@@ -94,7 +96,7 @@ class SegmentIndex:
         relative, positions = _columns(offsets)
         max_timestamp = int(times["max_timestamp"][-1]) if kept else 0
         with self._lock:
-            # Without a call in between, as in `_keep`.
+            # No call in between, as in `_set_entries`.
             self._offsets, self._times, self._relative, self._positions = offsets, times, relative, positions
             self.count = self._flushed = kept
             self._spoiled = not whole
@@ -104,7 +106,10 @@ class SegmentIndex:
                 self._next_offset = self.base_offset + relative[-1]
 
     def _read(self, suffix: str, sealed: bool) -> memoryview:
-        """The file's bytes: a sealed one mapped, so that ten thousand loaded indexes are page cache, not memory."""
+        """Return the file's bytes.
+
+        A sealed file is mapped: ten thousand loaded indexes are page cache, not process memory.
+        """
         try:
             with opened(self._fs, self._stem + suffix, os.O_RDONLY | os.O_CLOEXEC) as fd:
                 size = self._fs.fstat(fd).st_size
@@ -117,7 +122,7 @@ class SegmentIndex:
             return memoryview(b"")
 
     def flush(self) -> None:
-        """Write the entries that the files lack. A cache: failing to write it is no failure, not even a full disk."""
+        """Write the entries that the files lack. The files are a cache, so errors are ignored, even a full disk."""
         with self._lock:
             self._flush()
 
@@ -126,11 +131,13 @@ class SegmentIndex:
         if count == self._flushed or not self.writable:
             return
         with failures_ignored(UnknownTopic), self._staying():
-            found = self._fs.stat(self._stem + LOG_SUFFIX)  # deleted meanwhile: then no index is left behind
+            # raises if the segment was deleted: then no index must be left
+            found = self._fs.stat(self._stem + LOG_SUFFIX)
             if self.log_inode not in (None, found.st_ino):
-                return  # compacted meanwhile: these are not the entries of what is there now
+                return  # compacted meanwhile: these entries describe the old file
             if self._spoiled:
-                # Made anew and never cut: a process that has the file mapped would be killed by touching what is gone.
+                # Create new files instead of truncating: a process that has a file mapped would be killed by touching
+                # missing pages.
                 for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                     with contextlib.suppress(FileNotFoundError):
                         self._fs.unlink(self._stem + suffix)
@@ -152,9 +159,9 @@ class SegmentIndex:
     # ------------------------------------------------------------ entries
 
     def observe(self, position: int, base_offset: int, next_offset: int, max_timestamp: int, size_bytes: int) -> None:
-        """Take note of the batch at ``position``, which must be where the last one ended.
+        """Add the batch at ``position``, which must be where the batch before it ended.
 
-        Takes no lock: for the index that an appender keeps to itself, under its own.
+        Takes no lock: for an index that belongs to an appender, which holds its own lock.
         """
         if entry_due(position, self._last_indexed_position, self._interval):
             self._add(base_offset, position)
@@ -174,14 +181,14 @@ class SegmentIndex:
             grown = max(64, 2 * count)
             offsets, times = np.zeros(grown, OFFSET_ENTRY), np.zeros(grown, TIME_ENTRY)
             offsets[:count], times[:count] = self._offsets[:count], self._times[:count]
-            self._keep(offsets, times)
+            self._set_entries(offsets, times)
         self._offsets[count] = (relative, position)
         self._times[count] = (self.max_timestamp, relative, 0)
         self.count = count + 1
         self._last_indexed_position = position
 
     def catch_up(self, view: memoryview, end_position: int, around: Callable[[], Around] = Around) -> None:
-        """Observe the batches up to ``end_position`` that were not yet; damaged ones are stepped over."""
+        """Observe the batches up to ``end_position`` that were not observed yet, skipping damaged ones."""
         with self._lock:
             walk = walk_over_damage(view, self.scanned_position, end_position, self._next_offset, around)
             for position, header in walk:
@@ -189,7 +196,7 @@ class SegmentIndex:
             self.scanned_position = max(self.scanned_position, end_position)
 
     def close(self, next_offset: int, size_bytes: int) -> None:
-        """Add the closing entry of a sealed segment, and write everything."""
+        """Add the closing entry of a sealed segment, and write all entries to the files."""
         with self._lock:
             if self._last_indexed_position < size_bytes:
                 self._add(next_offset, size_bytes)
@@ -197,26 +204,27 @@ class SegmentIndex:
         self.flush()
 
     def complete(self, size_bytes: int) -> None:
-        """`close` for who has caught up with a sealed segment, and knows its end from its batches alone."""
+        """Call `close` with the end that the batches say, once the index has caught up with a sealed segment."""
         self.close(self._next_offset, size_bytes)
 
     def is_complete(self, size_bytes: int) -> bool:
-        """Whether the closing entry for a segment of this size is there."""
+        """Return whether the closing entry for a segment of this size exists."""
         return self._last_indexed_position == size_bytes > 0
 
     # ------------------------------------------------------------ lookups
 
     def position_for_offset(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the last indexed batch that starts at or below ``offset``."""
+        """Return (position, base offset) of the last indexed batch that starts at or below ``offset``."""
         with self._lock:
             count = self.count
             if count and offset > self.base_offset:
-                # Steps of 40 ns: `searchsorted` takes 2 us to set up, and milliseconds for a needle of another dtype.
+                # bisect takes 40 ns a step. `searchsorted` needs 2 us to start, and milliseconds for a value of another
+                # dtype.
                 return self._entry(bisect_right(self._relative, offset - self.base_offset, 0, count) - 1)
         return 0, self.base_offset
 
     def position_for_timestamp(self, timestamp: int) -> tuple[int, int]:
-        """(position, base offset) of an indexed batch before which every timestamp is below ``timestamp``."""
+        """Return (position, base offset) of an indexed batch before which every timestamp is below ``timestamp``."""
         with self._lock:
             stamps = self._times["max_timestamp"][: self.count]
             return self._entry(int(stamps.searchsorted(np.int64(timestamp), "left")) - 1)
@@ -227,14 +235,14 @@ class SegmentIndex:
         return self._positions[index], self.base_offset + self._relative[index]
 
     def batches_after(self, position: int) -> Iterator[tuple[int, int]]:
-        """(position, base offset) of each indexed batch that begins behind ``position``, and the closing entry's."""
+        """Yield (position, base offset) of each indexed batch after ``position``, and of the closing entry."""
         with self._lock:
             count, positions, relative = self.count, self._positions, self._relative
         for at in range(bisect_right(positions, position, 0, count), count):
             yield positions[at], self.base_offset + relative[at]
 
     def entries(self) -> tuple[Entries, Entries]:
-        """Copies of the entries, their checks filled in; for `verify` and for tests."""
+        """Return copies of the entries with their checksums, for `verify` and for tests."""
         with self._lock:
             encoded = encode_entries(
                 self._offsets["relative_offset"][: self.count],
@@ -245,13 +253,18 @@ class SegmentIndex:
 
 
 def _columns(offsets: Entries) -> tuple[memoryview, memoryview]:
-    """(relative offsets, positions) of entries, for `bisect`."""
+    """Return (relative offsets, positions) of the entries, for `bisect`."""
     words = offsets.view(np.uint32).data
     return words[::2], words[1::2]
 
 
 def load_known_batches(fs: FileSystem, stem: str, base_offset: int) -> KnownBatches:
-    """What the index files of a segment say of its batches; they are read once somebody asks. None is no failure."""
+    """Return a function that looks up the batches in the index files of a segment.
+
+    It reads the files when first called.
+
+    Missing or unreadable files are not an error: they count as empty.
+    """
     index: SegmentIndex | None = None
 
     def batches_after(position: int) -> Iterator[tuple[int, int]]:

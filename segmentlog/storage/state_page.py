@@ -1,4 +1,4 @@
-"""The page that all processes share about one partition: where its log starts, ends and is durable.
+"""The page that all processes share about one partition: its start, its end and its durable offset.
 
 The file ``state``, 4096 bytes of native u64 words, mapped by every process::
 
@@ -6,28 +6,28 @@ The file ``state``, 4096 bytes of native u64 words, mapped by every process::
          1-2  boot id (128 bits)
          3-4  device and inode of the partition's folder
          5    XXH3-64 of words 0-4 and 6
-         6    the mount that the page was made under, 0 where the kernel does not tell them apart
-         7    wanted      an append needs offsets below this one, and more have to be granted for it
-         8    writing     an append is in progress: bytes beyond the end may be torn
+         6    mount id when the page was created, 0 if the kernel has none
+         7    wanted      an append needs offsets below this value, so more must be granted
+         8    writing     an append is in progress: bytes after the end may be torn
          9    failed      an fsync failed: no appends until the partition is reopened
-         10   config      another number with every change of the topic's configuration
-         11   moved       another number when the topic is deleted or renamed: open handles look where it is
-         12   waiting     monotonic milliseconds until which somebody waits to be woken
-         13   producers   1 once a batch with a producer id was appended: appenders keep track of producers
-         14   aborts      grows with every transaction that is aborted: readers look for them again
-         15   shipped     everything below this offset lies in the object store that the store is shipped to
+         10   config      changes with every change of the topic's configuration
+         11   moved       changes when the topic is deleted or renamed: open handles check their folder
+         12   waiting     monotonic milliseconds until which a follower waits to be woken
+         13   producers   1 after the first batch with a producer id: appenders track producers
+         14   aborts      grows with every aborted transaction: readers look for aborts again
+         15   shipped     everything below this offset is in the object store
          16   `LogState`  (written under the append lock)
          64   `SyncState` (written under the sync lock)
 
-A block is a sequence number and two copies of its fields, each with a checksum seeded with
-the sequence number. A writer fills the copy that is not current, then stores the sequence
-number, one aligned word that goes up by a large odd step: a reader never waits, a writer
-killed at any instruction leaves the old copy current, and a block that was damaged does not pass for one.
+A block consists of a sequence number and two copies of its fields, each with a checksum seeded with the sequence
+number. A writer fills the copy that is not current, then stores the new sequence number, an aligned word that grows by
+a large odd step. So a reader never waits, and a writer killed at any instruction leaves the old copy current. A damaged
+block does not pass the checksum.
 
-The page is no more than a cache of the page cache's state: it says nothing once the machine
-has restarted, and nothing about a folder that was copied. Both show in words 1-4. Nor does it once
-the disk went away and came back, with any older version of the page on it: no content of the page
-can show that, and so `is_of_this_memory` asks the kernel. See docs/durability.md, "Who is believed".
+The page only describes the content of the kernel's page cache. It is invalid after a restart of the machine, and for a
+copy of the folder; words 1-4 show both. It is also invalid if the disk went away and came back within a boot, with any
+older version of the page on it. No content of the page can show that, so `has_stayed_in_memory` asks the kernel. See
+docs/durability-evidence.md, "When a state page is trusted".
 """
 
 from __future__ import annotations
@@ -60,21 +60,22 @@ ABORTS_WORD: Final = 14
 SHIPPED_WORD: Final = 15
 WRITING: Final = 1
 REWRITING: Final = 2
-"""Values of `StatePage.writing`: an append is in progress; segments are being replaced (a truncation)."""
+"""Values of `StatePage.writing`: WRITING while an append runs, REWRITING while a truncation replaces segments."""
 _MAGIC: Final = int.from_bytes(b"SLSTATE\x01", "little")
 _WORD: Final = 8
 _READ_ATTEMPTS: Final = 10_000
 _MISMATCHES: Final = 100
 _STEP: Final = 0x9E3779B97F4A7C15
-# Odd, so that the copies alternate; far from one, so that no damaged byte makes the number of the other copy of it.
-_WORD_MASK: Final = (1 << 64) - 1  # counters wrap: a page full of ones is damaged, and made anew like any other
+# Odd, so that the copies alternate. Far from 1, so that no damaged byte turns the number into the other copy's.
+# Counters wrap, so that a page of ones can be read. It is damaged, and is replaced like any other.
+_WORD_MASK: Final = (1 << 64) - 1
 
 _PACKED: Final = struct.Struct("=6Q")
 _hash = xxhash.xxh3_64_intdigest
 
 
 class LogState(msgspec.Struct, frozen=True, gc=False):
-    """What appends change. Offsets, and positions in bytes."""
+    """The fields that appends change. Offsets count records, positions count bytes."""
 
     log_start_offset: int
     log_end_offset: int
@@ -83,26 +84,26 @@ class LogState(msgspec.Struct, frozen=True, gc=False):
     end_position: int
     epoch: int
     generation: int
-    """Counts deletions and replacements of segment files; a roll shows in `active_base_offset`."""
+    """The number of deletions and replacements of segment files. A roll shows in `active_base_offset` instead."""
     appended_bytes: int
-    """Grows by the size of every batch; the distance to `SyncState.synced_bytes` is un-fsynced."""
+    """The total size of all batches. The difference to `SyncState.synced_bytes` is not synced yet."""
     first_append_ms: int
-    """Wall clock at the first append to the active segment; 0 while it is empty."""
+    """Wall clock of the first append to the active segment; 0 while the segment is empty."""
     offset_ceiling: int
-    """The checkpoint promises that no offset at or above it is handed out before a higher one is durable."""
+    """The checkpoint guarantees that no offset from here on is assigned before a higher ceiling is durable."""
 
 
 class SyncState(msgspec.Struct, frozen=True, gc=False):
-    """What fsyncs and checkpoints change."""
+    """The fields that fsyncs and checkpoints change."""
 
     durable_offset: int
     synced_bytes: int
     synced_base_offset: int
     """Base offset of the newest segment whose name is durable."""
     checkpointed_bytes: int
-    """`synced_bytes` when the recovery point last moved."""
+    """`synced_bytes` when the recovery point last advanced."""
     synced_at_ms: int
-    """Monotonic clock at the last fsync."""
+    """Monotonic clock of the last fsync."""
     sync_count: int
 
 
@@ -110,11 +111,11 @@ Fields = TypeVar("Fields", LogState, SyncState)
 
 
 class StateDamaged(Exception):
-    """Neither this block's checksum nor its sequence number make sense: the page cannot be trusted."""
+    """The checksum or the sequence number of a block is invalid: the page cannot be trusted."""
 
 
 class StateBlock(Generic[Fields]):
-    """One block of the page: lock-free for readers; one writer at a time, who holds the block's lock."""
+    """A block of fields in the page. Reading needs no lock; a writer must hold the lock of the block."""
 
     __slots__ = ("_buffer", "_cached", "_kind", "_packer", "_positions", "_word", "_words")
 
@@ -128,11 +129,11 @@ class StateBlock(Generic[Fields]):
         self._kind = kind
         self._packer = struct.Struct(f"={count}Q")
         self._positions = ((word + 1) * _WORD, (word + 2 + count) * _WORD)
-        # One attribute, so that threads never pair a sequence number with another one's fields.
+        # One attribute, so that a thread never pairs a sequence number with the fields of another number.
         self._cached: tuple[int, Fields] | None = None
 
     def read(self) -> Fields:
-        """The fields as one of the writers left them. Raises `StateDamaged`."""
+        """Return the fields that a writer published last. Raises `StateDamaged`."""
         size = self._packer.size
         mismatches = 0
         for _ in range(_READ_ATTEMPTS):
@@ -140,15 +141,15 @@ class StateBlock(Generic[Fields]):
             cached = self._cached
             if cached is not None and cached[0] == sequence:
                 return cached[1]
-            if not sequence:  # never written to: a new page
+            if not sequence:  # a new page: never written
                 break
             position = self._positions[sequence & 1]
             data = bytes(self._buffer[position : position + size])
             check = self._words[(position + size) // _WORD]
             if self._words[self._word] != sequence:
-                continue  # a writer went on meanwhile: what was read may be half of its next copy
+                continue  # a writer published meanwhile, and may have overwritten half of this copy
             if _hash(data, sequence) != check:
-                # On a processor that reorders stores the number may arrive before the fields, for a moment.
+                # On a processor that reorders stores the number may arrive briefly before the fields.
                 mismatches += 1
                 if mismatches > _MISMATCHES:
                     break
@@ -159,7 +160,7 @@ class StateBlock(Generic[Fields]):
         raise StateDamaged
 
     def write(self, fields: Fields) -> None:
-        """Publish new fields. The caller holds the block's lock."""
+        """Publish new fields. The caller holds the lock of the block."""
         sequence = (self._words[self._word] + _STEP) & _WORD_MASK
         position = self._positions[sequence & 1]
         data = self._packer.pack(*astuple(fields))
@@ -170,30 +171,30 @@ class StateBlock(Generic[Fields]):
 
 
 class StatePage:
-    """The mapped page of one partition. Flags are plain ``words``; see the module for who writes what."""
+    """The mapped page of one partition. Flags are plain ``words``; the module docstring describes them."""
 
     __slots__ = ("_map", "file_id", "log", "sync", "words")
 
     def __init__(self, buffer: memoryview | bytearray, file_id: tuple[int, int] | None = None) -> None:
         self._map = buffer
         self.file_id = file_id
-        """Device and inode of the file that is mapped, which no other file gets meanwhile; None for a private page."""
+        """Device and inode of the mapped file, not reused while it is mapped; None for a private page."""
         self.words = memoryview(buffer).cast("Q")
         self.log: StateBlock[LogState] = StateBlock(buffer, self.words, 16, LogState)
         self.sync: StateBlock[SyncState] = StateBlock(buffer, self.words, 64, SyncState)
 
     @classmethod
     def private(cls) -> StatePage:
-        """A page of this process alone, for reading a store that must not be written to."""
+        """Create a page that only this process sees, to read a store that must not be written."""
         return cls(bytearray(PAGE_SIZE))
 
     @classmethod
     def map(cls, fs: FileSystem, fd: int, *, writable: bool) -> StatePage | None:
-        """Map the file; None when it is not a page long and may not be made so.
+        """Map the file. Return None if it is shorter than a page and must not be extended.
 
-        The page is written in full before it is mapped: a store into an mmap'd hole of a full
-        disk would be a SIGBUS, and not an error. That takes the sync lock for a moment, which
-        the caller must not hold: zeros must not go over a page that others have begun to use.
+        The page is written in full before it is mapped: on a full disk a store to a hole in a mapped file raises SIGBUS
+        instead of an error. Writing takes the sync lock briefly, so that zeros never overwrite a page that other
+        processes use. The caller must not hold that lock.
         """
         found = fs.fstat(fd)
         if found.st_size < PAGE_SIZE:
@@ -211,13 +212,13 @@ class StatePage:
         return cls(fs.map_file(fd, PAGE_SIZE, writable=writable), (found.st_dev, found.st_ino))
 
     def close(self) -> None:
-        """Let go of the page; nothing of it may be used any more."""
+        """Release the page. The caller must not use it or its blocks afterwards."""
         self.words.release()
         if isinstance(self._map, memoryview):
             self._map.release()
 
-    def describes(self, boot_id: str, folder: os.stat_result) -> bool:
-        """Whether the page is about this folder (not a copy of it) in this boot, and its blocks are sound."""
+    def is_valid_for(self, boot_id: str, folder: os.stat_result) -> bool:
+        """Return whether the page was written in this boot for this folder (not a copy), and its blocks are valid."""
         if not self.is_about(boot_id, folder):
             return False
         try:
@@ -228,31 +229,31 @@ class StatePage:
         return True
 
     def is_about(self, boot_id: str, folder: os.stat_result) -> bool:
-        """Whether the header names this boot and this folder."""
+        """Return whether the header names this boot and this folder."""
         return list(self.words[:_HEADER_WORDS]) == _header_words(boot_id, folder, self.mount_id)
 
     @property
     def mount_id(self) -> int:
-        """The mount under which the page was made, unique in its boot; 0 for one that the kernel did not tell."""
+        """The mount under which the page was created, unique in its boot; 0 if the kernel has no mount ids."""
         return self.words[MOUNT_WORD]
 
     @property
     def header_is_sound(self) -> bool:
-        """Whether the header was written so, whatever boot and folder it names."""
+        """Whether the checksum of the header is right, whatever boot and folder it names."""
         words = list(self.words[:_HEADER_WORDS])
         return words[0] == _MAGIC and _hash(_PACKED.pack(*words[:5], words[MOUNT_WORD])) == words[5]
 
     def has_stayed_in_memory(self, fs: FileSystem, fd: int) -> bool:
-        """Whether the kernel has had the file, open as ``fd``, in memory ever since the page was made.
+        """Return whether the kernel has kept the file, open as ``fd``, in memory since the page was created.
 
-        If not, what is mapped may be any version of the page that was ever written.
+        If not, the mapped page may be any older version of itself.
         """
         return (self.mount_id != 0 and fs.mount_id(fd) == self.mount_id) or fs.has_inode_mark(fd)
 
     def initialise(
         self, boot_id: str, folder: os.stat_result, log: LogState, sync: SyncState, mount_id: int = 0
     ) -> None:
-        """Make the page valid; the header last. The caller holds both locks."""
+        """Make the page valid, writing the header last. The caller holds both locks."""
         self.words[0] = 0
         self.log.write(log)
         self.sync.write(sync)
@@ -262,7 +263,7 @@ class StatePage:
 
     @property
     def writing(self) -> int:
-        """Non-zero while an append is in progress, or after its process died in it."""
+        """Non-zero while an append is in progress, or after its process died."""
         return self.words[WRITING_WORD]
 
     @writing.setter
@@ -271,7 +272,7 @@ class StatePage:
 
     @property
     def failed(self) -> int:
-        """Non-zero after a failed fsync, until somebody opens the partition anew."""
+        """Non-zero after a failed fsync, until a process opens the partition and recovers it."""
         return self.words[FAILED_WORD]
 
     @failed.setter
@@ -287,18 +288,18 @@ class StatePage:
         return self.words[MOVED_WORD]
 
     def count_abort(self) -> None:
-        """The caller holds the append lock."""
+        """Announce another aborted transaction. The caller holds the append lock."""
         self.words[ABORTS_WORD] = (self.words[ABORTS_WORD] + 1) & _WORD_MASK
 
     def count_config_change(self) -> None:
-        self.words[CONFIG_WORD] = _another(self.words[CONFIG_WORD])
+        self.words[CONFIG_WORD] = _changed(self.words[CONFIG_WORD])
 
     def count_move(self) -> None:
-        self.words[MOVED_WORD] = _another(self.words[MOVED_WORD])
+        self.words[MOVED_WORD] = _changed(self.words[MOVED_WORD])
 
     @property
     def waiting_until_ms(self) -> int:
-        """Monotonic clock; appenders wake followers while it lies ahead."""
+        """Monotonic clock until which appenders must wake followers."""
         return self.words[WAITING_WORD]
 
     @waiting_until_ms.setter
@@ -306,9 +307,12 @@ class StatePage:
         self.words[WAITING_WORD] = value
 
 
-def _another(number: int) -> int:
-    """A number to tell a change by. Not the next one: two who change something at the same time, in two processes and
-    without a lock, would both store that, and who had taken over the first change would miss the second."""
+def _changed(number: int) -> int:
+    """Return a number that differs from ``number``, by which others detect a change.
+
+    It is not the next number. Two processes that change something at the same time, without a lock, would store the
+    same number. A third process that had seen the first change would then miss the second.
+    """
     return (number + 1 + secrets.randbits(32)) & _WORD_MASK
 
 

@@ -1,4 +1,4 @@
-"""Collecting what `policy.state_page_trust` judges: whether the state page of a partition is to be believed."""
+"""Collect the evidence from which `policy.state_page_trust` decides whether a partition's state page can be trusted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ATTEMPTS = 10
 
 
 def distrust_reason(fs: FileSystem, folder: str, page: StatePage, fd: int) -> str | None:
-    """Why the page of the partition in ``folder``, its file open as ``fd``, is not believed; None when it is.
+    """Return why the state page of the partition in ``folder``, open as ``fd``, cannot be trusted; None if it can.
 
-    Without a lock it may doubt a page while others are at work; under the append lock it does not.
+    Without a lock the answer may be a wrong reason while other processes append. Under the append lock it is exact.
     Raises OSError for files that cannot be read.
     """
     for _ in range(_ATTEMPTS):
@@ -30,7 +30,7 @@ def distrust_reason(fs: FileSystem, folder: str, page: StatePage, fd: int) -> st
         why = doubt(_evidence(fs, folder, page, fd, log))
         if why is None or page.log.read() is log:
             break
-        # Others appended, rolled or closed between the look at the page and the one at the files.
+        # Other processes appended, rolled or closed between reading the page and reading the files.
     return why
 
 
@@ -44,7 +44,9 @@ def _evidence(fs: FileSystem, folder: str, page: StatePage, fd: int, log: LogSta
         return Evidence(is_about, False, False, False, 0, 0, None, 0, 0, 0, False)
     in_rewrite = bool(page.failed) or page.writing == REWRITING
     is_appending = bool(page.writing)
-    file_bytes, behind = _look_behind(fs, segment_stem(folder, log.active_base_offset) + LOG_SUFFIX, log.end_position)
+    file_bytes, after_end = _read_header_at(
+        fs, segment_stem(folder, log.active_base_offset) + LOG_SUFFIX, log.end_position
+    )
     checkpoint, _ = CheckpointFile(fs, f"{folder}/{CHECKPOINT_FILE}").read()
     return Evidence(
         is_about=is_about,
@@ -57,12 +59,12 @@ def _evidence(fs: FileSystem, folder: str, page: StatePage, fd: int, log: LogSta
         checkpoint_ceiling=0 if checkpoint is None else checkpoint.offset_ceiling,
         end_position=log.end_position,
         file_bytes=file_bytes,
-        goes_on=_begins_with_batch(behind, log.log_end_offset),
+        goes_on=_begins_with_batch(after_end, log.log_end_offset),
     )
 
 
-def _look_behind(fs: FileSystem, path: str, position: int) -> tuple[int, bytes]:
-    """(length of a file, -1 when it is missing; what stands at ``position``, up to the length of a header)."""
+def _read_header_at(fs: FileSystem, path: str, position: int) -> tuple[int, bytes]:
+    """Return (file length or -1 if the file is missing, up to a header's length of bytes at ``position``)."""
     try:
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Folders that somebody else may have put here: an archive or a table that was unpacked, say, or written to by others.
+"""Read folders with untrusted content, such as an unpacked archive or a table that others wrote.
 
-What a file of such a folder names lies below it, or is refused: no name leads out, no link is followed, and what is
-opened is a regular file: a pipe would be waited for, a device read for ever. Whoever can change the folder *while* it
-is being read is not kept out: what was looked at may be another one when it is opened by its name.
+Every path that such a folder contains is checked, or refused. It must lie below the folder and lead through no symbolic
+link. Only regular files are opened: reading a pipe would wait, and reading a device might never end. A process that
+changes the folder *while* it is read is not kept out: between check and open it may replace a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PART_BYTES = 1 << 20
 
 
 class UntrustedPath(SegmentlogError):
-    """Something that such a folder should not hold or name; it was neither read nor written."""
+    """A path that an untrusted folder must not contain or name. It was neither read nor written."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, why)
@@ -30,21 +30,21 @@ class UntrustedPath(SegmentlogError):
 
 
 def open_plain(fs: FileSystem, path: str) -> int:
-    """A descriptor of a regular file, to read. Raises `NotAllowed` for anything else, OSError."""
+    """Open a regular file for reading and return its descriptor. Raises `UntrustedPath` for any other kind, OSError."""
     try:
         fd = fs.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedPath(
-                path, "it is a symbolic link, which is not followed; put the file itself there"
+                path, "it is a symbolic link, and was not followed; replace it by the file itself"
             ) from None
-        if error.errno == errno.ENXIO:  # a socket, or a device that is not there
-            raise UntrustedPath(path, "it is no regular file") from None
+        if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
+            raise UntrustedPath(path, "it is not a regular file, and was not read") from None
         raise
     try:
         kind = fs.fstat(fd).st_mode
         if not stat.S_ISREG(kind):
-            raise UntrustedPath(path, f"it is {_what(kind)}, and should be a regular file")
+            raise UntrustedPath(path, f"it is {_kind_name(kind)}, but must be a regular file; it was not read")
     except BaseException:
         fs.close(fd)
         raise
@@ -52,41 +52,41 @@ def open_plain(fs: FileSystem, path: str) -> int:
 
 
 def read_plain(fs: FileSystem, path: str, limit_bytes: int) -> bytes:
-    """The whole of a regular file. Raises `NotAllowed` for anything else, or one of more bytes; OSError."""
+    """Read a whole regular file. Raises `UntrustedPath` for any other kind or more than ``limit_bytes``, OSError."""
     fd = open_plain(fs, path)
     try:
         size = fs.fstat(fd).st_size
         if size > limit_bytes:
-            raise UntrustedPath(path, f"it has {size:,} bytes; no such file has more than {limit_bytes:,}")
+            raise UntrustedPath(path, f"it has {size:,} bytes, but may have {limit_bytes:,} at most; it was not read")
         parts: list[bytes] = []
         position = 0
         while part := fs.pread(fd, min(_PART_BYTES, limit_bytes + 1 - position), position):
             parts.append(part)
             position += len(part)
             if position > limit_bytes:
-                raise UntrustedPath(path, f"it grows, and no such file has more than {limit_bytes:,} bytes")
+                raise UntrustedPath(path, f"it is growing, and may have {limit_bytes:,} bytes at most")
         return b"".join(parts)
     finally:
         fs.close(fd)
 
 
 def check_folder(path: str) -> None:
-    """Raise `NotAllowed` unless it is a folder, and not a link to one; or nothing yet."""
+    """Raise `UntrustedPath` if ``path`` exists and is not a folder, or is a link to a folder."""
     try:
         kind = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(kind):
-        raise UntrustedPath(path, f"it is {_what(kind)}, and should be a folder; what it leads to is not touched")
+        raise UntrustedPath(path, f"it is {_kind_name(kind)}, but must be a folder; its target was not touched")
 
 
 def path_below(folder: str, name: str) -> str:
-    """The path of what a file names as relative to ``folder``: every folder on the way there is one, or is not there.
+    """Return the path of a file with the relative name ``name`` in ``folder``, after checking each folder on the way.
 
-    Raises `NotAllowed`.
+    Raises `UntrustedPath` if the name leads out of the folder, or a parent exists and is not a folder.
     """
     if why := check_relative_path(name):
-        raise UntrustedPath(folder, f"the name {name!r} is given for a file in it: {why}")
+        raise UntrustedPath(folder, f"it names a file {name!r}: {why}; the file was not touched")
     *parents, _ = name.split("/")
     path = folder
     for parent in parents:
@@ -96,17 +96,17 @@ def path_below(folder: str, name: str) -> str:
 
 
 def is_plain_file(path: str) -> bool:
-    """Whether a regular file lies there; False for nothing. Raises `NotAllowed` for anything else, links too."""
+    """Return whether a regular file exists at ``path``. Raises `UntrustedPath` for any other kind, links included."""
     try:
         kind = os.lstat(path).st_mode
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(kind):
-        raise UntrustedPath(path, f"it is {_what(kind)}, and should be a regular file")
+        raise UntrustedPath(path, f"it is {_kind_name(kind)}, but must be a regular file")
     return True
 
 
-def _what(kind: int) -> str:
+def _kind_name(kind: int) -> str:
     named = (
         (stat.S_ISLNK, "a symbolic link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"),
         (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),

@@ -1,9 +1,9 @@
-"""Sleeping until another process has appended.
+"""Sleep until another process has appended.
 
-A follower watches the partition's ``lock`` file with inotify and says in the state page
-until when it waits; an appender that sees that rewrites one byte of the file *after* it
-has published its append (stores to a mapped page wake nobody). Median 63 us here, against
-348 us for polling every half millisecond. Where there is no inotify, it polls.
+A follower watches the partition's ``lock`` file with inotify, and writes into the state page until when it waits. An
+appender that sees this rewrites one byte of the file *after* it has published its append, because a store to a mapped
+page wakes no process. The median delay is 63 us here, against 348 us for polling every half millisecond. Without
+inotify, the follower polls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL_MAX_S: Final = 0.02
 
 
 class _Watched(NamedTuple):
-    """What there is behind a path: which file, by a name that whoever adds it gives."""
+    """What is watched at a path. ``file`` identifies the file: a name that the caller of `add` chooses."""
 
     mask: int
     file: str
@@ -43,9 +43,9 @@ class _Watched(NamedTuple):
 
 
 class Watch:
-    """Files and folders to be woken by. Not thread-safe, but for `interrupt`.
+    """Files and folders whose changes wake a thread. Not thread-safe, except `interrupt`.
 
-    In a forked child it is another one, that watches the same: nothing wakes both of them.
+    A forked child gets its own inotify descriptor for the same files: no event wakes both processes.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Watch:
         self._endings_watched = self._ended = False
         self._paths: dict[int, str] = {}
         self._is_parents: dict[str, _Watched] | None = None
-        """In a forked child, until it is used there: what is to be watched."""
+        """In a forked child until first use: what the parent watched, to be watched here, too."""
         self._open()
         fork_safety.on_fork(self, "_forget_parent")
 
@@ -74,14 +74,14 @@ class Watch:
             self._poll.register(self._fd, select.POLLIN)
 
     def _forget_parent(self) -> None:
-        """In a forked child: what it reads would be missing in the parent, and what it writes wakes that."""
+        """Close the parent's descriptors in a forked child: reading them would take events from the parent."""
         watched = self._watched if self._wake_read >= 0 else self._is_parents
         self.close()
         self._watched, self._paths, self._is_parents = {}, {}, watched
 
     def _ensure_own(self) -> None:
         if self._is_parents is not None:
-            with fork_safety.forks_blocked():  # whoever interrupts it may come at the same time
+            with fork_safety.forks_blocked():  # an interrupting thread may come at the same time
                 watched, self._is_parents = self._is_parents, None
                 if watched is not None:
                     self._open()
@@ -89,18 +89,18 @@ class Watch:
                         self._add(path, one.mask, one.file)
 
     @property
-    def polls(self) -> bool:
-        """Whether waiting means looking again and again, because the system has no inotify to spare."""
+    def must_poll(self) -> bool:
+        """Whether `wait` polls, because the system has no inotify or the user's limit is reached."""
         return self._fd < 0
 
     def add(self, path: str, *, file: str = "", folder: bool = False, endings: bool = False) -> bool:
-        """Watch a file for writes, or a folder for new names. False when it is not there to be watched.
+        """Watch a file for writes, or a folder for new names. Return False if the path does not exist.
 
-        ``file`` tells one from another that gets its path: the former may go on under another name, or be open still,
-        and then nobody says that it is gone.
+        ``file`` distinguishes files that have the path one after the other. The former file may live on under another
+        name or in an open descriptor; then no event reports that it is gone.
 
-        With ``endings`` also for files of the folder that go, or that whoever wrote to them
-        closes: the kernel closes those of a process that dies. `take_ended` tells of these.
+        With ``endings`` also watch for files of the folder that are deleted, or closed by a process that wrote them.
+        The kernel closes the files of a process that dies. `pop_ended` returns whether that happened.
         """
         self._ensure_own()
         known = self._watched.get(path)
@@ -121,10 +121,10 @@ class Watch:
         return True
 
     def wait(self, timeout_s: float, *, poll: bool = False) -> bool:
-        """Sleep until something watched changed (True), `interrupt` is called (True), or time is up.
+        """Sleep until a watched file changes or `interrupt` is called (True), or ``timeout_s`` passes (False).
 
-        With ``poll`` (for logs whose appenders cannot be asked to wake anybody) time is up
-        after half a millisecond at first, and up to 20 when nothing happens.
+        With ``poll`` (for logs whose appenders cannot be asked to wake followers) sleep half a millisecond at first,
+        and up to 20 ms if nothing changes.
         """
         timeout_s = self.pause_s(timeout_s, poll=poll)
         woken = bool(self._poll.poll(max(timeout_s, 0) * 1000))
@@ -133,21 +133,21 @@ class Watch:
         return woken
 
     def pause_s(self, timeout_s: float, *, poll: bool = False) -> float:
-        """How long to sleep at most where `wait` was to be called: for who sleeps on `descriptors` himself."""
+        """Return the longest time to sleep in place of `wait`, for callers that wait for `descriptors` themselves."""
         self._ensure_own()
-        if poll or self.polls:
+        if poll or self.must_poll:
             timeout_s = min(timeout_s, self._delay)
             self._delay = min(self._delay * 2, _POLL_MAX_S)
         return timeout_s
 
     @property
     def descriptors(self) -> list[int]:
-        """Readable once there is a reason to wake up, up to the next `drain`."""
+        """Descriptors that are readable once there is a reason to wake up, until the next `drain`."""
         self._ensure_own()
         return [fd for fd in (self._fd, self._wake_read) if fd >= 0]
 
     def wait_for_changes(self, timeout_s: float) -> set[str]:
-        """Sleep like `wait`, and say which of the watched paths changed; all of them where the system lost count."""
+        """Sleep like `wait`, and return the watched paths that changed; all of them if the kernel lost events."""
         self._ensure_own()
         self._poll.poll(max(timeout_s, 0) * 1000)
         with contextlib.suppress(BlockingIOError):
@@ -160,7 +160,7 @@ class Watch:
                         changed.update(self._watched)
                     elif path := self._paths.get(descriptor):
                         changed.add(path)
-                        if mask & _IN_IGNORED:  # the file is gone; another one may get the name, and be watched
+                        if mask & _IN_IGNORED:  # the file is deleted; a new file may get the name and be watched
                             del self._paths[descriptor]
                             known = self._watched.get(path)
                             if known is not None and known.descriptor == descriptor:
@@ -168,33 +168,33 @@ class Watch:
         return changed
 
     def drain(self) -> None:
-        """Forget the events so far: look at the logs after this, then wait."""
+        """Discard the events so far. Check the logs after this call, and then wait."""
         self._ensure_own()
         self._delay = _POLL_MIN_S
         for fd in (self._fd, self._wake_read):
             with contextlib.suppress(BlockingIOError):
                 while fd >= 0 and (events := os.read(fd, 1 << 16)):
                     if self._endings_watched and fd == self._fd:
-                        self._ended |= _tells_of_an_end(events)
+                        self._ended |= _has_ending(events)
 
     def pop_ended(self) -> bool:
-        """Whether a file was deleted or closed in a folder watched for that, since this was asked last."""
+        """Return whether a file in a folder watched for endings was deleted or closed since the last call."""
         ended, self._ended = self._ended, False
         return ended
 
     def interrupt(self) -> None:
-        """Make a `wait` in another thread (or the next one) return."""
+        """Make a running `wait` in another thread return, or the next one."""
         self._ensure_own()
-        with failures_ignored():  # full of reasons to wake up already, or closed
+        with failures_ignored():  # the pipe is full, so `wait` returns anyway; or it is closed
             os.write(self._wake_write, b"\0")
 
-    def __del__(self) -> None:  # dropped, or whoever was to keep it was interrupted
+    def __del__(self) -> None:  # dropped, or an interrupt kept it from being stored
         with failures_ignored(Exception):
             self.close()
 
     def close(self) -> None:
         self._is_parents = None
-        # Each is forgotten before it is closed, with no call in between: its number may be another file's right after.
+        # Reset each attribute before closing, with no call in between: the number may then belong to another file.
         while self._fd >= 0 or self._wake_read >= 0 or self._wake_write >= 0:
             fd = -1
             if self._fd >= 0:
@@ -206,12 +206,12 @@ class Watch:
             os.close(fd)
 
 
-def _tells_of_an_end(events: bytes) -> bool:
+def _has_ending(events: bytes) -> bool:
     return any(mask & (_IN_CLOSE_WRITE | _IN_DELETE) for _, mask in _events_of(events))
 
 
 def _events_of(events: bytes) -> Iterator[tuple[int, int]]:
-    """The watch descriptor and the mask of each."""
+    """Yield (watch descriptor, mask) of each event."""
     position = 0
     while position < len(events):
         descriptor, mask, _, name_size = _EVENT.unpack_from(events, position)
@@ -230,7 +230,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _inotify_init() -> int:
-    """An inotify descriptor; -1 where there is none (another system, or the user's limit is reached)."""
+    """Return an inotify descriptor; -1 if there is none (another system, or the user's limit is reached)."""
     try:
         return int(_libc().inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
     except (AttributeError, OSError) as error:

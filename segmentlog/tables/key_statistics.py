@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import LogTruncated
+from segmentlog.errors import CorruptBatch, LogTruncated, UnreadableBatch
 from segmentlog.format.batch import CONTROL
 from segmentlog.format.key_hashes import Uint64Array
 from segmentlog.format.record_batch import RecordBatch
@@ -94,6 +94,8 @@ class KeyStatistics:
         max_groups: int = MAX_GROUPS,
     ) -> None:
         self.groups: dict[GroupName, KeyGroup] = {}
+        self.unreadable: dict[tuple[int, int], UnreadableBatch] = {}
+        """By partition and offset: batches that were left out, and that a pass would keep."""
         self._group_of = group_of
         self._buffer_bytes = buffer_bytes
         self._pace = pace
@@ -186,10 +188,17 @@ class KeyStatistics:
         start = log.log_start_offset
         if start >= end:
             return
+
+        def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+            if not isinstance(damage, UnreadableBatch):
+                raise damage
+            if base_offset < end:
+                self.unreadable[log.number, damage.offset] = damage
+
         try:
-            found = log.read(start)
+            found = log.read(start, on_skip=note)
         except LogTruncated as truncated:  # trimmed to an offset inside a range that a crash took
-            found = log.read(truncated.lost.end_offset)
+            found = log.read(truncated.lost.end_offset, on_skip=note)
         for batch in found:
             if batch.base_offset >= end:
                 return

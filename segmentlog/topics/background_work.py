@@ -244,7 +244,7 @@ class Background:
         """Check as many bytes of sealed segments as the budget allows by now (monotonic); seconds until the next."""
         if self._scrubber is None:
             raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
-        return self._scrubber.tick(self._clock.monotonic_ms() if now_ms is None else now_ms)
+        return self._scrubber.scrub(self._clock.monotonic_ms() if now_ms is None else now_ms)
 
     def scrub_report(self) -> ScrubReport:
         """What the scrubber found so far. Empty while scrubbing is off."""

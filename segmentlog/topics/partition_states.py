@@ -161,6 +161,6 @@ def _page_of(partition: Partition | None) -> StateSummary | None:
     if partition is None:
         return None
     try:
-        return StateSummary.of(partition.handle.page)
+        return StateSummary.from_page(partition.handle.page)
     except (StateDamaged, ValueError):  # closed meanwhile
         return None

@@ -146,7 +146,7 @@ class Topics:
         self.store_id = self._open(create and not self.read_only)
         if not self.read_only:
             self.administration.sweep()
-        self._neighbour = None if self.read_only else NetworkMark.leave(fs, path, clock.now_ms())
+        self._neighbour = None if self.read_only else NetworkMark.warn_and_create(fs, path, clock.now_ms())
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:

@@ -1,4 +1,4 @@
-"""Who a producer is to the logs: its id and epoch, the number of its next record in each partition, its transaction."""
+"""Identity of a producer: its id and epoch, the number of its next record in each partition, its transaction."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Identity:
         if self._is_closed:  # nothing fences it any more
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
-            raise StoreClosed(f"producer {self.label}, which belongs to the process that forked, in this one:")
+            raise StoreClosed.forked(f"producer {self.label}")
 
     # ------------------------------------------------------------ appending
 

@@ -114,7 +114,7 @@ class RemoteTransactions:
                     state = _renumbered(state)
             state = replace(
                 state, status="Empty", timeout_ms=timeout_ms, partitions=(), epochs=(), ends=(), unsettled=(),
-                updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
+                note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
             )  # fmt: skip
             write_fence(self._topics.fs, fence_fd, state.producer_id, state.epoch)
             self._log.write(name, state, "durable")
@@ -156,7 +156,7 @@ class RemoteTransactions:
                 now_ms = clock.now_ms()
                 state = replace(
                     state, status="Ongoing", started_ms=now_ms, started_up_ms=clock.monotonic_ms(), updated_ms=now_ms,
-                    partitions=(), epochs=(), ends=(), last_epoch=-1,
+                    partitions=(), epochs=(), ends=(), last_epoch=-1, note=None,
                     unsettled=self._decisions.still_unsettled(state.producer_id, state.unsettled),
                 )  # fmt: skip
             state = replace(
@@ -233,9 +233,14 @@ class RemoteTransactions:
         return state
 
     def _check_outcome(self, name: str, state: TransactionState, *, committed: bool, is_known: bool) -> None:
-        """Raise unless a transaction that has ended did so; ``is_known``: its epoch says which one that was."""
+        """Raise unless a transaction that has ended did so; ``is_known``: its epoch says which one that was.
+
+        A commit that failed, and whose worker was killed before it answered, raises `TransactionAborted` again.
+        """
         ended = ("PrepareCommit", "CompleteCommit") if committed else ("PrepareAbort", "CompleteAbort")
         if state.status not in ended:
+            if committed and state.note is not None:
+                raise TransactionAborted(repr(name), state.note)
             wanted = "committed" if committed else "aborted"
             raise WrongState(name, f"there is no transaction to be {wanted}: {state.status}")
         if not is_known and state.log_epoch != self._log.epoch:
@@ -248,22 +253,22 @@ class RemoteTransactions:
             self._log.write(name, state)
         ends: tuple[int, ...] = ()
         failure: Exception | None = None
+        why: str | None = None
         if committed:
             try:
                 ends = self._sync(name, state)
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
-                failure = error
+                failure, why = error, error.why if isinstance(error, TransactionAborted) else str(error)
         state = replace(
-            state, status="PrepareCommit" if committed and failure is None else "PrepareAbort", ends=ends,
+            state, status="PrepareCommit" if committed and failure is None else "PrepareAbort", ends=ends, note=why,
             updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
         )  # fmt: skip
         # An abort that brings an epoch has to be kept as well: the client goes on under that.
         self._log.write(name, state, "durable" if bumps or state.status == "PrepareCommit" else "written")
         state = self._decisions.complete_if_possible(name, state)
-        if failure is not None:
-            why = failure.why if isinstance(failure, TransactionAborted) else str(failure)
+        if why is not None:
             raise TransactionAborted(repr(name), why) from failure
         return self._renumber_if_due(name, state) if bumps else state
 
@@ -284,7 +289,7 @@ class RemoteTransactions:
         unsettled = self._decisions.still_unsettled(state.producer_id, state.unsettled)
         state = replace(
             state, status="CompleteAbort", last_epoch=state.epoch, epoch=state.epoch + 1, partitions=(), epochs=(),
-            ends=(), unsettled=unsettled, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
+            ends=(), unsettled=unsettled, note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
         )  # fmt: skip
         self._log.write(name, state, "durable")
         return self._renumber_if_due(name, state)

@@ -70,7 +70,8 @@ class TransactionState(msgspec.Struct, frozen=True, array_like=True):
     ends: tuple[int, ...] = ()
     """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
     note: str | None = None
-    """What the last commit of the name left with its decision: there with it, or not at all."""
+    """What the last commit of the name left with its decision: there with it, or not at all. For a remote name: why
+    its last commit failed, so that the transaction was aborted; None after every other end."""
     started_up_ms: int = 0
     """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
     began it in another one is dead."""

@@ -22,7 +22,7 @@ WAIT_S = 120.0
 
 
 def arguments_of(store: Path, *arguments: str) -> list[str]:
-    """The words that start the command line on a store."""
+    """Return the words that start the command line on a store."""
     return [sys.executable, "-m", "segmentlog", "--dir", str(store), *arguments]
 
 

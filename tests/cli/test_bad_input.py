@@ -47,7 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that commands run in, with $SEGMENTLOG_DIR set to the store in it."""
+    """Return the folder that commands run in, with $SEGMENTLOG_DIR set to the store in it."""
     shutil.copytree(files, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("SEGMENTLOG_DIR", "store")

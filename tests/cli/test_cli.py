@@ -36,7 +36,7 @@ def call(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch:
 
 @pytest.fixture
 def lines(tmp_path: Path) -> str:
-    """A file of five lines, one of them empty, one as Windows ends it, the last without its newline."""
+    """Return a file of five lines, one of them empty, one as Windows ends it, the last without its newline."""
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\r\n\nfour\nfive")
     return str(path)

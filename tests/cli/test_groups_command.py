@@ -31,7 +31,7 @@ MANY = 40_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with a topic `t` of two partitions, 20 records in each, in batches of 4."""
+    """Return a store with a topic `t` of two partitions, 20 records in each, in batches of 4."""
     with segmentlog.open(tmp_path / "store") as opened:
         topic = opened.create_topic("t", partitions=2)
         for number in range(2):

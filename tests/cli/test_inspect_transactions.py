@@ -107,7 +107,7 @@ def test_open_transactions_are_told_and_are_no_damage(tmp_path: Path) -> None:
     for name in ("state", CHECKPOINT_FILE, "x" + SNAPSHOT_SUFFIX):
         for path in tmp_path.glob(f"*{name[1:]}" if name.startswith("x") else name):
             path.unlink()
-        wrong = [one for one in told(tmp_path) if "missing: which offsets" not in one.what]
+        wrong = [one for one in told(tmp_path) if "missing: the highest assigned" not in one.what]
         assert wrong == []
         assert [one.producer_id for one in inspected(tmp_path).open_transactions] == [ONE]
 
@@ -173,7 +173,7 @@ def test_a_healthy_log_has_no_findings(tmp_path: Path, seed: int, policy: str) -
                 log.close()
             else:
                 machine_dies(log)
-                assert [one for one in told(tmp_path) if "whole batches follow" not in one.what] == []
+                assert [one for one in told(tmp_path) if "intact batches follow" not in one.what] == []
             for file in sorted(tmp_path.iterdir()):
                 if file.suffix in (SNAPSHOT_SUFFIX, ABORTED_SUFFIX) and rng.random() < 0.2:
                     file.unlink()
@@ -214,7 +214,7 @@ def test_what_a_power_cut_leaves_is_no_damage(seed: int) -> None:
 def check_simulated(fs: Any, folder: str, config: TopicConfig) -> None:
     """Nothing is found but what a crash cuts short; lists of aborts are never fsynced."""
     found = inspect_partition(fs, folder, "t", 0, config, Tally())
-    excused = ("cut short by a crash", "whole batches follow")
+    excused = ("cut short by a crash", "intact batches follow")
     wrong = [one for one in found.findings if one.severity != "note" and not any(text in one.what for text in excused)]
     assert [one for one in wrong if (one.severity, one.path[-9:]) != ("warning", ABORTED_SUFFIX)] == []
 
@@ -337,7 +337,7 @@ def change_entries(path: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"next_offset": 10**6}, "it knows of offsets from"),
+        ({"next_offset": 10**6}, "it has offsets from"),
         ({"next_offset": 1, "runs": (), "transaction_offset": -1}, "its last batch ends at offset"),
         ({"epoch": 5}, "its epoch is 0, and not 5"),
         ({"runs": ()}, "its next sequence is"),

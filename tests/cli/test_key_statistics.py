@@ -40,7 +40,7 @@ def records_of(log: Partition) -> list[Kept]:
 def expected_groups(
     records: list[Kept], end_offset: int, separator: bytes, keep_last: int, now_ms: int = 0, ttl_ms: int | None = None
 ) -> dict[GroupName, KeyGroup]:
-    """The same as a plain loop."""
+    """Return the same as a plain loop."""
     below = [one for one in records if one.offset < end_offset]
     kept = {one.offset for one in compacted(below, end_offset, keep_last, now_ms, ttl_ms)}
     groups: dict[GroupName, KeyGroup] = defaultdict(KeyGroup)

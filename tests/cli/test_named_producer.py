@@ -23,14 +23,14 @@ LINES = 8_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with an empty topic `t` of three partitions."""
+    """Return a store with an empty topic `t` of three partitions."""
     with segmentlog.open(tmp_path / "store") as opened:
         opened.create_topic("t", partitions=3)
     return tmp_path / "store"
 
 
 def held(store: Path, topic: str = "t") -> dict[int, list[bytes]]:
-    """The values of each partition, in order."""
+    """Return the values of each partition, in order."""
     with segmentlog.open(store, read_only=True) as opened:
         found: dict[int, list[bytes]] = {number: [] for number in range(opened.topic(topic).partition_count)}
         for record in opened.consumer(topic):

@@ -71,7 +71,7 @@ def contents(store: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def held_by_us(store: Path, name: str) -> Any:
-    """The lease of a partition, for a ``with``."""
+    """Return the lease of a partition, for a ``with``."""
 
     @contextmanager
     def held() -> Iterator[None]:

@@ -36,14 +36,14 @@ class Program:
         self.error = ""
 
     def __call__(self, *args: str, status: int = 0) -> list[str]:
-        """The lines of stdout."""
+        """Return the lines of stdout."""
         found = run(cli, ["--dir", str(self.folder / "store"), *args])
         out, self.error = self._capfd.readouterr()
         assert found == status, self.error
         return out.splitlines()
 
     def write(self, name: str, document: Any) -> str:
-        """A file with JSON in it, or with a text."""
+        """Return a file with JSON in it, or with a text."""
         path = self.folder / name
         path.write_text(document if isinstance(document, str) else json.dumps(document))
         return str(path)

@@ -39,7 +39,7 @@ class Shell:
         return done.stdout, done.stderr
 
     def json(self, *args: str, store: str = "store", status: int = 0) -> list[dict[str, object]]:
-        """The lines of JSON that a command prints."""
+        """Return the lines of JSON that a command prints."""
         return [json.loads(line) for line in self.run(*args, "--json", store=store, status=status)[0].splitlines()]
 
     def values(self, store: str) -> list[str]:

@@ -22,7 +22,7 @@ MANY = 60_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with an empty topic `t`."""
+    """Return a store with an empty topic `t`."""
     with segmentlog.open(tmp_path / "store") as opened:
         opened.create_topic("t")
     return tmp_path / "store"
@@ -48,7 +48,7 @@ def values(store: Path, topic: str = "t") -> list[bytes | None]:
 
 
 def records_said(err: str) -> int:
-    """The count that a summary begins with."""
+    """Return the count that a summary begins with."""
     found = re.search(r"^([\d,]+) records", err, re.MULTILINE)
     assert found, err
     return int(found[1].replace(",", ""))

@@ -18,14 +18,14 @@ import segmentlog
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
-    """An open store with a topic `t` of one partition and the records 0 to 19."""
+    """Provide an open store with a topic `t` of one partition and the records 0 to 19."""
     with segmentlog.open(tmp_path / "store") as opened:
         opened.create_topic("t").partition(0).append([b"%d" % number for number in range(20)])
         yield opened
 
 
 def path_of(store: segmentlog.LogStore) -> Path:
-    """The folder of a store."""
+    """Return the folder of a store."""
     return Path(store.path)
 
 
@@ -40,8 +40,7 @@ def wake_ups(process: subprocess.Popen[bytes]) -> int:
 def only_woken(store: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A command whose followers look again once an hour: what they find before, they were woken for."""
     script = (
-        "from segmentlog.consuming import following; following.WAIT_S = 3600.0; "
-        "from segmentlog.__main__ import main; main()"
+        "from segmentlog.consuming import wakeup; wakeup.WAIT_S = 3600.0; from segmentlog.__main__ import main; main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, "--dir", str(store), *arguments],
@@ -221,7 +220,7 @@ def test_a_follower_goes_on_through_rolls_and_retention(store: segmentlog.LogSto
 
 @pytest.fixture
 def several(store: segmentlog.LogStore) -> Path:
-    """The store with topics `a-1` and `a-2` of two partitions, a record in each, too."""
+    """Return the store with topics `a-1` and `a-2` of two partitions, a record in each, too."""
     for topic in ("a-1", "a-2"):
         made = store.create_topic(topic, partitions=2)
         for number in range(2):

@@ -22,7 +22,7 @@ MANY = 100_000
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with long and short topic names, and a topic of several segments."""
+    """Return a store with long and short topic names, and a topic of several segments."""
     path = tmp_path_factory.mktemp("terminal") / "store"
     with segmentlog.open(path) as opened:
         topic = opened.create_topic("clicks", partitions=3, segment_records=100, retention_ms=7 * 86_400_000)
@@ -37,14 +37,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> str:
-    """A file of some size."""
+    """Return a file of some size."""
     path = tmp_path / "numbers"
     path.write_bytes(b"".join(b"%d\n" % one for one in range(MANY)))
     return str(path)
 
 
 def plain(shown: str) -> list[str]:
-    """The lines of a terminal without what moves its cursor and colours it."""
+    """Return the lines of a terminal without what moves its cursor and colours it."""
     return CURSOR.sub("", COLOUR.sub("", shown)).replace("\r", "").split("\n")
 
 

@@ -35,7 +35,7 @@ with segmentlog.open(sys.argv[1], background=False) as store:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with an empty topic `t` of two partitions."""
+    """Return a store with an empty topic `t` of two partitions."""
     with segmentlog.open(tmp_path / "store") as opened:
         opened.create_topic("t", partitions=2)
     return tmp_path / "store"

@@ -18,7 +18,7 @@ import segmentlog
 from segmentlog.format.batch_codecs import UNCOMPRESSED
 from segmentlog.format.checkpoint import SLOT_SIZE, slot_size
 from segmentlog.format.encode import encode_batch
-from segmentlog.inspection.partition_inspection import _Look
+from segmentlog.inspection.partition_inspection import _PartitionInspector
 from segmentlog.storage.state_page import PAGE_SIZE, StatePage
 
 # ---------------------------------------------------------------- flipped bytes
@@ -257,7 +257,7 @@ def test_a_batch_cut_short_at_the_tail_is_no_damage(tmp_path: Path, cut: int) ->
     log.write_bytes(written[: start + cut])
     (note,) = findings(tmp_path / "crashed")
     assert (note.severity, note.position) == ("note", start)
-    assert "the next open cuts it off" in note.what
+    assert "the next open moves the bytes" in note.what
 
 
 def test_whole_batches_behind_a_torn_one_are_a_warning(tmp_path: Path) -> None:
@@ -416,14 +416,14 @@ def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
     batch = batches_of(folder)[3]
     flip(batch.path, batch.position + 100)
     numbers = count()
-    run = _Look.run
+    run = _PartitionInspector.run
 
-    def hurried(look: _Look) -> None:
+    def hurried(look: _PartitionInspector) -> None:
         run(look)
         raise FileNotFoundError(errno.ENOENT, "No such file", f"{folder}/{next(numbers):020d}.log")
 
-    monkeypatch.setattr(_Look, "run", hurried)
-    monkeypatch.setattr(_Look, "has_changed", lambda look: True)
+    monkeypatch.setattr(_PartitionInspector, "run", hurried)
+    monkeypatch.setattr(_PartitionInspector, "has_changed", lambda look: True)
     monkeypatch.setattr("segmentlog.inspection.partition_inspection._PAUSE_S", 0)
     found = findings(store)
     assert [(one.path, one.position) for one in found if one.severity == "damage"] == [

@@ -34,7 +34,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topics ``a`` (two partitions of 10 records), ``b`` (5 records) and ``other`` (empty)."""
+    """Provide a store with topics ``a`` (two partitions of 10 records), ``b`` (5 records) and ``other`` (empty)."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("a", partitions=2, fsync="never")
         store.create_topic("b", fsync="never")

@@ -22,7 +22,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with ten records in t/0, b"0" to b"9"."""
+    """Provide a store with ten records in t/0, b"0" to b"9"."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("t").partition(0).append([b"%d" % number for number in range(10)])
         yield opened

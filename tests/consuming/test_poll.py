@@ -28,7 +28,7 @@ Poll = Callable[..., Awaitable[list[Record]]]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with a topic of two partitions, 100 records each, in batches of ten."""
+    """Provide a store with a topic of two partitions, 100 records each, in batches of ten."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         topic = store.create_topic("t", partitions=2, fsync="never")
         for number in range(2):

@@ -1,8 +1,9 @@
-"""The recipe for a service in docs/python.md: SIGTERM stops it with everything written out and committed."""
+"""docs/service.md: SIGTERM stops the sink with everything written out and committed; forked workers can append."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -29,11 +30,17 @@ run_sink(sys.argv[1], write)
 """
 
 
+def snippet(text: str) -> str:
+    """Return the Python block of the page that has this text in it."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/service.md").read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in blocks if text in block]
+    return found
+
+
 @contextlib.contextmanager
 def started(folder: Path, found: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The recipe as a program, which writes values to a file; killed at the end if it still runs."""
-    snippets = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
-    (recipe,) = [text for text in snippets if "def run_sink" in text]
+    """Yield the recipe as a program, which writes values to a file; killed at the end if it still runs."""
+    recipe = snippet("def run_sink")
     program = PROGRAM.format(recipe=recipe)
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), str(found)])
     try:
@@ -86,3 +93,32 @@ def test_sigterm_stops_a_sink_that_loses_and_repeats_nothing(tmp_path: Path, wai
             second.send_signal(signal.SIGTERM)
             assert second.wait(WITHIN_S) == 0
         assert sorted(map(int, found.read_bytes().split())) == list(range(len(values)))
+
+
+WORKERS = """
+import os
+import sys
+import segmentlog
+{app}
+def get(path):
+    return b"".join(app({{"PATH_INFO": path}}, lambda status, headers: None))
+for number in range(3):
+    if not os.fork():
+        for count in range(5):
+            get(f"/{{number}}/{{count}}")
+        sys.exit(0)
+for _ in range(3):
+    assert os.wait()[1] == 0
+get("/parent")
+"""
+
+
+def test_forked_workers_append_each_record_once(tmp_path: Path) -> None:
+    """Fork after store and producer of the web service are created, as under `gunicorn --preload`."""
+    program = WORKERS.format(app=snippet("def app"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, timeout=WITHIN_S)
+    assert done.returncode == 0
+    with segmentlog.open(tmp_path / "web") as store, store.consumer("hits") as consumer:
+        paths = sorted(record.value for record in consumer)
+    assert paths == sorted([b"/parent", *(b"/%d/%d" % (number, count) for number in range(3) for count in range(5))])

@@ -14,7 +14,7 @@ from segmentlog.transactions.producer_lease import Registration
 
 
 def _show_aborted() -> None:
-    AbortedTransactions.look = lambda self: {}  # type: ignore[method-assign]
+    AbortedTransactions.read_ranges = lambda self: {}  # type: ignore[method-assign]
 
 
 def _fence_nobody() -> None:

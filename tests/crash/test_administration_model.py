@@ -4,7 +4,7 @@ Each writes down what it is about to do and what came of it, with the time of bo
 checker goes through all of it: what a call returned must be what it could return at some
 moment between its two times, whatever the others did then. What a killed process was about was done, or was not.
 
-    SEGMENTLOG_ADMIN_ROUNDS   how many rounds (20), and more until every kind of event was seen; 1 is one only
+    SEGMENTLOG_ADMIN_ROUNDS   how many rounds (40), and more until every kind of event was seen; 1 is one only
     SEGMENTLOG_ADMIN_SEED     of the first one; its successors follow (drawn at random, and printed)
 """
 
@@ -43,7 +43,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.records import PartitionId
 from segmentlog.store import LogStore
 
-ROUNDS = int(os.environ.get("SEGMENTLOG_ADMIN_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("SEGMENTLOG_ADMIN_ROUNDS", "40"))
 SEED = int(os.environ.get("SEGMENTLOG_ADMIN_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
 WORKERS, CALLS = 3, 14
@@ -517,7 +517,7 @@ def _run_round(folder: Path, seed: int) -> list[Event]:
     return events
 
 
-@pytest.mark.long(minutes=1.2)
+@pytest.mark.long(minutes=0.4)
 @pytest.mark.timeout(0)
 def test_administration_beside_work(tmp_path: Path) -> None:
     """No call of any process returns what it could not, whatever the others do at the same time, killed or not."""

@@ -27,11 +27,11 @@ from segmentlog.log.partition import Partition
 from segmentlog.testing.fault_injection import Died
 from segmentlog.testing.simulated_disk import SimulatedDisk
 
-STATES = int(os.environ.get("SEGMENTLOG_COMPACTION_STATES", "600"))
+STATES = int(os.environ.get("SEGMENTLOG_COMPACTION_STATES", "3000"))
 VARIANTS = int(os.environ.get("SEGMENTLOG_COMPACTION_VARIANTS", "1"))
 
 
-@pytest.mark.long(minutes=1.1)
+@pytest.mark.long(minutes=0.7)
 def test_no_key_loses_its_last_records_at_any_crash_state() -> None:
     """One and three processes: the last records of each key are there, and what a tombstone took stays away."""
     states = run_until(STATES, run_compaction_trial, *jobs("compaction cuts", (1, 3), (VARIANTS,)))

@@ -23,8 +23,8 @@ from segmentlog.inspection.store_inspection import Tally
 from segmentlog.storage.fs import FileSystem
 from segmentlog.testing.crashfs import CrashFS
 
-ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "12")) // 10, 3)
-CRASHES = max(int(os.environ.get("SEGMENTLOG_CRASHFS_ROUNDS", "12")) // 3, 3)
+ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "60")) // 10, 3)
+CRASHES = max(int(os.environ.get("SEGMENTLOG_CRASHFS_ROUNDS", "9")) // 3, 3)
 KEEPER = Path(__file__).with_name("keeper.py")
 SETTINGS: dict[str, Any] = {
     "cleanup_policy": "compact", "segment_bytes": 3000, "index_interval_bytes": 256, "fsync": "never",

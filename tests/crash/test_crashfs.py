@@ -32,7 +32,7 @@ from segmentlog.store import LogStore
 from segmentlog.testing import History
 from segmentlog.testing.crashfs import CrashFS
 
-ROUNDS = int(os.environ.get("SEGMENTLOG_CRASHFS_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("SEGMENTLOG_CRASHFS_ROUNDS", "9"))
 
 # ---------------------------------------------------------------- a log on it
 

@@ -14,7 +14,7 @@ from delivery_trial import Trial, run_trial
 from seeds import given_seed, jobs
 from trial import Broken, run_until
 
-STATES = int(os.environ.get("SEGMENTLOG_DELIVERY_STATES", "300"))
+STATES = int(os.environ.get("SEGMENTLOG_DELIVERY_STATES", "500"))
 
 
 def test_no_transaction_is_torn_at_any_crash_state() -> None:
@@ -27,7 +27,7 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
 @pytest.mark.parametrize(
     ("broken", "how", "caught"),
     [
-        ("segmentlog.log.transaction_index.AbortedTransactions.look", lambda self: {}, "aborted|dirty"),
+        ("segmentlog.log.transaction_index.AbortedTransactions.read_ranges", lambda self: {}, "aborted|dirty"),
         ("segmentlog.transactions.producer_identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
         ("segmentlog.transactions.outcome.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
         ("segmentlog.transactions.abandoned.Finisher._finish_orphan", lambda *_: None, "blocked"),

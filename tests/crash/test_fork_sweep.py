@@ -16,7 +16,7 @@ from fork_trial import OPERATIONS, prepare, try_busy, try_point, watched_locks
 import segmentlog
 from segmentlog.inspection.store_inspection import inspect_store
 
-POINTS = int(os.environ.get("SEGMENTLOG_FORK_POINTS", "2"))
+POINTS = int(os.environ.get("SEGMENTLOG_FORK_POINTS", "4"))
 """How many points of each operation, of either kind; 0 for every call, and `_MOST` of the instructions."""
 _MOST = 1000
 """Of some 200,000 instructions, at five trials a second."""

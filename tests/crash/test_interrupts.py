@@ -36,7 +36,7 @@ from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_p
 
 POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1_000_000))))
-SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1.5"))
+SECONDS = float(os.environ.get("SEGMENTLOG_INTERRUPT_SECONDS", "1"))
 CRITICAL = (
     "locks.",
     "group.",
@@ -245,7 +245,7 @@ def append_plain(world: World) -> Operation:
 
 
 def append_many(world: World) -> Operation:
-    """A list."""
+    """Return a list."""
     return lambda: world.append(300)
 
 
@@ -488,7 +488,7 @@ def produce(world: World) -> Operation:
 
 
 def producer_life(world: World) -> Operation:
-    """A named producer, opened and closed."""
+    """Return a named producer, opened and closed."""
 
     def live() -> None:
         for close in world.closers:  # what was interrupted
@@ -542,7 +542,7 @@ def consume(world: World) -> Operation:
 
 
 def follow(world: World) -> Operation:
-    """A consumer that waits, opened and closed."""
+    """Return a consumer that waits, opened and closed."""
 
     def iterate() -> None:
         end = world.append(3) + 3

@@ -1,6 +1,6 @@
 """The power is cut at every call that the engine makes, recovery included, and every promise is held against it.
 
-SEGMENTLOG_CRASH_STATES  how many different crash states (CI: 100,000; `make test-crash`: 1,000,000)
+SEGMENTLOG_CRASH_STATES  how many different crash states (20,000; `make test-crash`: 1,000,000)
 SEGMENTLOG_SEED          that seed alone; a failure names the one that shows it again
 """
 
@@ -35,7 +35,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(log_recovery, "decide", resume_at_the_end)
     # A durable append would notice by itself that its offset is a lost one's.
-    monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.lost_among", lambda *_: None)
+    monkeypatch.setattr("segmentlog.log.append.syncer.Syncer.find_lost_range", lambda *_: None)
     with pytest.raises(AssertionError, match=r"one offset, two records|goes on unaware|gone outside"):
         Trial(1, "never", 1).run(1, 25, 8)
 
@@ -43,8 +43,7 @@ def test_an_engine_without_a_ceiling_is_caught(monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- the engine
 
 
-@pytest.mark.long(minutes=4)
-@pytest.mark.timeout(3600)  # of the seconds of one processor it takes 300 to 800, and two others are at work
+@pytest.mark.long(minutes=0.9)
 def test_no_promise_is_broken_at_any_crash_state() -> None:
     """Every policy, one and three writers: durable is durable, no offset twice, what is gone is told, order is kept."""
     states = run_until(STATES, run_trial, *jobs("power cuts", POLICIES, (1, 3)))

@@ -1,6 +1,6 @@
 """The disk goes away and comes back while the machine runs, and every promise is held against what is found then.
 
-SEGMENTLOG_REMOUNT_STATES  how many different states (CI: 20,000)
+SEGMENTLOG_REMOUNT_STATES  how many different states (4,000; `make test-crash`: 200,000)
 SEGMENTLOG_SEED            the one seed to take; a failure names the one that shows it again
 """
 

@@ -17,7 +17,7 @@ from seeds import seeds, share
 
 import segmentlog
 
-ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "12")) // 2, 6)  # for each way of being acknowledged
+ROUNDS = max(int(os.environ.get("SEGMENTLOG_KILL_ROUNDS", "60")) // 2, 6)  # for each way of being acknowledged
 WRITER = Path(__file__).with_name("writer.py")
 
 

@@ -20,7 +20,7 @@ from segmentlog.errors import CorruptBatch
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
-STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "17"))
+STEP = int(os.environ.get("SEGMENTLOG_BITROT_STEP", "29"))
 """Every how many bytes one rots, of those that the seeds choose. 1 takes every byte of every file."""
 
 _THIN = 64
@@ -145,7 +145,7 @@ class Rotten:
                 os.close(fd)
 
     def batch_at(self, name: str, position: int) -> Batch | None:
-        """The batch that a byte of a segment file belongs to; None behind the last one."""
+        """Return the batch that a byte of a segment file belongs to; None behind the last one."""
         for batch in self.batches[place_of(name)]:
             if batch.path == self.path / name and 0 <= position - batch.position < batch.size_bytes:
                 return batch
@@ -190,7 +190,7 @@ def kept(record: object) -> Kept:
 
 
 def fill(partition: Partition, number: int, *, long: bool) -> int:
-    """A batch of three records, with keys, headers and a null: every second one from a Kafka client."""
+    """Return a batch of three records, with keys, headers and a null: every second one from a Kafka client."""
     append = partial(append_sent, partition, codec=4 * long) if number % 2 else partition.append
     return append(
         [b"value %d " % number * (30 if long else 1), None, b"" if number % 2 else b"third"],
@@ -201,7 +201,7 @@ def fill(partition: Partition, number: int, *, long: bool) -> int:
 
 
 def read_until_damage(partition: Partition, offset: int) -> tuple[list[Kept], CorruptBatch | None]:
-    """The records up to the first damage, and that."""
+    """Return the records up to the first damage, and that."""
     found: list[Kept] = []
     try:
         for batch in partition.read(offset):

@@ -55,19 +55,19 @@ class Placed(NamedTuple):
 
 
 def forged_at(base_offset: int, count: int, **fields: Any) -> bytes:
-    """A batch that nobody appended."""
+    """Return a batch that nobody appended."""
     return batch_bytes([FORGED] * count, base_offset, producer_epoch=0, producer_id=FORGER,
                        base_sequence=0, **fields)  # fmt: skip
 
 
 def forged_marker(base_offset: int) -> bytes:
-    """The abort of a transaction of the victim's that began with the log."""
+    """Return the abort of a transaction of the victim's that began with the log."""
     marker = encode_marker(VICTIM, 0, committed=False, first_offset=0, now_ms=0)
     return bytes(marker.placed_at(base_offset, 0)) + bytes(marker.payload)
 
 
 def batch_of_batches(base_offset: int, count: int) -> bytes:
-    """A batch that nobody appended, with others in its values."""
+    """Return a batch that nobody appended, with others in its values."""
     inner = forged_at(base_offset + 1, count - 1)
     values = [FORGED + inner] * (count - 1)
     return batch_bytes(values, base_offset + 1, producer_epoch=0, producer_id=FORGER, base_sequence=0)
@@ -244,7 +244,7 @@ def check_reads(log: Log, hits: list[Placed]) -> None:
 def check_dump(log: Log) -> None:
     """`dump` shows no record that was not appended."""
     for path in log_files(log.folder):
-        for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, tell=lambda _: None):
+        for document, _ in segment_lines(str(path), path.read_bytes(), 0, records=True, report=lambda _: None):
             if document["type"] == "record" and document["offset"] in log.truth:
                 value = document["value"]
                 assert not (isinstance(value, str) and value.startswith(FORGED.decode())), document

@@ -46,22 +46,22 @@ def torn(tmp_path_factory: pytest.TempPathFactory) -> Rotten:
 
 
 def is_log(name: str) -> bool:
-    """A segment."""
+    """Return a segment."""
     return name.endswith(".log")
 
 
 def is_index(name: str) -> bool:
-    """An offset or time index."""
+    """Return an offset or time index."""
     return name.endswith("index")
 
 
 def is_checkpoint(name: str) -> bool:
-    """A checkpoint."""
+    """Return a checkpoint."""
     return name.endswith("checkpoint")
 
 
 def is_state(name: str) -> bool:
-    """A state page."""
+    """Return a state page."""
     return name.endswith("state")
 
 

@@ -15,7 +15,7 @@ from segmentlog.testing import offset_reuse
 
 
 def row(output: str, setting: str) -> str:
-    """The line of the table that begins with this setting."""
+    """Return the line of the table that begins with this setting."""
     return next(line for line in output.splitlines() if line.startswith(f"{setting} "))
 
 

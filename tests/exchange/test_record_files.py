@@ -123,7 +123,7 @@ def test_a_file_that_is_no_parquet(filled: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- there and back
 
-EXAMPLES = int(os.environ.get("SEGMENTLOG_TRANSFER_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("SEGMENTLOG_TRANSFER_EXAMPLES", "30"))
 PARTITIONS = 3
 
 _text = st.one_of(st.text(max_size=8), st.text('",\r\n\0 ;ax\ufeff\u2028\x85', max_size=6)).map(str.encode)
@@ -583,7 +583,7 @@ def test_a_link_and_permissions_stay(many: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def redis_port(tmp_path: Path) -> Iterator[int]:
-    """A redis-server on a free port, with nothing in it."""
+    """Provide a redis-server on a free port, with nothing in it."""
     server = shutil.which("redis-server")
     if server is None:
         if os.environ.get("CI") == "true":

@@ -24,13 +24,13 @@ LIST = 10
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """The file system of the store."""
+    """Return the file system of the store."""
     return FaultyFileSystem()
 
 
 @pytest.fixture
 def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """A store with topics of one and of three partitions. What is written from now on are batches."""
+    """Provide a store with topics of one and of three partitions. What is written from now on are batches."""
     with LogStore(tmp_path / "store", background=False, fs=fs) as store:
         with store.producer() as producer:
             for name, partitions in (("one", 1), ("three", 3)):
@@ -41,7 +41,7 @@ def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
 
 
 def _appended(store: LogStore, topic: str) -> list[list[bytes | None]]:
-    """The values that the test sent, by partition."""
+    """Return the values that the test sent, by partition."""
     return [values(log)[1:] for log in store.topic(topic).partitions()]
 
 

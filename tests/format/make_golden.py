@@ -108,7 +108,7 @@ INTERNAL_RECORDS: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 def make_batch(case: dict[str, Any]) -> bytes:
-    """The batch that a case describes, placed."""
+    """Return the batch that a case describes, placed."""
     timestamps, deltas = case.get("timestamps"), case.get("offset_deltas")
     options = {
         name: case[name]
@@ -130,12 +130,12 @@ def make_batch(case: dict[str, Any]) -> bytes:
 
 
 def blobs(texts: list[str | None] | None) -> Any:
-    """A column of byte strings from its form in JSON."""
+    """Return a column of byte strings from its form in JSON."""
     return texts if texts is None else [None if text is None else text.encode("latin-1") for text in texts]
 
 
 def headers(rows: list[list[list[str | None]]] | None) -> Any:
-    """A column of headers from its form in JSON."""
+    """Return a column of headers from its form in JSON."""
     return rows if rows is None else [tuple((row[0], blobs(row[1:])[0]) for row in one) for one in rows]
 
 
@@ -155,7 +155,7 @@ def records(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def header_fields(data: bytes) -> dict[str, Any]:
-    """The header of a batch, field by field, read without the library."""
+    """Return the header of a batch, field by field, read without the library."""
     names = [
         *["magic", "attributes", "producer_epoch", "base_offset", "partition_epoch", "last_offset_delta"],
         *["base_timestamp", "max_timestamp", "producer_id", "base_sequence", "record_count", "payload_size"],

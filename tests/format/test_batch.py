@@ -273,7 +273,7 @@ def field_values(field: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def forgeries(draw: st.DrawFn) -> bytes:
-    """A batch with some header fields, or bytes of the payload, made up, and checksums that vouch for them."""
+    """Return a batch with some header fields, or bytes of the payload, made up, and checksums that vouch for them."""
     data = batch_bytes(draw(columns(max_size=5)), draw(offsets), codec=draw(codecs))
     names = [name for name in HEADER_FIELDS if name not in ("magic", "payload_checksum", "header_checksum")]
     chosen = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))

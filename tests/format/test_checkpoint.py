@@ -45,12 +45,12 @@ NEW = Checkpoint(recovery_offset=7, offset_ceiling=2000, boot_id="boot")
 
 
 def both(first: bytes, second: bytes, slot_size: int = SLOT_SIZE) -> bytes:
-    """A checkpoint file of these two slots."""
+    """Return a checkpoint file of these two slots."""
     return first.ljust(slot_size, b"\0") + second.ljust(slot_size, b"\0")
 
 
 def forge(body: bytes) -> bytes:
-    """A slot of any body, with the checksum that belongs to it."""
+    """Return a slot of any body, with the checksum that belongs to it."""
     prefix = struct.pack("<4sIQ", b"SLC\x01", len(body), 1)
     return prefix + struct.pack("<Q", xxhash.xxh3_64_intdigest(prefix + body)) + body
 

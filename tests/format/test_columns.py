@@ -29,7 +29,7 @@ from segmentlog.quantities import EARLIEST_MS
 
 
 def encode(given: Columns, scratch: bytearray) -> list[memoryview]:
-    """The columns in their order in the payload: deltas, timestamps, keys, values, headers."""
+    """Return the columns in their order in the payload: deltas, timestamps, keys, values, headers."""
     sizes = encode_columns(
         scratch,
         given.values,

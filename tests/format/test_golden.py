@@ -40,17 +40,17 @@ def load(name: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def blobs(texts: list[str | None] | None) -> list[bytes | None] | None:
-    """A column of byte strings from its form in JSON."""
+    """Return a column of byte strings from its form in JSON."""
     return texts if texts is None else [None if text is None else text.encode("latin-1") for text in texts]
 
 
 def headers(rows: list[list[list[Any]]] | None) -> list[Any] | None:
-    """A column of headers from its form in JSON."""
+    """Return a column of headers from its form in JSON."""
     return rows if rows is None else [tuple((name, (blobs([value]) or [])[0]) for name, value in one) for one in rows]
 
 
 def encode_again(case: dict[str, Any]) -> bytes:
-    """The bytes that today's encoder makes of a golden input."""
+    """Return the bytes that today's encoder makes of a golden input."""
     given = dict(case)
     columns = Columns(
         blobs(given.pop("values")) or [],

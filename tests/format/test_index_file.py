@@ -32,7 +32,7 @@ def triples(draw: st.DrawFn) -> Triples:
 
 
 def encode(entries: Triples) -> tuple[bytes, bytes]:
-    """The bytes of both files."""
+    """Return the bytes of both files."""
     columns = np.array(entries, np.int64).reshape(-1, 3).T
     return encode_entries(columns[0].astype(np.uint32), columns[1].astype(np.uint32), columns[2])
 

@@ -14,7 +14,7 @@ ALIKE = st.integers(0, 20).flatmap(lambda size: st.lists(st.binary(min_size=size
 
 
 def column(keys: list[bytes | None]) -> memoryview:
-    """A keys column."""
+    """Return a keys column."""
     return memoryview(msgspec.msgpack.encode(keys))
 
 

@@ -29,7 +29,7 @@ from segmentlog.records import EpochStart, LostRange
 
 
 def stored(key: str, size_bytes: int = 100) -> Stored:
-    """An object of that name."""
+    """Return an object of that name."""
     return Stored(key, size_bytes, "0" * 16, "0" * 64)
 
 
@@ -71,7 +71,7 @@ MANIFEST = Manifest(
 
 
 def with_partition(**changes: Any) -> Manifest:
-    """The manifest, with something else in its partition."""
+    """Return the manifest, with something else in its partition."""
     topic = replace(MANIFEST.topics[0], partitions=(replace(PARTITION, **changes),))
     return replace(MANIFEST, topics=(topic,))
 

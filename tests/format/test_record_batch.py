@@ -15,7 +15,7 @@ bounds = st.integers(-3, 25)
 
 
 def rows(batch: RecordBatch) -> list[tuple[object, ...]]:
-    """The records of a batch, taken from its columns."""
+    """Return the records of a batch, taken from its columns."""
     return list(
         zip(
             batch.offsets.tolist(), batch.timestamps.tolist(), batch.keys, batch.values, batch.headers, strict=True

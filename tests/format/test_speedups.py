@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -27,7 +30,7 @@ from segmentlog.format.columns import MalformedColumn, decode_blobs, decode_head
 from segmentlog.format.wire_records import MalformedRecord
 from segmentlog.speedups import COMPILED, records
 
-BATCHES = int(os.environ.get("SEGMENTLOG_SANITIZED_BATCHES", "5000"))
+BATCHES = int(os.environ.get("SEGMENTLOG_SANITIZED_BATCHES", "30000"))
 """Mutated batches that go through the core with sanitizers; CI takes 100,000, and `make test-crash` ten million."""
 ROUNDS = 1500
 """Payloads of each seed. They take a second."""
@@ -254,6 +257,52 @@ def _suffix() -> str:
     import sysconfig
 
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def big_calls(core: ModuleType) -> dict[str, Callable[[], object]]:
+    """Return calls of the core's loops for a batch of very many records of the smallest size."""
+    count = 200_000
+    deltas = np.arange(count)
+    columns = b"\xdd" + count.to_bytes(4, "big") + b"\xc0" * count
+    data = bytes(core.encode_columns(columns, columns, b"", count, deltas, deltas))
+    table = np.empty((core.ROW_COUNT, count), np.int64)
+    assert core.scan_records(data, len(data), count, count, table)[0] == 0
+    return {
+        "scan": lambda: core.scan_records(data, len(data), count, count, None),
+        "cut": lambda: core.cut_field(data, table, core.VALUE, 0, count),
+        "headers": lambda: core.cut_headers(data, table, 0, count),
+        "encode": lambda: core.encode_columns(columns, columns, b"", count, deltas, deltas),
+    }
+
+
+@pytest.mark.parametrize("name", ["scan", "cut", "headers", "encode"])
+def test_other_threads_run_during_a_loop_over_many_records(name: str) -> None:
+    """A thread without the GIL gets it during the call: no other place of this test gives it up."""
+    need_compiler()
+    call = big_calls(records)[name]
+    turns, done = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not done.wait(0.0001):
+            turns[0] += 1
+
+    thread = threading.Thread(target=take_turns)
+    interval_s = sys.getswitchinterval()
+    deadline_s = time.monotonic() + 30
+    # No thread is made to give the GIL up: it changes hands only where a thread waits.
+    sys.setswitchinterval(1e6)
+    try:
+        thread.start()
+        during = 0
+        while not during and time.monotonic() < deadline_s:
+            before = turns[0]
+            call()
+            during = turns[0] - before
+    finally:
+        sys.setswitchinterval(interval_s)
+        done.set()
+        thread.join()
+    assert during
 
 
 def test_array_is_what_the_core_takes() -> None:

@@ -15,7 +15,7 @@ from segmentlog.format.stored_batch import read_encoded
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
-    """The batch as it lies in a log."""
+    """Return the batch as it lies in a log."""
     return bytes(batch.placed_at(base_offset, epoch)) + bytes(batch.payload)  # type: ignore[attr-defined]
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from batches import Columns, batch_bytes, codecs, columns, forge, read_batch
+from cores import WAYS, use_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire import CODECS, Sent, foreign, forged, sent, stored
+from raw_batches import batch as raw_batch
+from raw_batches import record
+from wire import CODECS, NOW_MS, Sent, foreign, forged, sent, stored
 
 from segmentlog.errors import UnreadableBatch
 from segmentlog.format.batch import WIRE_HEADER_SIZE, claimed_header, flaw_of
@@ -108,3 +111,15 @@ def test_batches_of_kafka(records: list[Sent], codec: int, order: list[str], dat
     count = len(records) + data.draw(st.sampled_from([0, 0, 1]))
     fields = {"batch_length": len(made) - 12, "record_count": count, "last_offset_delta": count - 1}
     check_every_access(stored(forged(made, **fields), 50), order)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("access", ["values", "keys", "headers", "timestamps", "records", "nulls", "columns"])
+def test_a_wrong_header_is_refused_by_every_access(way: str, access: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that needs no headers refuses the same batches, whether the core is compiled or not."""
+    use_way(way, monkeypatch)
+    null_name = b"\2\1\0"
+    payload = b"".join(record(delta, headers=null_name if delta == 20 else b"\0") for delta in range(40))
+    data = stored(raw_batch(NOW_MS, payload, 40), 50)
+    with pytest.raises(UnreadableBatch, match="record 20: the name of a header"):
+        ACCESSES[access](read_batch(data))

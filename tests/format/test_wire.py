@@ -317,7 +317,6 @@ def test_records_that_are_none(data: bytes, count: int, codec: int) -> None:
     payload = memoryview(GOOD[:WIRE_HEADER_SIZE] + data)
     try:
         found = decode_records(payload, codec, count)
-        found.check()
     except ValueError:
         return
     assert len(found.values()) == len(found.keys()) == len(found.headers()) == count
@@ -331,7 +330,6 @@ def test_one_lie_in_a_record(records: list[Sent], data: st.DataObject) -> None:
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFE, 0xFF]))
     try:
         found = decode_records(memoryview(bytes(WIRE_HEADER_SIZE) + raw), 0, len(records))
-        found.check()
     except ValueError:
         return
     assert sum(len(value or b"") for value in found.values()) <= len(raw)
@@ -373,7 +371,7 @@ def test_zstd_that_claims_terabytes() -> None:
 
 
 def made(records: list[Sent], codec: int = 0, **fields: Any) -> bytes:
-    """The records as the library renders them."""
+    """Return the records as the library renders them."""
     return encode_wire_batch(
         [one.key for one in records],
         [one.value for one in records],

@@ -28,7 +28,7 @@ def lying(sizes: Sequence[int], base_offset: int = 0) -> tuple[bytes, list[bytes
 
 
 def taken(run: WireRun, view: memoryview, first: int, stop: int) -> bytes:
-    """The bytes of these batches."""
+    """Return the bytes of these batches."""
     return b"".join(run.take(view, first, stop))
 
 

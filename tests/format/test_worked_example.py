@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 def dump(title: str = "A worked example") -> list[Line]:
-    """The lines of a worked example."""
+    """Return the lines of a worked example."""
     block = section(title).split("```text\n")[1].split("```")[0]
     lines = [line for line in block.splitlines()[1:] if line]
     found = [re.fullmatch(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} )+) +(\S+) +(\S.*)", line) for line in lines]
@@ -49,7 +49,7 @@ def dump(title: str = "A worked example") -> list[Line]:
 
 
 def section(title: str) -> str:
-    """The text below a heading of the page, up to the next heading."""
+    """Return the text below a heading of the page, up to the next heading."""
     return re.split(r"^#+ .*$", PAGE.split(f"# {title}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -149,7 +149,7 @@ def test_the_sizes_on_the_page_add_up():
 
 @pytest.fixture(scope="module")
 def reader() -> dict[str, Any]:
-    """The Python on the page, run."""
+    """Return the Python on the page, run."""
     code = section("A reader").split("```python\n")[1].split("```")[0]
     assert "segmentlog" not in code
     namespace: dict[str, Any] = {}

@@ -66,7 +66,7 @@ def mutated(draw: st.DrawFn, original: st.SearchStrategy[bytes]) -> bytes:
 
 @st.composite
 def whole_batch(draw: st.DrawFn) -> bytes:
-    """A batch as it should be."""
+    """Return a batch as it should be."""
     codec = draw(st.sampled_from([codec.number for codec in CODECS]))
     made: Columns = draw(columns(max_size=8))
     if draw(st.integers(0, 3)) == 0:
@@ -78,7 +78,7 @@ def whole_batch(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def forged_fields(draw: st.DrawFn) -> bytes:
-    """A batch with fields of its header, or its payload, changed, and checksums that match."""
+    """Return a batch with fields of its header, or its payload, changed, and checksums that match."""
     data = draw(whole_batch())
     header = unpack_header(data)
     payload = draw(st.none() | mutated(st.just(data[HEADER_SIZE:])))
@@ -233,7 +233,7 @@ def _small(item: Any) -> Any:
 
 
 def marker_bytes(producer_id: int, epoch: int, committed: bool, first_offset: int) -> bytes:
-    """A control batch as it should be."""
+    """Return a control batch as it should be."""
     made = encode_marker(producer_id, epoch, committed=committed, first_offset=first_offset, now_ms=1)
     return bytes(made.placed_at(9, 1)) + bytes(made.payload)
 

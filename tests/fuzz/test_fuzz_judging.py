@@ -47,7 +47,7 @@ def any_record(random: Random, index: int) -> bytes:
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """The bytes with a few of them changed, removed, doubled, or a number in their place."""
+    """Return the bytes with a few of them changed, removed, doubled, or a number in their place."""
     made = bytearray(data)
     for _ in range(random.randint(1, 3)):
         at, to = sorted(random.randrange(len(made) + 1) for _ in range(2))
@@ -97,8 +97,8 @@ def read(found: RecordBatch, as_arrow: Callable[[RecordBatch], object]) -> int:
     found.check()
     found.to_arrow()
     as_arrow(found)
-    for values_as in ("text", "json", "base64"):
-        assert lines(found, values_as).count(b"\n") == count  # type: ignore[arg-type]
+    for value_encoding in ("text", "json", "base64"):
+        assert lines(found, value_encoding).count(b"\n") == count  # type: ignore[arg-type]
     for wire in as_wire(found):
         header = parse_wire_batch(wire)
         assert (header.crc, header.record_count) == (crc32c_of(memoryview(wire)[21:]), count)

@@ -30,7 +30,7 @@ _ID = "6a2bd7f4-3a4c-4f0e-9c3b-b3a9a3e54d10"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with the topic ``t``."""
+    """Provide a store with the topic ``t``."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2)
         yield store

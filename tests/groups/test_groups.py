@@ -52,7 +52,7 @@ class _Failed(Exception):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topic ``t``: four partitions of ten records."""
+    """Provide a store with topic ``t``: four partitions of ten records."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=4, fsync="never")
         for number in range(4):
@@ -122,7 +122,7 @@ class _Process:
         return found
 
     def owned(self) -> set[str]:
-        """The partitions that it reads."""
+        """Return the partitions that it reads."""
         owned: set[str] = set()
         for line in self.lines("assigned", "revoked", "lost"):
             if line.what == "assigned":

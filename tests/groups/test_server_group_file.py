@@ -48,13 +48,13 @@ class _Clock(Clock):
 
 @pytest.fixture
 def clock() -> _Clock:
-    """A time that stands still until a test moves it."""
+    """Return a time that stands still until a test moves it."""
     return _Clock()
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
-    """A store with topic ``t`` of three partitions."""
+    """Provide a store with topic ``t`` of three partitions."""
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=3, fsync="never")
         yield store
@@ -62,7 +62,7 @@ def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
 
 @pytest.fixture
 def worker(store: LogStore) -> Iterator[RemoteGroups]:
-    """A worker of a server that runs."""
+    """Provide a worker of a server that runs."""
     with contextlib.closing(store.groups.remote(0)) as worker:
         assert worker.begin()
         yield worker

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.security_settings import Security
@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store."""
+    """Provide an empty store."""
     with LogStore(tmp_path / "store") as opened:
         yield opened
 
@@ -26,14 +26,14 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 @pytest.fixture
 def client(store: LogStore) -> Iterator[Client]:
     """Asks a door that allows writes."""
-    with Client(Site(store, HttpSettings(allow_writes=True))) as made:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True))) as made:
         yield made
 
 
 @pytest.fixture
 def read_only_client(store: LogStore) -> Iterator[Client]:
     """Asks a door as it is by default."""
-    with Client(Site(store)) as made:
+    with Client(HttpContext(store)) as made:
         yield made
 
 
@@ -57,6 +57,6 @@ def http_server(serve: Callable[..., HttpServer]) -> HttpServer:
 
 @pytest.fixture
 def web(http_server: HttpServer) -> Iterator[httpx.Client]:
-    """A client of `http_server`."""
+    """Provide a client of `http_server`."""
     with httpx.Client(base_url=http_server.url, timeout=60) as made:
         yield made

@@ -52,7 +52,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def connect(server: HttpServer, opened: ExitStack, source: str = "127.0.0.1") -> socket.socket:
-    """A connection that says nothing."""
+    """Return a connection that says nothing."""
     host, _, port = server.address.rpartition(":")
     return opened.enter_context(socket.create_connection((host, int(port)), 20, (source, 0)))
 
@@ -84,7 +84,7 @@ class Web:
         self.connection.close()
 
     def get(self, path: str = "/topics", **headers: str) -> int:
-        """The status of an answer."""
+        """Return the status of an answer."""
         self.connection.request("GET", path, headers=headers)
         answer = self.connection.getresponse()
         answer.read()
@@ -92,7 +92,7 @@ class Web:
 
 
 def basic(name: str, password: str) -> str:
-    """An `Authorization` header."""
+    """Return an `Authorization` header."""
     return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
 
 
@@ -110,7 +110,7 @@ def tls(tmp_path: Path, authority: trustme.CA) -> Security:
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """A client's context."""
+    """Return a client's context."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
@@ -135,13 +135,13 @@ def test_silent_connections_take_few_descriptors_and_keep_nobody_out(
         socks.append(connect(server, opened))
         most = max(most, len(os.listdir("/proc/self/fd")) - before - len(socks))
     until(lambda: sum(map(_is_gone, socks)) == 130)
-    assert len(admission.strangers) == 20
+    assert len(admission.unadmitted) == 20
     assert most < 100  # some were accepted at once, before the first of them was counted
     for source in (OTHER, "127.0.0.1"):
         with Web(server, source, context) as web:
             assert web.get() == 200
-            assert len(admission.let_in_ones) == 1
-        until(lambda: not admission.let_in_ones)
+            assert len(admission.admitted) == 1
+        until(lambda: not admission.admitted)
     for sock in socks:
         sock.close()
     until(lambda: not len(admission))
@@ -225,7 +225,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
 def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack) -> None:
     """When all places are taken, the oldest of the address that has most; who is at work stays."""
     server = serve(HttpSettings(limits=HttpLimits(connections=4)))
-    server.site.store.create_topic("t")
+    server.context.store.create_topic("t")
     admission = server._server.admission
     with Listener(server, "/topics/t/stream") as events:
         idle = [opened.enter_context(Web(server, source)) for source in ("127.0.0.1", "127.0.0.1", OTHER)]
@@ -237,7 +237,7 @@ def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack)
         assert is_closed(idle[0].connection.sock)
         for web in (*idle[1:], late):
             assert web.get() == 200
-        server.site.store.topic("t").partition(0).append([b"one"])
+        server.context.store.topic("t").partition(0).append([b"one"])
         assert events.values(1) == ["one"]
 
 
@@ -264,7 +264,7 @@ def test_a_client_that_still_receives_its_response_keeps_its_connection(
     server = serve(HttpSettings(limits=HttpLimits(connections=4)), tls if is_tls else None)
     context = trusting(authority) if is_tls else None
     value = os.urandom(1 << 20) * 16
-    server.site.store.create_topic("t", config={"max.message.bytes": 32 << 20}).partition(0).append([value])
+    server.context.store.create_topic("t", config={"max.message.bytes": 32 << 20}).partition(0).append([value])
     admission = server._server.admission
     slow = opened.enter_context(Web(server, context=context))
     slow.connection.request("GET", "/ui/topics/t/records/0/0/value")
@@ -279,7 +279,7 @@ def test_a_client_that_still_receives_its_response_keeps_its_connection(
 def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: ExitStack) -> None:
     """Beyond its share an address is told 503; where all are at work everybody is, until somebody has gone."""
     server = serve(HttpSettings(limits=HttpLimits(connections=8)))
-    server.site.store.create_topic("t")
+    server.context.store.create_topic("t")
     streams = [opened.enter_context(Listener(server, "/topics/t/stream")) for _ in range(6)]
     with Web(server, "127.0.0.1") as web:
         assert web.get() == 503
@@ -288,7 +288,7 @@ def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: 
     for web in others:
         assert web.get() == 200
     streams.pop().close()
-    until(lambda: len(server._server.admission.let_in_ones) == 7)
+    until(lambda: len(server._server.admission.admitted) == 7)
     with Web(server, "127.0.0.1") as web:
         assert web.get() == 200
 
@@ -301,24 +301,24 @@ def test_places_are_counted() -> None:
 
     async def try_out() -> None:
         admission = Admission(4)
-        places = [admission.arrive(f"10.0.0.{number % 3}", transport()) for number in range(5)]
+        slots = [admission.add(f"10.0.0.{number % 3}", transport()) for number in range(5)]
         assert len(admission) == 5
-        for place in places[:3]:
-            place.let_in()
-            place.let_in()
-        one_more = admission.arrive("10.0.0.9", transport())
-        assert [place.transport.abort.called for place in places] == [False, False, False, True, False]  # type: ignore[attr-defined]
-        places[4].let_in()
+        for slot in slots[:3]:
+            slot.admit()
+            slot.admit()
+        one_more = admission.add("10.0.0.9", transport())
+        assert [slot.transport.abort.called for slot in slots] == [False, False, False, True, False]  # type: ignore[attr-defined]
+        slots[4].admit()
         with pytest.raises(HttpProblem) as refused:
-            one_more.let_in()
+            one_more.admit()
         assert refused.value.status == 503
-        places[1].rest()
-        places[1].rest()
-        one_more.let_in()
-        assert places[1].transport.abort.called  # type: ignore[attr-defined]
-        one_more.work()
-        for place in (*places, one_more, one_more):
-            place.leave()
+        slots[1].mark_idle()
+        slots[1].mark_idle()
+        one_more.admit()
+        assert slots[1].transport.abort.called  # type: ignore[attr-defined]
+        one_more.mark_busy()
+        for slot in (*slots, one_more, one_more):
+            slot.release()
         assert not len(admission)
         assert not len(admission.idle)
 

@@ -8,7 +8,7 @@ import pytest
 from doors import Client
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.store import LogStore
 from segmentlog.topics.topic_registry import Topics
@@ -30,7 +30,7 @@ def damaged(store: LogStore) -> LogStore:
     return store
 
 
-def test_damage_is_told_without_the_stores_place(damaged: LogStore, client: Client) -> None:
+def test_a_damage_report_does_not_contain_the_path_of_the_store(damaged: LogStore, client: Client) -> None:
     """By every door: which topic, partition, file, byte and offset, and not in which folder."""
     body = {"content-type": "application/vnd.kafka.v2+json"}
     made = {"name": "i", "format": "binary", "auto.offset.reset": "earliest"}
@@ -71,12 +71,12 @@ def _attempts(client: Client) -> dict[str, Any]:
 
 
 def test_a_read_only_store_does_not_say_where_it_is(store: LogStore, tmp_path: Path) -> None:
-    """Neither one in a folder nor one that is read from an object store."""
+    """Errors of a read-only store contain neither its folder nor its URL."""
     store.create_topic("t").partition(0).append([b"1"])
     url = (tmp_path / "bucket").as_uri()
     store.ship(url)
     for options in ({"path": store.path, "read_only": True}, {"path": url}):
-        with LogStore(**options) as opened, Client(Site(opened, HttpSettings(allow_writes=True))) as client:  # type: ignore[arg-type]
+        with LogStore(**options) as opened, Client(HttpContext(opened, HttpSettings(allow_writes=True))) as client:  # type: ignore[arg-type]
             for name, answer in _attempts(client).items():
                 assert answer.status_code == 403, (name, answer.text)
                 for place in (opened.path, store.path, url, str(tmp_path)):
@@ -84,25 +84,25 @@ def test_a_read_only_store_does_not_say_where_it_is(store: LogStore, tmp_path: P
 
 
 def test_only_paths_are_taken_out(store: LogStore) -> None:
-    """A name that has the store's path in it stays as it is."""
-    site = Site(store)
-    assert site.told(f"{store.path}/t/0: damaged, see {store.path}.") == "t/0: damaged, see the store."
-    assert site.told(f"'{store.path}': gone") == "'the store': gone"
-    assert site.told(f"group 'etl{store.path}'") == f"group 'etl{store.path}'"
+    """A group name that ends in the path of the store is not changed."""
+    context = HttpContext(store)
+    assert context.redact_paths(f"{store.path}/t/0: damaged, see {store.path}.") == "t/0: damaged, see the store."
+    assert context.redact_paths(f"'{store.path}': gone") == "'the store': gone"
+    assert context.redact_paths(f"group 'etl{store.path}'") == f"group 'etl{store.path}'"
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (RuntimeError("the secret of /etc/passwd"), "internal error"),
         (OSError(5, "Input/output error", "/etc/passwd"), "internal error: Input/output error"),
         (ObjectStoreError("s3://secret/a", "get s3://secret/a/x", "timed out"), "the object store: get"),
     ],
 )
-def test_what_nobody_expected_is_for_the_log(
-    store: LogStore, client: Client, error: Exception, told: str, caplog: pytest.LogCaptureFixture
+def test_unexpected_errors_are_described_in_the_log_only(
+    store: LogStore, client: Client, error: Exception, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever an error says of this machine, or of an object store, is not told to who asked."""
+    """An answer contains nothing of the paths, the URL or the message that an unexpected error has."""
     store.create_topic("t").partition(0).append([b"1"])
     with mock.patch.object(Topics, "topic", side_effect=error):
         for path in ("/topics/t/partitions/0/records", "/v3/clusters", "/topics/t", "/ui/topics/t", "/subjects"):
@@ -111,5 +111,5 @@ def test_what_nobody_expected_is_for_the_log(
             assert "passwd" not in answer.text, path
             if path == "/topics/t":
                 assert answer.status_code in (500, 502)
-                assert told in answer.text
+                assert expected in answer.text
     assert "passwd" in caplog.text or isinstance(error, ObjectStoreError)

@@ -13,7 +13,7 @@ import trustme
 from doors import Client
 from security.certificates import write_pair
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpLimits, HttpSettings
 from segmentlog.security.security_errors import SecurityFileError, UnsafeListening
@@ -33,7 +33,7 @@ def test_a_page_elsewhere_that_has_its_name_resolve_to_this_machine_reads_nothin
 
 def test_a_further_name_is_taken_where_it_is_said(store: LogStore) -> None:
     """``--allowed-host``."""
-    with Client(Site(store, HttpSettings(allowed_hosts=("logs.example",)))) as client:
+    with Client(HttpContext(store, HttpSettings(allowed_hosts=("logs.example",)))) as client:
         assert client.get("/topics", headers={"host": "logs.example:8080"}).status_code == 200
         assert client.get("/topics", headers={"host": "other.example"}).status_code == 421
 
@@ -183,7 +183,7 @@ def test_heads_end_at_a_size(serve: Callable[..., HttpServer]) -> None:
     server = serve(HttpSettings(limits=HttpLimits(head_bytes=8 << 10)))
     answer = _ask(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"x" * 20_000)
     assert answer.startswith(b"HTTP/1.1 400")
-    assert b"8192 bytes" in answer
+    assert b"8,192 bytes" in answer
 
 
 def test_what_comes_behind_a_body_ends_at_a_size_too(serve: Callable[..., HttpServer]) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import Mount
 
 from segmentlog.http.app import make_app
 from segmentlog.http.console import Console
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.middleware import TLS_PRINCIPAL
 from segmentlog.http.rest.v3.v3_links import cluster_id_of
 from segmentlog.http.settings import HttpSettings
@@ -111,8 +111,8 @@ BODIES: dict[tuple[str, str], list[tuple[bytes, bytes]]] = {
     ("POST", "/compatibility/subjects/{subject:path}/versions"): [(_JSON, _BAD_SCHEMA)],
     ("DELETE", "/subjects/{subject:path}/versions/{version}"): [(_JSON, b"")],
     ("DELETE", "/subjects/{subject:path}"): [(_JSON, b"")],
-    **{(method, f"/{what}{below}"): [(_JSON, b'{"compatibility":"nonsense","mode":"nonsense"}')]
-       for what in ("config", "mode") for below in ("", "/{subject:path}") for method in ("PUT", "DELETE")},
+    **{(method, f"/{description}{below}"): [(_JSON, b'{"compatibility":"nonsense","mode":"nonsense"}')]
+       for description in ("config", "mode") for below in ("", "/{subject:path}") for method in ("PUT", "DELETE")},
     ("DELETE", f"{_INSTANCE}/subscription"): [(_V2, b"")],
     ("DELETE", _INSTANCE): [(_V2, b"")],
 }  # fmt: skip
@@ -140,8 +140,8 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def make(world: World) -> tuple[Any, list[tuple[str, str]]]:
-    """The application behind its guard, and (method, path) of all of its routes."""
-    app: Any = make_app(Console(Site(world.store, HttpSettings(allow_writes=True), world.authorizer)))
+    """Return the application behind its guard, and (method, path) of all of its routes."""
+    app: Any = make_app(Console(HttpContext(world.store, HttpSettings(allow_writes=True), world.authorizer)))
 
     def walk(routes: list[Any], before: str = "") -> Iterator[tuple[str, str]]:
         for route in routes:

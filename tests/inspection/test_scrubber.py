@@ -31,7 +31,7 @@ ROUND_MS = 600_000
 
 
 def make(path: Path, batches: int = 8, **options: Any) -> LogStore:
-    """A store with a topic "t" of two batches a segment, open, with plenty of budget unless told otherwise."""
+    """Return a store with a topic "t" of two batches a segment, open, with plenty of budget unless told otherwise."""
     with segmentlog.open(path, background=False) as store:
         config = {"compression_type": "none", "segment_records": 4, "fsync": "never"}
         partition = store.create_topic("t", **config).partition(0)
@@ -175,7 +175,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
     def findings(pieces: list[int]) -> Any:
         scrubber = Scrubber(NoSyncFileSystem(), lambda: [ScrubTarget("t", 0, str(folder))], PLENTY)
         now_ms = 0
-        scrubber.tick(now_ms)
+        scrubber.scrub(now_ms)
         turn = 0
         while not scrubber.report().rounds:
             now_ms += 1
@@ -184,7 +184,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
             if not scrubber._partitions and not scrubber._segments and scrubber._current is None:
                 scrubber._allowance = 5000
             turn += 1
-            scrubber.tick(now_ms)
+            scrubber.scrub(now_ms)
         scrubber.close()
         return scrubber.report().findings
 
@@ -313,7 +313,7 @@ def test_goes_on_after_an_error(tmp_path: Path) -> None:
     scrub_round(store)
     report = store.scrub_report()
     assert len(report.findings) == 1
-    assert "the disk does not give it" in report.findings[0].what
+    assert "the disk cannot read it" in report.findings[0].what
     assert report.rounds == 1
     for method in ("pread", "open", "fstat", "listdir", "stat"):
         rounds = store.scrub_report().rounds

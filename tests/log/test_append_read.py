@@ -214,7 +214,7 @@ def test_a_closed_partition_says_so(tmp_path: Path) -> None:
 
 
 def _mixed(folder: Path, **settings: Any) -> tuple[Partition, list[Kept]]:
-    """A log of batches of many sizes, and its records."""
+    """Return a log of batches of many sizes, and its records."""
     rng = random.Random(7)
     partition = open_log(folder, **settings)
     for number in range(40):
@@ -616,7 +616,7 @@ def test_no_wake_up_is_lost_among_durable_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main_too: bool
 ) -> None:
     """Nobody has to look around for himself when nobody is interrupted: who relied on that would wait for an hour."""
-    monkeypatch.setattr("segmentlog.log.append.group_commit.LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr("segmentlog.log.append.group_commit.POLL_INTERVAL_S", 3600.0)
     log = open_log(tmp_path)
     offsets: list[int] = []
 

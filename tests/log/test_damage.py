@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"index_interval_bytes": 1, "compression_type": "none
 
 
 def _fill(partition: Partition, batch_count: int = 4) -> list[Kept]:
-    """Some small batches of two records, with keys, timestamps and headers."""
+    """Return some small batches of two records, with keys, timestamps and headers."""
     for number in range(batch_count):
         partition.append(
             [b"value %d" % number, None], keys=[b"k%d" % number, b""], timestamps=[1000 + number, 5000 + number],

@@ -414,7 +414,7 @@ def test_an_interrupt_of_the_leading_thread_is_not_raised_in_others(
     log = open_log(tmp_path / "t", fs=FaultyFileSystem())
     log.append([b"first"], ack="durable")
     entered, go_on = threading.Event(), threading.Event()
-    group = log._appends.group
+    group = log._pipeline.group
     append_group = group._append_group
     interrupts = [KeyboardInterrupt]
 

@@ -42,7 +42,7 @@ def _mount(tmp_path: Path) -> tuple[Path | None, str]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The root of a file system of 4 MiB."""
+    """Provide the root of a file system of 4 MiB."""
     target, why = _mount(tmp_path)
     if target is None:
         if os.environ.get("CI") == "true" and os.geteuid() == 0:

@@ -15,7 +15,7 @@ from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.process import SimulatedProcess
 
 FOLDER = "/t/0"
-STEP = int(os.environ.get("SEGMENTLOG_DESCRIPTOR_STEP", "9"))
+STEP = int(os.environ.get("SEGMENTLOG_DESCRIPTOR_STEP", "5"))
 """Every how many calls one is made to fail; 1 takes each of them."""
 CONFIG = {"segment_records": 4, "index_interval_bytes": 1, "cleanup_policy": "compact,delete", "fsync": "3records"}
 

@@ -665,7 +665,7 @@ def _append_numbered(store: LogStore, name: str, count: int) -> None:
 def _headers_read(log: Partition) -> int:
     """How many headers it took to know the producers."""
     with log._known_producers() as states:
-        return states._behind
+        return states._unsnapshotted
 
 
 def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:

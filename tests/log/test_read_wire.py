@@ -56,7 +56,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
 
 
 def read(log: Partition, offset: int = 0) -> bytes:
-    """The same as the library reads it, which looks nothing up."""
+    """Return the same as the library reads it, which looks nothing up."""
     return b"".join(wire for batch in log.read(offset) for wire in as_wire(batch))
 
 

@@ -29,7 +29,7 @@ from segmentlog.store import LogStore
 
 
 def filled(path: Path, records: int = 3000) -> LogStore:
-    """A store with a topic of several segments, in the background of which nothing happens."""
+    """Return a store with a topic of several segments, in the background of which nothing happens."""
     store = segmentlog.open(path, background=False)
     config = {"fsync": "never", "segment.bytes": 1 << 20, "cleanup.policy": "delete,compact"}
     log = store.create_topic("t", config=config).partition(0)
@@ -387,7 +387,7 @@ def _open_and_append(store: LogStore) -> Callable[[], object]:
 
 
 def _recover(store: LogStore) -> Callable[[], object]:
-    """The machine died since."""
+    """Return the machine died since."""
     os.unlink(f"{store.path}/t/0/state")
     return _open_and_append(store)
 

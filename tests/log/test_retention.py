@@ -57,7 +57,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def logs(tmp_path: Path, clock: FakeClock) -> Logs:
-    """The partition of this test."""
+    """Return the partition of this test."""
     return Logs(tmp_path / "t" / "0", clock)
 
 

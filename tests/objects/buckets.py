@@ -67,7 +67,7 @@ class Memory:
             return self._objects[key][1]
 
     def tag(self, key: str) -> str | None:
-        """The one of what lies there."""
+        """Return the one of what lies there."""
         return self._objects.get(key, (b"", None))[1]
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -99,7 +99,7 @@ def places(kind: str, folder: Path) -> Iterator[Maker]:
 
 @contextlib.contextmanager
 def served(kind: str, folder: Path) -> Iterator[S3Server]:
-    """An S3 server of that kind. The test is skipped where it cannot be had, but not in CI."""
+    """Yield an S3 server of that kind. The test is skipped where it cannot be had, but not in CI."""
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(SERVERS[kind](folder))
@@ -111,7 +111,7 @@ def served(kind: str, folder: Path) -> Iterator[S3Server]:
 
 
 def cloud(server: S3Server, path: str = "place", **options: Any) -> Cloud:
-    """A bucket on a server; it keeps no connection, which a test would leave behind."""
+    """Return a bucket on a server; it keeps no connection, which a test would leave behind."""
     client = server.options["client_options"] | {"pool_max_idle_per_host": "0"} | options.pop("client_options", {})
     return Cloud(f"s3://{s3_servers.BUCKET}/{path}", **(server.options | {"client_options": client} | options))
 

@@ -72,7 +72,7 @@ class Trial:
         self.store.close()
 
     def log(self, tp: TopicPartition, store: LogStore | None = None) -> Partition:
-        """A partition of it."""
+        """Return a partition of it."""
         return (store or self.store).topic(tp.topic).partition(tp.partition)
 
     # ------------------------------------------------------------ the history

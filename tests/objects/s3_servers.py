@@ -84,7 +84,7 @@ def moto(folder: Path) -> Iterator[S3Server]:
 
 @contextlib.contextmanager
 def versitygw(folder: Path) -> Iterator[S3Server]:
-    """The gateway, with an empty bucket in ``folder``. Raises `Missing` where it cannot be built."""
+    """Yield the gateway, with an empty bucket in ``folder``. Raises `Missing` where it cannot be built."""
     program = versitygw_program()
     port = free_ports()
     (folder / "buckets" / BUCKET).mkdir(parents=True)
@@ -112,7 +112,7 @@ def versitygw_program() -> Path:
 
 @contextlib.contextmanager
 def _running(command: list[str], folder: Path, port: int) -> Iterator[None]:
-    """A server, once something listens at its port."""
+    """Yield a server, once something listens at its port."""
     with open(folder / "server.log", "w") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
     try:

@@ -157,28 +157,28 @@ class Trial:
 
         with contextlib.ExitStack() as stack:
             for what, value in (
-                ("log.append.shipped.GRANT_WAIT_S", 0),
+                ("log.append.wait_shipped.GRANT_WAIT_S", 0),
                 ("log.append.appender.OFFSET_CEILING_STEP", 10),
-                ("log.granting.OFFSET_CEILING_STEP", 20),
-                ("policy.shipping.WINDOW_MIN", 60),
+                ("log.offset_grants.OFFSET_CEILING_STEP", 20),
+                ("policy.upload_policy.WINDOW_MIN", 60),
                 *[
                     (f"{room}.TAIL_BYTES", 800)
-                    for room in ("policy.shipping", "objects.planning")
+                    for room in ("policy.upload_policy", "objects.upload.plan")
                     if self._has_little_room
                 ],
-                *[("policy.shipping.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
-                *[("objects.tails._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
-                ("policy.shipping.INLINE_BYTES", self._inline_bytes),
-                *[("objects.parts.PART_BYTES", 150) for _ in range(self._puts_in_parts)],
-                ("objects.parts.PAUSE_S", 0),
-                ("objects.ranged.BLOCK_BYTES", 64),
-                ("objects.tiered.open_bucket", lambda url: self._reading),
-                ("objects.tiered.PARALLEL", 0),
-                ("objects.uploads.nonce", nonce),
-                ("objects.tidying.nonce", nonce),
+                *[("policy.upload_policy.SEALED_PIECE_BYTES", 100) for _ in range(self._waits_for_uploads)],
+                *[("objects.upload.tail_uploader._ALONE_BYTES", 200) for _ in range(self._waits_for_uploads)],
+                ("policy.upload_policy.INLINE_BYTES", self._inline_bytes),
+                *[("objects.upload.multipart.PART_BYTES", 150) for _ in range(self._puts_in_parts)],
+                ("objects.upload.multipart.PAUSE_S", 0),
+                ("objects.tier.block_cache.BLOCK_BYTES", 64),
+                ("objects.tier.remote_reader.open_bucket", lambda url: self._reading),
+                ("objects.tier.remote_reader.PARALLEL", 0),
+                ("objects.bucket.upload_pool.nonce", nonce),
+                ("objects.manifest.garbage_collection.nonce", nonce),
                 ("objects.takeover.nonce", nonce),
-                ("objects.capture.LocalPartition.look", look),
-                ("topics.administration.new_topic_id", lambda: str(uuid.UUID(int=draws.getrandbits(128), version=4))),
+                ("objects.local.partition_snapshot.LocalPartition.look", look),
+                ("topics.topic_admin.new_topic_id", lambda: str(uuid.UUID(int=draws.getrandbits(128), version=4))),
             ):
                 stack.enter_context(mock.patch(f"segmentlog.{what}", value))
             yield

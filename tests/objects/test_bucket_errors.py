@@ -99,7 +99,7 @@ def bucket(failing: FailingS3) -> Cloud:
 
 @pytest.fixture(scope="module", params=sorted(SERVERS))
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real server."""
+    """Provide a real server."""
     with served(request.param, tmp_path_factory.mktemp("server")) as server:
         yield server
 

@@ -157,7 +157,7 @@ def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
     """The records are there, as the error says, and are shipped once somebody does."""
     with LogStore(tmp_path / "store") as store:
         log = store.create_topic("t").partition(0)
-        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on disk here.*nobody ships") as caught:
+        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on the local disk.*no process ships") as caught:
             log.append([b"a", b"b"], ack="shipped")
         assert (caught.value.base_offset, caught.value.end_offset) == (0, 2)
         assert log.durable_offset == 2

@@ -37,7 +37,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: FakeClock) -> Iterator[LogStore]:
-    """A store of 45 records in five segments."""
+    """Provide a store of 45 records in five segments."""
     with LogStore(tmp_path / "store", background=False, clock=clock) as opened:
         fill(opened.create_topic("a", **TIERED).partition(0), 45)
         yield opened
@@ -68,7 +68,7 @@ def shipper(store: LogStore, bucket: Bucket, clock: FakeClock) -> Iterator[Shipp
 
 @pytest.fixture
 def other(store: LogStore, clock: FakeClock) -> Iterator[LogStore]:
-    """The same store, opened by somebody else."""
+    """Provide the same store, opened by somebody else."""
     with LogStore(store.path, background=False, clock=clock) as opened:
         yield opened
 

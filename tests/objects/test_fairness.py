@@ -23,7 +23,7 @@ __all__ = ["hurried"]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store without threads."""
+    """Provide an empty store without threads."""
     with LogStore(tmp_path / "store", background=False) as opened:
         yield opened
 

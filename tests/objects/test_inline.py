@@ -60,7 +60,7 @@ def bucket() -> Counting:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of two topics."""
+    """Provide a store of two topics."""
     with open_store(tmp_path / "store") as opened:
         for name in "ab":
             opened.create_topic(name, 2, compression_type="none", fsync="always")

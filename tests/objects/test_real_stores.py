@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module", params=["folder", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """An object store of one kind."""
+    """Provide an object store of one kind."""
     folder = tmp_path_factory.mktemp("objects")
     if request.param == "folder":
         yield Place("folder", f"file://{folder}/place", {})
@@ -72,7 +72,7 @@ class Life:
         self._heard: list[Any] = []
 
     def said_first(self) -> Any:
-        """The first thing that it says."""
+        """Return the first thing that it says."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._process.communicate(timeout=WAIT_S)[1]

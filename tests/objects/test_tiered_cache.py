@@ -38,7 +38,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, cache_dir: Path) -> Iterator[LogStore]:
-    """A store of 45 records in five segments, of which four lie in the object store alone."""
+    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
     with tiered_store(tmp_path, cache_dir=cache_dir) as opened:
         yield opened
 

@@ -41,7 +41,7 @@ ALL = {number: value(number) for number in range(45)}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of 45 records in five segments, of which four lie in the object store alone."""
+    """Provide a store of 45 records in five segments, of which four lie in the object store alone."""
     with tiered_store(tmp_path) as opened:
         yield opened
 

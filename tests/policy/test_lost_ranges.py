@@ -40,7 +40,7 @@ def histories(draw: st.DrawFn) -> tuple[LostRange, ...]:
 
 
 def numbers(ranges: tuple[LostRange, ...]) -> set[int]:
-    """The offsets that they hold."""
+    """Return the offsets that they hold."""
     return {offset for lost in ranges for offset in range(lost.base_offset, lost.end_offset)}
 
 

@@ -21,7 +21,7 @@ def size_of(entries: int, keep_last: int) -> int:
 
 
 def clashing(low: Uint64Array, high: Uint64Array) -> Uint64Array:
-    """A hash of three values only."""
+    """Return a hash of three values only."""
     return (low % np.uint64(3)) << np.uint64(62)
 
 

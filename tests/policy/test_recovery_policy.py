@@ -15,7 +15,7 @@ GAP = UNKNOWN_CEILING_GAP
 
 
 def checkpoint(recovery_offset: int, ceiling: int, *, clean: bool, epoch: int = 3) -> Checkpoint:
-    """A checkpoint of a log in this epoch."""
+    """Return a checkpoint of a log in this epoch."""
     epochs = (EpochStart(0, 0), EpochStart(epoch, 10))
     return Checkpoint(recovery_offset=recovery_offset, offset_ceiling=ceiling, clean=clean, epochs=epochs)
 

@@ -27,19 +27,19 @@ _LIMITS = {"message_timestamp_before_max_ms": _LIMIT_MS, "message_timestamp_afte
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """The clock of the store."""
+    """Return the clock of the store."""
     return FakeClock()
 
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """The file system of the store."""
+    """Return the file system of the store."""
     return FaultyFileSystem()
 
 
 @pytest.fixture(params=["never", "always"])
 def store(tmp_path: Path, clock: FakeClock, fs: FaultyFileSystem, request: pytest.FixtureRequest) -> Iterator[LogStore]:
-    """A store without threads, with a topic that accepts timestamps of the last minute and the next one."""
+    """Provide a store without threads, with a topic that accepts timestamps of the last minute and the next one."""
     with LogStore(tmp_path / "store", background=False, fs=fs, clock=clock) as store:
         store.create_topic("t", partitions=2, fsync=request.param, **_LIMITS)
         for log in store.topic("t").partitions():

@@ -31,13 +31,13 @@ BATCH_BYTES = 200
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """The file system of the store."""
+    """Return the file system of the store."""
     return FaultyFileSystem()
 
 
 @pytest.fixture
 def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """A new store without threads, with topics of one and of four partitions."""
+    """Provide a new store without threads, with topics of one and of four partitions."""
     with LogStore(tmp_path / "store", background=False, fs=fs) as store:
         store.create_topic("one")
         store.create_topic("four", partitions=4)
@@ -48,7 +48,7 @@ def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
 
 
 def _appended(store: LogStore, topic: str) -> list[list[bytes | None]]:
-    """The values that the test sent, by partition."""
+    """Return the values that the test sent, by partition."""
     return [values(log)[1:] for log in store.topic(topic).partitions()]
 
 

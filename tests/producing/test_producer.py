@@ -31,7 +31,7 @@ from segmentlog.testing.interrupts import interrupt_at, list_points
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A new store without threads, with topics of one and of four partitions."""
+    """Provide a new store without threads, with topics of one and of four partitions."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("one")
         store.create_topic("four", partitions=4)

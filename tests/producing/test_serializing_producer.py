@@ -29,7 +29,7 @@ CODEC = json_codec(Click)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A new store with a topic."""
+    """Provide a new store with a topic."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("clicks")
         yield store

@@ -14,7 +14,7 @@ STR, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
 def obj(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """An object that takes other properties as well."""
+    """Return an object that takes other properties as well."""
     return {"type": "object", "properties": properties, **more}
 
 
@@ -171,7 +171,7 @@ def test_values_are_checked_through_references() -> None:
 
 
 def _doubling(levels: int, leaf: Any, **more: Any) -> dict[str, Any]:
-    """A few lines, each of which refers twice to the next."""
+    """Return a few lines, each of which refers twice to the next."""
     lines: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/definitions/d{n + 1}"}] * 2} for n in range(levels)}
     return {"definitions": {**lines, f"d{levels}": leaf}, "$ref": "#/definitions/d0", **more}
 

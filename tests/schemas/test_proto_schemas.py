@@ -161,7 +161,7 @@ def test_a_file_that_imports_itself_is_told() -> None:
 
 
 def message(body: str, more: str = "") -> str:
-    """A file with one message."""
+    """Return a file with one message."""
     return f'syntax = "proto3"; package p; message A {{ {body} }} {more}'
 
 

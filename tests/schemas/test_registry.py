@@ -21,7 +21,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store."""
+    """Provide an empty store."""
     with LogStore(tmp_path / "store", background=False) as opened:
         yield opened
 

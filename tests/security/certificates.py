@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
 
 def write_pair(folder: Path, name: str, issued: trustme.LeafCert) -> Pair:
-    """A certificate with its chain, and its key."""
+    """Return a certificate with its chain, and its key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())
@@ -30,12 +30,12 @@ def write_pair(folder: Path, name: str, issued: trustme.LeafCert) -> Pair:
 
 
 def subject(*parts: tuple[x509.ObjectIdentifier, str, _ASN1Type | None]) -> x509.Name:
-    """A name of so many attributes, each a part of its own."""
+    """Return a name of so many attributes, each a part of its own."""
     return x509.Name([x509.NameAttribute(oid, value, kind, _validate=False) for oid, value, kind in parts])
 
 
 def certificate_for(name: x509.Name) -> bytes:
-    """A certificate of its own for somebody, in DER."""
+    """Return a certificate of its own for somebody, in DER."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime(2026, 1, 1)
     return (

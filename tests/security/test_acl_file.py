@@ -18,7 +18,7 @@ TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = (
 
 
 def parse(text: str) -> list[Rule]:
-    """The rules of such a file."""
+    """Return the rules of such a file."""
     return list(parse_acls("acls", text.encode()).rules)
 
 

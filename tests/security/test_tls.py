@@ -32,13 +32,13 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def server(tmp_path: Path, authority: trustme.CA) -> Pair:
-    """A server's certificate and key."""
+    """Return a server's certificate and key."""
     return write_pair(tmp_path, "server", authority.issue_cert("localhost"))
 
 
 @pytest.fixture
 def client_ca(tmp_path: Path, authority: trustme.CA) -> str:
-    """The file of whom clients need a certificate of."""
+    """Return the file of whom clients need a certificate of."""
     path = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(path)
     return str(path)

@@ -38,26 +38,26 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def own(tmp_path: Path, authority: trustme.CA) -> Pair:
-    """The server's."""
+    """Return the server's."""
     return write_pair(tmp_path, "server", authority.issue_cert("localhost"))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An empty store."""
+    """Provide an empty store."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         yield store
 
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
-    """The lines about handshakes so far."""
+    """Return the lines about handshakes so far."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     return lambda: [record.getMessage() for record in caplog.records if "TLS handshake" in record.getMessage()]
 
 
 def served(store: LogStore, own: Pair, advertise: str | None = "localhost:9092", **more: Any) -> Server:
-    """A server with TLS."""
+    """Return a server with TLS."""
     return Server(
         store, host="127.0.0.1", port=0, advertise=advertise, settings=ServerSettings(),
         security=Security(tls_cert=own.certificate, tls_key=own.key, **more), owns_store=False,
@@ -96,7 +96,7 @@ def send(server: Server, data: bytes) -> None:
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """A client that knows the authority."""
+    """Return a client that knows the authority."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
@@ -182,7 +182,7 @@ def test_an_advertised_name_that_is_not_in_the_certificate(
 
 
 def recipe() -> list[str]:
-    """The commands in the section on TLS of docs/server-security.md."""
+    """Return the commands in the section on TLS of docs/server-security.md."""
     text = (Path(__file__).parent.parent.parent / "docs" / "server-security.md").read_text()
     section = text[text.index("## TLS") : text.index("## Users")]
     block = section[section.index("```sh\n") + 6 :]

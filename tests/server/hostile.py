@@ -17,7 +17,7 @@ from wire import CODECS, NOW_MS, Sent, foreign, forged
 
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
-from tools.codec.schema import Field, Struct
+from segmentlog.server.codec.layouts import FieldLayout, StructLayout
 
 TOPICS: Final = ("t", "compacted", "library")
 """Which a store has for it, with two partitions each."""
@@ -57,7 +57,7 @@ def batch(random: Random, *, honest: bool = False) -> bytes | None:
 
 
 def lying(random: Random, made: bytes) -> bytes:
-    """The batch with something else in it than it says, its checksum mostly right."""
+    """Return the batch with something else in it than it says, its checksum mostly right."""
     if random.random() < 0.5:
         return forged(made, crc=random.random() < 0.9, **{_field_of(random): _lie(random)})
     body = bytearray(made)
@@ -92,13 +92,13 @@ class Asker:
             made.protocol_type = "consumer"
         return made
 
-    def _struct(self, key: int, struct: Struct, version: int, most: int) -> Any:
+    def _struct(self, key: int, struct: StructLayout, version: int, most: int) -> Any:
         values = {
             field.name: self._field(key, field, version, most) for field in struct.fields if version in field.versions
         }
         return getattr(APIS[key].codec, struct.name)(**values)
 
-    def _field(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _field(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         if version in field.nullable and self.random.random() < 0.15:
             return None
         if field.stands_for_default:
@@ -107,7 +107,7 @@ class Asker:
             return self._one(key, field, version, most)
         return [self._one(key, field, version, most) for _ in range(self.random.randint(0, most))]
 
-    def _one(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _one(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         random, name = self.random, field.name
         if field.struct is not None:
             return self._struct(key, field.struct, version, most)
@@ -159,7 +159,7 @@ class Asker:
 
 
 def mutated(random: Random, frame: bytes) -> bytes:
-    """The same bytes, but for a few."""
+    """Return the same bytes, but for a few."""
     made = bytearray(frame)
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(made) + 1)

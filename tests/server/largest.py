@@ -16,7 +16,7 @@ from codec_samples import MESSAGES
 from wire import NOW_MS, Sent, foreign
 
 from segmentlog.server.codec.apis import APIS
-from tools.codec.schema import Field, Struct
+from segmentlog.server.codec.layouts import FieldLayout, StructLayout
 
 TOPIC: Final = "big"
 SPARE: Final = "spare"
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
     name: str
     base: Any
     path: tuple[str, ...]
-    field: Field
+    field: FieldLayout
     varied: str | None
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Shape(NamedTuple):
         return changed
 
 
-def _another(field: Field, number: int) -> Any:
+def _another(field: FieldLayout, number: int) -> Any:
     if field.kind == "string":
         return f"{number:x}"
     if field.kind == "uuid":
@@ -126,11 +126,11 @@ def shapes(key: int, version: int, topic_id: bytes) -> Iterator[Shape]:
                     yield Shape(key, version, f"other {one.name} in {where}", base, path, field, one.name)
 
 
-def _has_texts(struct: Struct | None) -> bool:
+def _has_texts(struct: StructLayout | None) -> bool:
     return struct is not None and any(one.kind == "string" or _has_texts(one.struct) for one in struct.fields)
 
 
-def _can_vary(field: Field) -> bool:
+def _can_vary(field: FieldLayout) -> bool:
     return field.kind in ("string", "uuid", *_INTS)
 
 
@@ -140,7 +140,9 @@ def bare(key: int, version: int, topic_id: bytes, *, long: bool = False) -> Any:
     return made.struct(MESSAGES[f"{APIS[key].name}Request"].struct)
 
 
-def _arrays(struct: Struct, version: int, value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Field]]:
+def _arrays(
+    struct: StructLayout, version: int, value: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, FieldLayout]]:
     """Path and field of every array that has an element in ``value``."""
     for field in struct.fields:
         found = getattr(value, field.name, None) if version in field.versions else None
@@ -170,12 +172,12 @@ class _Maker:
         self._otherwise = otherwise or {}
         self.has_nulls = False
 
-    def struct(self, struct: Struct) -> Any:
+    def struct(self, struct: StructLayout) -> Any:
         """With something in every field that the version has."""
         values = {field.name: self._field(field, struct) for field in struct.fields if self._version in field.versions}
         return getattr(self._module, struct.name)(**values)
 
-    def _field(self, field: Field, struct: Struct) -> Any:
+    def _field(self, field: FieldLayout, struct: StructLayout) -> Any:
         if field.stands_for_default:
             return None
         if field.is_array:
@@ -185,7 +187,7 @@ class _Maker:
             return [self._one(field, struct)]
         return self._one(field, struct)
 
-    def _one(self, field: Field, struct: Struct) -> Any:
+    def _one(self, field: FieldLayout, struct: StructLayout) -> Any:
         name = field.name
         if name in self._otherwise:
             return self._otherwise[name]
@@ -204,7 +206,7 @@ class _Maker:
             return _NUMBERS.get(name, 0)
         return _BATCH if field.kind == "records" else b""
 
-    def _text(self, field: Field, struct: Struct) -> str | None:
+    def _text(self, field: FieldLayout, struct: StructLayout) -> str | None:
         if self._long:
             return STRING_MAX
         if field.name in ("name", "topic_names"):

@@ -69,7 +69,7 @@ class RawClient:
         )
 
     def ask(self, key: int, request: Any, version: int) -> Any:
-        """A request and its response."""
+        """Return a request and its response."""
         self.send(key, request, version)
         api, data = APIS[key], memoryview(self._receive(int.from_bytes(self._receive(4), "big")))
         _, at = decode_response_header(data, api, version)

@@ -14,10 +14,10 @@ from security.rules import BOB, TOPIC, Call, allowed, write_rules
 
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import CLUSTER_NAME
+from segmentlog.server.codec.generated.create_acls import AclCreation, CreateAclsRequest
+from segmentlog.server.codec.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
+from segmentlog.server.codec.generated.describe_acls import DescribeAclsRequest
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.create_acls import AclCreation, CreateAclsRequest
-from segmentlog.server.codec.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
-from segmentlog.server.codec.messages.describe_acls import DescribeAclsRequest
 from segmentlog.server.handlers.acl_handlers import create_acls, delete_acls, describe_acls
 
 Make = Callable[..., Authorizer]

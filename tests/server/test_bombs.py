@@ -29,9 +29,9 @@ from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.append.wire_append import SMALL_RAW_BYTES
 from segmentlog.security.security_settings import Security
 from segmentlog.server.broker import UNPACKED_MAX
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore

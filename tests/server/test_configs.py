@@ -15,20 +15,20 @@ from server.wire_client import Desk
 from wire import CODECS, Sent, foreign
 
 from segmentlog.config import TopicConfig
+from segmentlog.errors import InvalidRecord
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.chunked_configs import encode_configs
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.describe_configs import (
+from segmentlog.server.codec.generated.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -37,13 +37,14 @@ from segmentlog.server.codec.messages.describe_configs import (
     DescribeConfigsSynonym,
     encode_response,
 )
-from segmentlog.server.codec.messages.describe_log_dirs import DescribeLogDirsRequest
-from segmentlog.server.codec.messages.incremental_alter_configs import (
+from segmentlog.server.codec.generated.describe_log_dirs import DescribeLogDirsRequest
+from segmentlog.server.codec.generated.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.handlers.config_handlers import describe_configs
 from segmentlog.server.request_context import Call
 from segmentlog.server.server_settings import ServerSettings
@@ -82,13 +83,13 @@ def brokers(store: LogStore) -> Iterator[list[Broker]]:
 
 @pytest.fixture
 def desk(brokers: list[Broker]) -> Desk:
-    """The first of them."""
+    """Return the first of them."""
     return Desk(brokers[0])
 
 
 @pytest.fixture
 def alone(store: LogStore) -> Iterator[Desk]:
-    """A worker without others, which leads every partition."""
+    """Provide a worker without others, which leads every partition."""
     broker = Broker(store, Cluster("c", NODES[:1], 1), ServerSettings(), OpenAuthorizer())
     yield Desk(broker)
     broker.close()
@@ -103,7 +104,7 @@ def alter(desk: Desk, *changes: tuple[str, int, str | None], kind: int = TOPIC, 
 
 
 def described(desk: Desk, kind: int, name: str) -> dict[str, str | None]:
-    """The configuration of a resource."""
+    """Return the configuration of a resource."""
     resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
     (result,) = desk.ask(DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[resource])).results
     assert result.error_code == ErrorCode.NONE, result.error_message
@@ -360,3 +361,25 @@ def test_each_partition_lies_at_one_worker(brokers: list[Broker]) -> None:
         assert all(broker.cluster.leads(broker.store.topic("t").id, number) for number in numbers)
         found += numbers
     assert sorted(found) == list(range(8))
+
+
+def test_settings_that_are_described_and_written_back(desk: Desk, store: LogStore) -> None:
+    """Each is explicit then, and has its value: the hour that timestamps may be ahead limits the library, too.
+
+    A deletion takes it back.
+    """
+    key = "message.timestamp.after.max.ms"
+    future_ms = 4_000_000_000_000
+    log = store.topic("t").partition(0)
+    before = described(desk, TOPIC, "t")
+    assert before[key] == "3600000"
+    log.append([b"v"], timestamps=[future_ms])
+    answer = alter(desk, *((name, SET, value) for name, value in before.items()))
+    assert answer.error_code == ErrorCode.NONE, answer.error_message
+    assert described(desk, TOPIC, "t") == before
+    with pytest.raises(InvalidRecord, match=key):
+        log.append([b"v"], timestamps=[future_ms])
+    assert alter(desk, (key, DELETE, None)).error_code == ErrorCode.NONE
+    assert described(desk, TOPIC, "t") == before
+    log.append([b"v"], timestamps=[future_ms])
+    assert log.log_end_offset == 2

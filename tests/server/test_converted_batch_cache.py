@@ -17,7 +17,7 @@ from segmentlog.format.wire_conversion import as_wire
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server import converted_batch_cache
 from segmentlog.server.broker import Broker
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.converted_batch_cache import DiskRenderings, Renderings
 from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
@@ -62,7 +62,7 @@ def disk(tmp_path: Path, clock: Clock) -> Iterator[DiskRenderings]:
 
 
 def joined(wire: list[converted_batch_cache.Buffer]) -> bytes:
-    """The bytes of a batch."""
+    """Return the bytes of a batch."""
     return b"".join(wire)
 
 

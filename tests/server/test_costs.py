@@ -32,7 +32,7 @@ from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.api_table import PRODUCE, SERVED
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,

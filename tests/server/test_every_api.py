@@ -23,7 +23,7 @@ from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings

@@ -17,7 +17,7 @@ from wire import CODECS, NOW_MS, Sent, foreign
 from segmentlog.format import wire_records
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.fair_slots import FairPlaces
 from segmentlog.server.request_budget import ClientGone
 from segmentlog.server.server_settings import ServerSettings

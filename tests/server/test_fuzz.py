@@ -33,14 +33,14 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.security_settings import Security
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.broker import Broker
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_offsets import (
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.embedded import Server
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.server_settings import Limits
@@ -194,7 +194,7 @@ def test_lying_batches_harm_nobody(store: LogStore, broker: Broker, seed: int) -
 
 
 def produced(topic: str, records: bytes) -> TopicProduceData:
-    """A batch for partition 0."""
+    """Return a batch for partition 0."""
     return TopicProduceData(topic, partition_data=[PartitionProduceData(0, records)])
 
 

@@ -22,10 +22,10 @@ from segmentlog.format.batch import TRANSACTIONAL
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
@@ -43,7 +43,7 @@ _INIT_PRODUCER_ID = 22
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """A store with topic ``t`` of two partitions."""
+    """Return a store with topic ``t`` of two partitions."""
     made = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     made.create_topic("t", 2, {"max.message.bytes": 2 << 20, "retention.ms": -1})
     return made
@@ -51,14 +51,14 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def desk(store: LogStore) -> Iterator[Desk]:
-    """A server of the store, without sockets."""
+    """Provide a server of the store, without sockets."""
     broker = Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer())
     yield Desk(broker)
     broker.close()
 
 
 def now_ms() -> int:
-    """The time of the server's clock."""
+    """Return the time of the server's clock."""
     return time.time_ns() // 1_000_000
 
 

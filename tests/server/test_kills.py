@@ -272,7 +272,7 @@ def check(load: Load, path: Path) -> int:
 
 
 def java_load() -> list[str]:
-    """The command of Java's producers."""
+    """Return the command of Java's producers."""
     try:
         return java_command("Load")
     except Missing as error:

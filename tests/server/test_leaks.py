@@ -25,20 +25,20 @@ from segmentlog.security.principals import ANONYMOUS, Principal
 from segmentlog.server.api_table import PLACES
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest
+from segmentlog.server.codec.layouts import FieldLayout
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import wire_id
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
-from tools.codec.schema import Field
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_LEAK_ROUNDS", "12"))
 HIDDEN, MISSING, MINE = "hidden-and-there", "hidden-nor-there", "mine"
@@ -132,7 +132,7 @@ class Curious(Asker):
             return super()._text(name)
         return HIDDEN
 
-    def _field(self, key: int, field: Field, version: int, most: int) -> Any:
+    def _field(self, key: int, field: FieldLayout, version: int, most: int) -> Any:
         if key in _FILTERS and field.name in ("principal_filter", "host_filter"):
             return None
         return super()._field(key, field, version, most)

@@ -22,10 +22,10 @@ from server.wire_client import Refused, WireClient, request_bytes
 from wire import Sent, foreign
 
 from segmentlog.security.security_settings import Security
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.embedded import Server
 from segmentlog.server.request_buffers import BufferPool, NoRoom
 from segmentlog.server.server_settings import Limits, ServerSettings
@@ -41,7 +41,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """A server with limits, over a store with topic t."""
+    """Provide a server with limits, over a store with topic t."""
     servers: list[Server] = []
 
     def make(**limits: Any) -> Server:

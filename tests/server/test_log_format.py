@@ -16,7 +16,7 @@ from server.scraping import RawClient, scrape, value
 import segmentlog
 from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.messages import metadata, sasl_authenticate, sasl_handshake
+from segmentlog.server.codec.generated import metadata, sasl_authenticate, sasl_handshake
 from segmentlog.server.embedded import Server
 from segmentlog.server.log_format import FIELDS, Seldom, set_up_logs
 from segmentlog.server.server_settings import Limits, ServerSettings
@@ -145,7 +145,7 @@ def test_connections_beyond_the_limit_are_told_of_once_a_second(tmp_path: Path, 
     assert value(found, "segmentlog_connections_accepted_total") == 1
     assert 1 <= len(lines()) < 20
     assert {(line["level"], line["client_host"]) for line in lines()} == {("warning", "127.0.0.1")}
-    assert "as many connections as there may be" in lines()[0]["message"]
+    assert "the limit of connections is reached" in lines()[0]["message"]
 
 
 def test_what_brings_no_request_is_logged_with_who_sent_it(tmp_path: Path, lines: Lines) -> None:

@@ -22,8 +22,8 @@ from server.wire_client import Desk, request_bytes
 
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.layouts import FieldLayout, StructLayout
 from segmentlog.server.frames import BadFrame
-from tools.codec.schema import Field, Struct
 
 __all__ = ["make_broker"]
 
@@ -36,8 +36,10 @@ _BYTES_OF_ITS_OWN = 8 << 20
 pytestmark = pytest.mark.long
 
 
-def arrays(struct: Struct, version: int, before: tuple[Field, ...] = ()) -> Iterator[tuple[Field, ...]]:
-    """The ways from a message to each array in it."""
+def arrays(
+    struct: StructLayout, version: int, before: tuple[FieldLayout, ...] = ()
+) -> Iterator[tuple[FieldLayout, ...]]:
+    """Yield the ways from a message to each array in it."""
     for field in struct.fields:
         if version not in field.versions:
             continue
@@ -56,7 +58,7 @@ PATHS = [
 class Filler(Asker):
     """Makes elements of which no two are the same."""
 
-    def fill(self, key: int, way: tuple[Field, ...], made: Any) -> None:
+    def fill(self, key: int, way: tuple[FieldLayout, ...], made: Any) -> None:
         """Put so many into the array at the end of the way."""
         version = APIS[key].max_version
         for field in way[:-1]:
@@ -72,7 +74,7 @@ class Filler(Asker):
         last = way[-1]
         setattr(made, last.name, [self._distinct(key, last, version, number) for number in range(ELEMENTS)])
 
-    def _distinct(self, key: int, field: Field, version: int, number: int) -> Any:
+    def _distinct(self, key: int, field: FieldLayout, version: int, number: int) -> Any:
         if field.struct is not None:
             made = self._struct(key, field.struct, version, 0)
             for inner in field.struct.fields:
@@ -81,7 +83,7 @@ class Filler(Asker):
             return made
         return self._other(field, self._one(key, field, version, 0), number)
 
-    def _other(self, field: Field, value: Any, number: int) -> Any:
+    def _other(self, field: FieldLayout, value: Any, number: int) -> Any:
         if field.kind == "string":
             return value if "topic" in field.name and number % 2 else f"{number}"
         if field.kind == "int32" and ("partition" in field.name or "index" in field.name):
@@ -89,13 +91,13 @@ class Filler(Asker):
         return value
 
 
-def named(one: int | tuple[Field, ...]) -> str:
-    """A parameter, in the name of a test."""
+def named(one: int | tuple[FieldLayout, ...]) -> str:
+    """Return a parameter, in the name of a test."""
     return APIS[one].name if isinstance(one, int) else ".".join(field.name for field in one)
 
 
 @pytest.mark.parametrize(("key", "way"), PATHS, ids=named)
-def test_an_array_takes_what_its_elements_do(make_broker: MakeBroker, key: int, way: tuple[Field, ...]) -> None:
+def test_an_array_takes_what_its_elements_do(make_broker: MakeBroker, key: int, way: tuple[FieldLayout, ...]) -> None:
     """However it is answered."""
     broker = make_broker()
     desk, version = Desk(broker), APIS[key].max_version

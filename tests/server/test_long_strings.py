@@ -13,13 +13,13 @@ from server.wire_client import Desk
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated.describe_groups import DescribeGroupsRequest
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
@@ -31,7 +31,7 @@ LONGEST = "x" * 32_767
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A worker of a store with topic t."""
+    """Provide a worker of a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=0))

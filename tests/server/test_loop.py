@@ -24,12 +24,12 @@ from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.security_settings import Security
 from segmentlog.server import loop
 from segmentlog.server.broker import UNPACKED_MAX
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.list_groups import ListGroupsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.list_groups import ListGroupsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.embedded import Server
 from segmentlog.server.frames import MEDIUM_BYTES, FrameReader
 from segmentlog.server.kafka_connection import Connection, Turn
@@ -425,7 +425,7 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
 
 
 def connected(handle: Callable[[Connection, memoryview], Any]) -> tuple[Connection, socket.socket]:
-    """A connection that nobody steps, and its client."""
+    """Return a connection that nobody steps, and its client."""
     ours, theirs = socket.socketpair()
     transport = PlainTransport(ours, 10.0, 10.0)
     frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)

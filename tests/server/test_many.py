@@ -23,30 +23,30 @@ from segmentlog.security.acls import Authorizer, OpenAuthorizer
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.create_topics import CreatableTopic, CreateTopicsRequest
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
-from segmentlog.server.codec.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from segmentlog.server.codec.generated.describe_groups import DescribeGroupsRequest
+from segmentlog.server.codec.generated.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ELEMENTS_MAX, uvarint
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.server_settings import Limits, ServerSettings
@@ -62,7 +62,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    """A broker with limits, over a store with topic t of so many partitions."""
+    """Provide a broker with limits, over a store with topic t of so many partitions."""
     brokers: list[Broker] = []
 
     def make(partitions: int = 1, **limits: Any) -> Desk:
@@ -113,7 +113,7 @@ def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
 
 
 def listing(count: int) -> bytes:
-    """A request about so many topics without names, of three bytes each."""
+    """Return a request about so many topics without names, of three bytes each."""
     head = request_bytes(35, 2, DescribeLogDirsRequest(topics=[]), 7)[4:-2]
     return head + uvarint(count + 1) + b"\x01\x01\0" * count + b"\0"
 
@@ -198,7 +198,7 @@ def test_what_has_no_room_in_the_answer_is_an_error(make_desk: MakeDesk) -> None
     resources = [DescribeConfigsResource(2, "t", None), DescribeConfigsResource(2, "wide", None)] * 2
     answer = desk.ask(32, 4, DescribeConfigsRequest(resources))
     assert [one.error_code for one in answer.results] == [0, ErrorCode.POLICY_VIOLATION]
-    assert "ask about fewer" in answer.results[1].error_message
+    assert "request fewer elements" in answer.results[1].error_message
     answer = desk.ask(3, 12, MetadataRequest(topics=None))
     assert {one.name: one.error_code for one in answer.topics} == {"t": 0, "wide": ErrorCode.POLICY_VIOLATION}
     made = desk.ask(19, 7, CreateTopicsRequest([CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]))

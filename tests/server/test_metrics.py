@@ -27,7 +27,7 @@ from segmentlog.records import TopicPartition
 from segmentlog.security import cross_site
 from segmentlog.security.security_errors import UnsafeListening
 from segmentlog.server import metrics
-from segmentlog.server.codec.messages import list_offsets, metadata, produce
+from segmentlog.server.codec.generated import list_offsets, metadata, produce
 from segmentlog.server.embedded import Server
 from segmentlog.server.telemetry import definitions
 from segmentlog.server.worker_counters import BUCKETS_S
@@ -49,14 +49,14 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def server(store: LogStore) -> Iterator[Server]:
-    """A server of it, with metrics."""
+    """Provide a server of it, with metrics."""
     with segmentlog.serve(store, port=0, metrics="127.0.0.1:0") as server:
         yield server
 
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> Iterator[Server]:
-    """A server that ships its store."""
+    """Provide a server that ships its store."""
     with segmentlog.serve(
         tmp_path / "shipped", port=0, metrics="127.0.0.1:0", ship=f"file://{tmp_path}/bucket", ship_interval_ms=10
     ) as server:
@@ -74,7 +74,7 @@ def address_of(server: Server) -> str:
 
 
 def produced(data: bytes, *, acks: int = -1, topic: str = "t") -> Any:
-    """A request that appends a batch to a topic's first partition."""
+    """Return a request that appends a batch to a topic's first partition."""
     partition = produce.PartitionProduceData(0, data)
     return produce.ProduceRequest(acks=acks, topic_data=[produce.TopicProduceData(topic, partition_data=[partition])])
 
@@ -384,7 +384,7 @@ def test_a_stuck_server_is_not_healthy(server: Server) -> None:
     with server.worker.broker.arrivals._mutex:
         status, why = get(address_of(server), "/healthz")
     assert status == 503
-    assert "held by somebody" in why
+    assert "is stuck" in why
     assert get(address_of(server), "/healthz")[0] == 200
 
 

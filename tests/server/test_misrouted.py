@@ -21,13 +21,16 @@ from server.test_every_api import MakeBroker, make_broker
 from server.wire_client import Desk, WireClient
 
 import segmentlog
+from segmentlog.format.file_names import SHIP_FILE
 from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.ownership.binding import Binding, folder_id, write_binding
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
 from segmentlog.server.embedded import Server
+from segmentlog.storage.fs import FileSystem
 
 __all__ = ["make_broker"]
 
@@ -125,15 +128,49 @@ def test_the_same_store_again(tmp_path: Path, how: str) -> None:
         assert values(again) == [b"a"]
 
 
+@pytest.mark.parametrize(
+    ("fenced", "topics", "code"),
+    [("", (), _NONE), ("host b", (), _AWAY), ("host b", ("t", "u-*"), _NONE)],
+    ids=["not", "all", "some topics"],
+)
+def test_who_is_sent_on_after_a_takeover(
+    make_broker: MakeBroker, fenced: str, topics: tuple[str, ...], code: ErrorCode
+) -> None:
+    """A machine whose whole store was taken over sends its clients on. One that keeps other topics does not.
+
+    A client that comes by its bootstrap servers is accepted in any case.
+    """
+    broker = make_broker()
+    fs, path = FileSystem(), broker.store.path
+    write_binding(fs, path, Binding("file:///bucket", "a", 1, folder_id(fs, path), topics, fenced=fenced))
+    desk = Desk(broker)
+    for request, wanted in ((ApiVersionsRequest("test", "1", "c", 1), code), (ApiVersionsRequest("test", "1"), _NONE)):
+        answer = desk.ask(_API_VERSIONS, 5, request)
+        assert answer.error_code == wanted
+        assert bool(answer.api_keys) is (wanted is _NONE)
+
+
+def test_a_damaged_binding_sends_nobody_on(make_broker: MakeBroker) -> None:
+    """The file says nothing then: the server serves."""
+    broker = make_broker()
+    Path(broker.store.path, SHIP_FILE).write_bytes(b"{")
+    answer = Desk(broker).ask(_API_VERSIONS, 5, ApiVersionsRequest("test", "1", "c", 1))
+    assert answer.error_code == _NONE
+
+
 def test_a_machine_that_was_taken_over(tmp_path: Path) -> None:
-    """Both call themselves the cluster. The old machine refuses writes by NOT_LEADER_OR_FOLLOWER (`test_shipped`)."""
+    """Both call themselves the cluster. The old machine sends its clients on, and refuses writes (`test_shipped`)."""
     bucket = Folder(str(tmp_path / "bucket"))
-    with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url) as old:
+    with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url, ship_interval_ms=100) as old:
         old.store.create_topic("t").partition(0).append([b"a"], ack="shipped")
+        cluster_id = cluster_of(old.bootstrap_servers).cluster_id
+        assert asked(old.bootstrap_servers, cluster_id, 1) == _NONE
         take_over(bucket, str(tmp_path / "again"))
+        old.store.topic("t").partition(0).append([b"late"])
         with segmentlog.serve(tmp_path / "again", port=0) as new:
-            cluster_id = cluster_of(old.bootstrap_servers).cluster_id
-            assert asked(old.bootstrap_servers, cluster_id, 1) == asked(new.bootstrap_servers, cluster_id, 1) == _NONE
+            until(lambda: asked(old.bootstrap_servers, cluster_id, 1) == _AWAY, "the old machine sends clients on")
+            assert asked(old.bootstrap_servers) == _NONE
+            assert asked(new.bootstrap_servers, cluster_id, 1) == _NONE
 
 
 @pytest.mark.long

@@ -16,13 +16,13 @@ from wire import NOW_MS, Sent, foreign
 from segmentlog.errors import InvalidWireBatch
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
@@ -33,7 +33,7 @@ NOTHING = (-1, -1)
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A worker of a store with topic t."""
+    """Provide a worker of a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     broker = Broker(store, Cluster("c", [Node(1, "localhost", 9093)], 1), ServerSettings(), OpenAuthorizer())

@@ -18,21 +18,21 @@ from wire import Sent, foreign
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.metadata import MetadataRequest, MetadataRequestTopic
-from segmentlog.server.codec.messages.offset_commit import (
+from segmentlog.server.codec.generated.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.metadata import MetadataRequest, MetadataRequestTopic
+from segmentlog.server.codec.generated.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore

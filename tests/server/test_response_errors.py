@@ -6,8 +6,7 @@ import threading
 
 from segmentlog.server.api_table import SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     add_partitions_to_txn,
     fetch,
     join_group,
@@ -15,6 +14,7 @@ from segmentlog.server.codec.messages import (
     produce,
     sasl_handshake,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.response_errors import errors_in
 from segmentlog.server.worker_counters import BUCKETS_S, Event, Meter
 

@@ -16,9 +16,9 @@ from security.scram_client import ScramClient
 from segmentlog.security.mechanisms import MECHANISMS, SCRAM_MECHANISMS
 from segmentlog.security.principals import Principal
 from segmentlog.security.users import Users, add_user, derive, remove_user
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.handlers.sasl_handlers import sasl_authenticate, sasl_handshake
 from segmentlog.server.sasl_session import SaslSession
 
@@ -30,7 +30,7 @@ HANDSHAKE, VERSIONS, AUTHENTICATE, PRODUCE, METADATA = 17, 18, 36, 0, 3
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of two users."""
+    """Return a file of two users."""
     path = str(tmp_path_factory.mktemp("users") / "users.json")
     add_user(path, NAME, PASSWORD, iterations=4096)
     add_user(path, "bob", "other", iterations=4096)
@@ -44,7 +44,7 @@ def users(path: str) -> Users:
 
 
 def scram(session: SaslSession, mechanism: str, name: str, password: str, **options: Any) -> tuple[int, str | None]:
-    """A whole exchange: how it ended."""
+    """Return a whole exchange: how it ended."""
     assert session.handshake(mechanism)[0] == ErrorCode.NONE
     client = ScramClient(mechanism, name, password, **options)
     error_code, message, answer = session.authenticate(client.first())
@@ -56,7 +56,7 @@ def scram(session: SaslSession, mechanism: str, name: str, password: str, **opti
 
 
 def plain(name: str, password: str, authorize: str = "") -> bytes:
-    """The one token of PLAIN."""
+    """Return the one token of PLAIN."""
     return "\0".join((authorize, name, password)).encode()
 
 

@@ -50,7 +50,7 @@ def security(tmp_path: Path) -> dict[str, str]:
 
 
 def served(store: LogStore, **security: Any) -> Server:
-    """A server of this store."""
+    """Return a server of this store."""
     return Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(**security),
         owns_store=False,

@@ -21,8 +21,8 @@ from segmentlog.errors import InvalidConfig, StoreFenced
 from segmentlog.objects.bucket.local_bucket import Folder
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
+from segmentlog.server.codec.generated import produce
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import produce
 from segmentlog.server.embedded import Server
 from segmentlog.store import LogStore
 
@@ -57,7 +57,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def restored(bucket: Folder, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """The values that a restore shows."""
+    """Return the values that a restore shows."""
     restore(bucket, str(folder))
     with LogStore(folder, background=False) as store:
         store.finish_transactions()
@@ -75,7 +75,7 @@ def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int 
 
 @contextlib.contextmanager
 def gone(bucket: Folder, tmp_path: Path) -> Iterator[None]:
-    """The object store cannot be reached meanwhile."""
+    """Yield the object store cannot be reached meanwhile."""
     place = tmp_path / "bucket"
     place.rename(tmp_path / "away")
     place.write_text("a file stands there")
@@ -170,7 +170,7 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
     tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose partition has handed out all that was promised is told at once to try again."""
-    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
+    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
     with segmentlog.serve(

@@ -24,14 +24,14 @@ from wire import Sent, foreign
 
 import segmentlog
 from segmentlog.security.users import add_user
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.describe_groups import DescribeGroupsRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.describe_groups import DescribeGroupsRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.groups.subscriptions import encode_topics
 
 _SERVER = Path(__file__).with_name("stopped_server.py")
@@ -105,7 +105,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store with topic t."""
+    """Return a store with topic t."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("t")
     return tmp_path / "store"

@@ -25,10 +25,10 @@ from server.wire_client import Refused, WireClient, request_bytes
 
 from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.metadata import MetadataRequest
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.metadata import MetadataRequest
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import Limits, ServerSettings
 from segmentlog.store import LogStore
@@ -43,7 +43,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file with ann in it."""
+    """Return a file with ann in it."""
     path = str(tmp_path_factory.mktemp("users") / "users.json")
     add_user(path, "ann", "secret", iterations=4096)
     return path
@@ -93,7 +93,7 @@ def is_served(client: WireClient) -> bool:
 
 
 def encrypted(server: Server, authority: trustme.CA) -> WireClient:
-    """A client behind TLS."""
+    """Return a client behind TLS."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     client = WireClient(server.bootstrap_servers)

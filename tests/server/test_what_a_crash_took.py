@@ -15,20 +15,20 @@ from server.wire_client import WireClient
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
 from segmentlog.records import LostRange, TopicPartition
 from segmentlog.security.security_settings import Security
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from segmentlog.server.codec.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from segmentlog.server.codec.messages.offset_for_leader_epoch import (
+from segmentlog.server.codec.generated.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.embedded import Server
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore

@@ -30,7 +30,7 @@ WAIT_S = 20.0
 
 
 def request_class(key: int) -> Any:
-    """The class of an API's requests."""
+    """Return the class of an API's requests."""
     api = APIS[key]
     return getattr(api.codec, f"{api.name}Request")
 
@@ -103,7 +103,7 @@ class WireClient:
         return self.answer()
 
     def frame(self) -> bytes:
-        """The next answer, without its length."""
+        """Return the next answer, without its length."""
         return self._take(int.from_bytes(self._take(4), "big"))
 
     def is_closed_by_peer(self) -> bool:

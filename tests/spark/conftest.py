@@ -37,7 +37,7 @@ def skip_or_fail(error: Exception) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """The session: two cores, few partitions, its tables in a folder of this run."""
+    """Return the session: two cores, few partitions, its tables in a folder of this run."""
     conf = {
         "spark.sql.shuffle.partitions": 2,
         "spark.default.parallelism": 2,

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def make_store(path: Path, *topics: str) -> str:
-    """A store with these topics, of two partitions each."""
+    """Return a store with these topics, of two partitions each."""
     with segmentlog.open(path, background=False) as store:
         for topic in topics:
             store.create_topic(topic, partitions=2)

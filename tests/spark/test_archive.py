@@ -169,7 +169,7 @@ def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def base(plain: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of it."""
     shutil.copytree(plain, tmp_path / "base")
     return tmp_path / "base"
 

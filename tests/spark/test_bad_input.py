@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store with topic "t", of two partitions, and some records; nobody changes it."""
+    """Return a store with topic "t", of two partitions, and some records; nobody changes it."""
     path = str(tmp_path_factory.mktemp("bad") / "store")
     with segmentlog.open(path, background=False) as store:
         topic = store.create_topic("t", partitions=2, max_message_bytes=1000)

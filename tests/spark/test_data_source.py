@@ -26,13 +26,13 @@ Row = tuple[Any, ...]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that the module's tests add topics to, each its own."""
+    """Return a store that the module's tests add topics to, each its own."""
     return str(tmp_path_factory.mktemp("source") / "store")
 
 
 @pytest.fixture
 def store(path: str) -> Iterator[segmentlog.LogStore]:
-    """The store, open in this process while Spark's read it."""
+    """Provide the store, open in this process while Spark's read it."""
     with segmentlog.open(path, background=False) as opened:
         yield opened
 
@@ -54,7 +54,7 @@ Load = Callable[..., "DataFrame"]
 
 
 def as_row(record: Record) -> Row:
-    """The record as Spark shows it."""
+    """Return the record as Spark shows it."""
     headers = [(name, value) for name, value in record.headers] or None
     return record.key, record.value, record.topic, record.partition, record.offset, record.timestamp, 0, headers
 
@@ -77,7 +77,7 @@ def rows_of(frame: DataFrame) -> list[Row]:
 
 
 def values_of(frame: DataFrame) -> list[bytes]:
-    """The values, sorted."""
+    """Return the values, sorted."""
     return sorted(bytes(row.value) for row in frame.select("value").collect())
 
 
@@ -219,7 +219,7 @@ def test_a_range_that_was_truncated(store: segmentlog.LogStore, load: Load) -> N
     log.append([b"new"])
     assert len(values_of(load(subscribe="cut", minPartitions=4))) == 7
     offsets = {"startingOffsets": '{"cut": {"0": 8}}'}
-    with pytest.raises(PySparkException, match=r"cut/0: offset 8 lies in the lost range \[6, 11\)"):
+    with pytest.raises(PySparkException, match=r"cut/0: offset 8 is inside the lost range \[6, 11\)"):
         load(subscribe="cut", **offsets).count()
     assert values_of(load(subscribe="cut", **offsets, failOnDataLoss="false")) == [b"new"]
 

@@ -18,7 +18,7 @@ COUNT = 3_000
 
 @pytest.fixture(scope="module")
 def flights() -> demo_flights.Flights:
-    """The first ones of the year."""
+    """Return the first ones of the year."""
     return demo_flights.load_flights(COUNT)
 
 

@@ -21,7 +21,7 @@ from spark.test_verify import make_topic
 import segmentlog
 from segmentlog.errors import InvalidConfig, ReadOnlyStore, SegmentlogError, UnknownTopic
 from segmentlog.inspection.store_inspection import inspect_store
-from segmentlog.spark import store_opening
+from segmentlog.spark import store_opener
 from segmentlog.spark.java import JavaNotFound
 from segmentlog.spark.pipelines import topic_views
 from segmentlog.spark.pipelines.aggregate import Windows, aggregate, aggregate_to, parse_aggregate
@@ -95,8 +95,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
     yield
-    while store_opening._kept:
-        store_opening._kept.popitem()[1].close()
+    while store_opener._kept:
+        store_opener._kept.popitem()[1].close()
 
 
 def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
@@ -234,7 +234,7 @@ def test_few_are_kept(tmp_path: Path) -> None:
     for place in places:
         with opened_for_task(place):
             pass
-    assert len(list(cache.iterdir())) == len(store_opening._kept) == 4
+    assert len(list(cache.iterdir())) == len(store_opener._kept) == 4
     with opened_for_task(places[2]) as third:
         pass
     with opened_for_task(places[0]):

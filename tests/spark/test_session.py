@@ -45,7 +45,7 @@ def fake_java(home: Path, version: str, *, says_home: Path | None = None, script
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without a Java, and a folder to make some in."""
+    """Return a machine without a Java, and a folder to make some in."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", NOTHING)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -338,7 +338,7 @@ def test_the_command_for_java_says_what_is_wrong(
 
 
 def alone(tmp_path: Path) -> dict[str, str]:
-    """An environment without a Java, and with no more programs on PATH than Spark calls."""
+    """Return an environment without a Java, and with no more programs on PATH than Spark calls."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("bash", "chmod", "dirname", "env", "head", "ls", "ps", "readlink", "rm", "sh"):

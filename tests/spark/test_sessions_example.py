@@ -78,7 +78,7 @@ class Clicks:
 
 @pytest.fixture
 def clicks(example: ModuleType, spark: SparkSession, tmp_path: Path) -> Clicks:
-    """An empty store, of this test."""
+    """Return an empty store, of this test."""
     return Clicks(example, spark, tmp_path)
 
 

@@ -25,13 +25,13 @@ HEADERS = "array<struct<key:string,value:binary>>"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that the module's tests add topics to, each its own."""
+    """Return a store that the module's tests add topics to, each its own."""
     return str(tmp_path_factory.mktemp("sink") / "store")
 
 
 @pytest.fixture
 def store(path: str) -> Iterator[segmentlog.LogStore]:
-    """The store, open in this process while Spark's write to it."""
+    """Provide the store, open in this process while Spark's write to it."""
     with segmentlog.open(path, background=False) as opened:
         yield opened
 

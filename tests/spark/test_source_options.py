@@ -67,7 +67,7 @@ BASIC = {"path": "/data", "subscribe": "t"}
 
 
 def read(*, streaming: bool = False, **options: str) -> ReadOptions:
-    """The options of a read of topic "t", and these."""
+    """Return the options of a read of topic "t", and these."""
     return read_options({**BASIC, **options}, streaming=streaming)
 
 
@@ -79,7 +79,7 @@ TYPES = {
 
 
 def columns_of(text: str) -> StructType:
-    """The schema, without asking a Java that knows all of SQL: "key binary, offset long not null"."""
+    """Return the schema, without asking a Java that knows all of SQL: "key binary, offset long not null"."""
     found = StructType()
     for column in text.split(", "):
         name, kind, *not_null = column.split(" ")
@@ -463,7 +463,7 @@ def test_what_was_read_can_be_written() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
-    """A store without threads."""
+    """Provide a store without threads."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         yield opened
 

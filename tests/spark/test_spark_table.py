@@ -32,7 +32,7 @@ class Crash(BaseException):
 
 
 def crash_before(step: str) -> Callable[[str], None]:
-    """An ``on_step`` that dies before a step."""
+    """Return an ``on_step`` that dies before a step."""
 
     def on_step(name: str) -> None:
         if name == step:

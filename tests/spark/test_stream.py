@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store that the module's tests add topics to, each its own."""
+    """Return a store that the module's tests add topics to, each its own."""
     return str(tmp_path_factory.mktemp("stream") / "store")
 
 
 @pytest.fixture
 def store(path: str) -> Iterator[segmentlog.LogStore]:
-    """The store, open in this process while Spark's read it."""
+    """Provide the store, open in this process while Spark's read it."""
     with segmentlog.open(path, background=False) as opened:
         yield opened
 
@@ -105,7 +105,7 @@ def follower(spark: SparkSession, path: str, tmp_path: Path) -> RecordWaiter:
 
 
 def texts(*numbers: int) -> list[str]:
-    """The values of such records."""
+    """Return the values of such records."""
     return [str(number) for number in numbers]
 
 
@@ -204,7 +204,7 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: RecordWaiter) -> 
     follower.run(subscribe="cut", startingOffsets="earliest")
     log.truncate(3)
     fill(log, 6)
-    with pytest.raises(StreamingQueryException, match=r"cut/0: offset 6 lies in the lost range \[3, 7\)"):
+    with pytest.raises(StreamingQueryException, match=r"cut/0: offset 6 is inside the lost range \[3, 7\)"):
         follower.run(subscribe="cut")
     assert follower.run(subscribe="cut", failOnDataLoss="false") == [texts(6)]
     fill(log, 7, 8)
@@ -318,7 +318,7 @@ def ends(reader: StreamReader, start: Any) -> Any:
 
 
 def latest(reader: StreamReader, start: Any) -> Any:
-    """The same as Spark keeps it."""
+    """Return the same as Spark keeps it."""
     return json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
 
 
@@ -692,7 +692,7 @@ def test_a_position_that_was_cut_off(store: segmentlog.LogStore, reader_of: Read
     fill(log, 10)
     start = {"r-cut": {"0": 8}}
     reader = reader_of(subscribe="r-cut")
-    with pytest.raises(DataLoss, match=r"r-cut/0: offset 8 lies in the lost range \[6, 11\)"):
+    with pytest.raises(DataLoss, match=r"r-cut/0: offset 8 is inside the lost range \[6, 11\)"):
         reader.partitions(start, ends(reader, start))
     lenient = reader_of(subscribe="r-cut", failOnDataLoss="false")
     (task,) = lenient.partitions(start, ends(lenient, start))

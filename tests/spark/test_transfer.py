@@ -30,7 +30,7 @@ ROWS = [{"id": number, "name": None if number % 7 == 0 else f"näme, {number}"} 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The path of a store with an empty topic "t" of two partitions."""
+    """Return the path of a store with an empty topic "t" of two partitions."""
     path = str(tmp_path / "store")
     with segmentlog.open(path, background=False) as opened:
         opened.create_topic("t", partitions=2)
@@ -44,7 +44,7 @@ def records(path: str, topic: str = "t") -> list[segmentlog.Record]:
 
 
 def values(path: str, topic: str = "t") -> list[dict[str, object]]:
-    """The values as what their JSON says, by id."""
+    """Return the values as what their JSON says, by id."""
     found = [json.loads(record.value or b"") for record in records(path, topic)]
     return sorted(found, key=lambda row: int(row["id"]))
 

@@ -26,7 +26,7 @@ PARTITIONS = 12
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as `make_topic` makes it; nobody changes it."""
+    """Return a store as `make_topic` makes it; nobody changes it."""
     path = tmp_path_factory.mktemp("verify") / "store"
     make_topic(path)
     return path
@@ -61,7 +61,7 @@ def alone(path: Path) -> tuple[list[Finding], tuple[int, ...]]:
 
 
 def counts(report: VerifyReport) -> tuple[int, ...]:
-    """The same counts of a report."""
+    """Return the same counts of a report."""
     return report.partitions, report.segments, report.batches, report.records, report.size_bytes
 
 

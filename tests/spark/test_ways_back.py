@@ -26,7 +26,7 @@ YEAR_1_MS = -62_135_596_800_000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store with topic "all": every kind of record, and in the end a large one."""
+    """Return a store with topic "all": every kind of record, and in the end a large one."""
     made = tmp_path_factory.mktemp("ways") / "store"
     with segmentlog.open(made, background=False) as store:
         fill(store, "all", [*all_kinds(), OLD, LARGE])

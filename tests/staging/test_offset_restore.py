@@ -41,7 +41,7 @@ def rows_at(offsets: Sequence[int]) -> list[Row]:
 
 
 def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: TopicConfig | None = None) -> Staged:
-    """The rows in a file, as batches of partition 0."""
+    """Return the rows in a file, as batches of partition 0."""
     stager = OffsetStager(FS, str(path), 0, "t", config or TopicConfig())
     if rows:
         offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
@@ -74,7 +74,7 @@ def restored(log: Partition, staged: Staged) -> int:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Partition:
-    """An empty partition."""
+    """Return an empty partition."""
     store = opened(segmentlog.open(tmp_path / "store", background=False))
     return store.create_topic("t", retention_ms=-1, segment_bytes=1 << 20).partition(0)
 

@@ -53,7 +53,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
-    """A store without threads, with topic "t" of four partitions."""
+    """Provide a store without threads, with topic "t" of four partitions."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("t", partitions=4)
         yield opened
@@ -73,14 +73,14 @@ def add(stager: Stager, pairs: Sequence[Pair], topic: str = "t", **options: Any)
 
 
 def folder_of(store: segmentlog.LogStore, job: str = "job") -> StagingFolder:
-    """The folder of a job, made."""
+    """Return the folder of a job, made."""
     folder = StagingFolder(FileSystem(), store.path, job)
     folder.make()
     return folder
 
 
 def stager_of(store: segmentlog.LogStore, task: int = 0, fs: FileSystem | None = None, **options: Any) -> Stager:
-    """A task of the only run."""
+    """Return a task of the only run."""
     return Stager(store.topic, fs or FileSystem(), folder_of(store).file_for(1, task), task, **options)
 
 

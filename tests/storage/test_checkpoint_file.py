@@ -29,7 +29,7 @@ def numbered(number: int) -> Checkpoint:
 
 
 def with_history(length: int) -> Checkpoint:
-    """A checkpoint with so long a history of epochs and losses."""
+    """Return a checkpoint with so long a history of epochs and losses."""
     return Checkpoint(
         epochs=tuple(EpochStart(epoch, 1000 * epoch) for epoch in range(length)),
         lost_ranges=tuple(LostRange(1000 * at - 10, 1000 * at, at, "the machine died", at) for at in range(1, length)),
@@ -37,7 +37,7 @@ def with_history(length: int) -> Checkpoint:
 
 
 def file_in(folder: Path, fs: FileSystem | None = None) -> CheckpointFile:
-    """The checkpoint file of a folder."""
+    """Return the checkpoint file of a folder."""
     return CheckpointFile(fs or FileSystem(), str(folder / "checkpoint"))
 
 

@@ -22,7 +22,7 @@ OLD, NEW = b"old " * 1000, b"the new one " * 700
 
 @pytest.fixture
 def fd(tmp_path: Path) -> Iterator[int]:
-    """A file to write to."""
+    """Provide a file to write to."""
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     yield fd
     os.close(fd)
@@ -93,7 +93,7 @@ def test_a_file_is_read_whole_though_reads_are_short(tmp_path):
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder, sorted."""
+    """Return the names in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
 
 

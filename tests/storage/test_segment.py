@@ -20,7 +20,7 @@ LIMIT = 64 << 20
 
 
 def active_in(folder: Path, fs: FileSystem, limit: int = LIMIT, *, create: bool = True) -> ActiveSegment:
-    """The segment of a folder that takes appends."""
+    """Return the segment of a folder that takes appends."""
     return opened(ActiveSegment(fs, str(folder), 0, limit, create=create))
 
 
@@ -212,12 +212,12 @@ def test_a_mapped_segment_grows_with_its_file(tmp_path):
     fs = FileSystem()
     active = active_in(tmp_path, fs)
     mapped = MappedSegment(fs, str(tmp_path), 0)
-    assert len(mapped.upto(0)) == 0
+    assert len(mapped.view_to(0)) == 0
     active.write([b"a" * 100], 100, 0)
-    first = mapped.upto(100)
+    first = mapped.view_to(100)
     assert first == b"a" * 100
     active.write([b"b" * (1 << 20)], 1 << 20, 100)
-    assert mapped.upto(100 + (1 << 20))[100:] == b"b" * (1 << 20)
+    assert mapped.view_to(100 + (1 << 20))[100:] == b"b" * (1 << 20)
     assert first == b"a" * 100
 
 
@@ -229,7 +229,7 @@ def test_a_mapping_shows_what_is_written_into_it(tmp_path):
     mapped = MappedSegment(fs, str(tmp_path), 0)
     before = fs.count("map_file")
     active.write([b"b" * 100], 100, 100)
-    assert mapped.upto(200)[100:] == b"b" * 100
+    assert mapped.view_to(200)[100:] == b"b" * 100
     assert fs.count("map_file") == before
 
 
@@ -238,9 +238,9 @@ def test_a_file_shorter_than_the_log_is_damage(tmp_path):
     Path(segment_stem(str(tmp_path), 0) + ".log").write_bytes(b"x" * 50)
     mapped = MappedSegment(FileSystem(), str(tmp_path), 0)
     with pytest.raises(CorruptBatch) as caught:
-        mapped.upto(51)
+        mapped.view_to(51)
     assert (caught.value.path, caught.value.position) == (mapped.path, 50)
-    assert mapped.upto(50) == b"x" * 50
+    assert mapped.view_to(50) == b"x" * 50
 
 
 def test_a_segment_that_was_deleted_stays_readable_to_who_has_it(tmp_path):
@@ -248,8 +248,8 @@ def test_a_segment_that_was_deleted_stays_readable_to_who_has_it(tmp_path):
     Path(segment_stem(str(tmp_path), 0) + ".log").write_bytes(b"x" * 50)
     mapped = MappedSegment(FileSystem(), str(tmp_path), 0)
     os.unlink(mapped.path)
-    assert mapped.upto(50) == b"x" * 50
+    assert mapped.view_to(50) == b"x" * 50
     with pytest.raises(CorruptBatch):
-        mapped.upto(60)
+        mapped.view_to(60)
     with pytest.raises(FileNotFoundError):
         MappedSegment(FileSystem(), str(tmp_path), 0)

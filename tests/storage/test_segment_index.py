@@ -49,7 +49,7 @@ class Segment(NamedTuple):
 
 
 def make_segment(shape: list[tuple[int, int, int, int]], base_offset: int) -> Segment:
-    """A segment of batches given as (records, size of their values, gap in front, timestamp)."""
+    """Return a segment of batches given as (records, size of their values, gap in front, timestamp)."""
     data, found, offset = b"", [], base_offset
     for records, size, gap, timestamp in shape:
         offset += gap
@@ -85,13 +85,13 @@ def catch_up(index: SegmentIndex, segment: Segment, end: int | None = None) -> N
 
 
 def as_bytes(index: SegmentIndex) -> tuple[bytes, bytes]:
-    """The entries as the files would hold them."""
+    """Return the entries as the files would hold them."""
     offsets, times = index.entries()
     return offsets.tobytes(), times.tobytes()
 
 
 def files(folder: Path) -> list[Path]:
-    """The two files of an index."""
+    """Return the two files of an index."""
     return [folder / f"segment{suffix}" for suffix in SUFFIXES]
 
 
@@ -229,7 +229,7 @@ def test_many_entries_are_flushed_without_being_asked(tmp_path):
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[bytes]:
-    """The files of the example's index, complete, in the folder."""
+    """Return the files of the example's index, complete, in the folder."""
     index = new_index(tmp_path, EXAMPLE)
     catch_up(index, EXAMPLE)
     index.close(EXAMPLE.end_offset, len(EXAMPLE.view))

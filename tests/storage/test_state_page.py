@@ -29,7 +29,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def log_state(number: int) -> LogState:
-    """A state whose fields all say the same, so that one torn from two writes shows."""
+    """Return a state whose fields all say the same, so that one torn from two writes shows."""
     return LogState(*[number] * len(LogState.__struct_fields__))
 
 
@@ -39,14 +39,14 @@ def sync_state(number: int) -> SyncState:
 
 
 def number_of(state: LogState | SyncState) -> int:
-    """The number that all fields agree on."""
+    """Return the number that all fields agree on."""
     numbers = {getattr(state, name) for name in state.__struct_fields__}
     assert len(numbers) == 1, f"torn: {state}"
     return int(numbers.pop())
 
 
 def open_page(folder: Path, fs: FileSystem | None = None, *, writable: bool = True) -> StatePage:
-    """The page of a folder, mapped."""
+    """Return the page of a folder, mapped."""
     fd = os.open(folder / "state", os.O_RDWR | os.O_CREAT)
     try:
         page = StatePage.map(fs or FileSystem(), fd, writable=writable)
@@ -120,20 +120,20 @@ def test_initialising_clears_what_a_dead_writer_left(tmp_path, page):
     assert (page.writing, page.failed) == (0, 0)
     assert page.config_version
     assert (number_of(page.log.read()), number_of(page.sync.read())) == (8, 9)
-    assert page.describes(BOOT, tmp_path.stat())
+    assert page.is_valid_for(BOOT, tmp_path.stat())
 
 
 @pytest.mark.parametrize("fill", [b"\xff", b"\0", b"\x01", b"SLSTATE\x01"])
 def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
     """Whatever a page holds, counters at their end included: it is no page until it is initialised, then it is one."""
     page = StatePage(bytearray((fill * PAGE_SIZE)[:PAGE_SIZE]))
-    assert not page.describes(BOOT, tmp_path.stat())
+    assert not page.is_valid_for(BOOT, tmp_path.stat())
     with pytest.raises(StateDamaged):
         page.log.read()
     page.initialise(BOOT, tmp_path.stat(), log_state(1), sync_state(2))
     page.count_config_change()
     page.count_move()
-    assert page.describes(BOOT, tmp_path.stat())
+    assert page.is_valid_for(BOOT, tmp_path.stat())
     assert (number_of(page.log.read()), number_of(page.sync.read())) == (1, 2)
 
 
@@ -143,10 +143,10 @@ def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
 def test_a_page_describes_its_folder_in_its_boot(tmp_path, page):
     """A page says nothing after a restart of the machine, and nothing about a folder that was copied."""
     (tmp_path / "copy").mkdir()
-    assert page.describes(BOOT, tmp_path.stat())
-    assert not page.describes(BOOT.replace("5", "6"), tmp_path.stat())
-    assert not page.describes(BOOT, (tmp_path / "copy").stat())
-    assert StatePage(copy_of(page)).describes(BOOT, tmp_path.stat()), "it is the bytes that are judged"
+    assert page.is_valid_for(BOOT, tmp_path.stat())
+    assert not page.is_valid_for(BOOT.replace("5", "6"), tmp_path.stat())
+    assert not page.is_valid_for(BOOT, (tmp_path / "copy").stat())
+    assert StatePage(copy_of(page)).is_valid_for(BOOT, tmp_path.stat()), "it is the bytes that are judged"
 
 
 @pytest.mark.parametrize("boot", ["init-1700000000", "", "größe"])
@@ -154,8 +154,8 @@ def test_a_boot_id_need_not_be_a_uuid(tmp_path, boot):
     """Where the system names its boots otherwise, pages are told apart by any text."""
     page = StatePage.private()
     page.initialise(boot, tmp_path.stat(), log_state(1), sync_state(2))
-    assert page.describes(boot, tmp_path.stat())
-    assert not page.describes(boot + "x", tmp_path.stat())
+    assert page.is_valid_for(boot, tmp_path.stat())
+    assert not page.is_valid_for(boot + "x", tmp_path.stat())
 
 
 def test_a_flip_of_any_byte_is_noticed_or_changes_nothing(tmp_path, page):
@@ -170,7 +170,7 @@ def test_a_flip_of_any_byte_is_noticed_or_changes_nothing(tmp_path, page):
         data = bytearray(sound)
         data[at] ^= bits
         flipped = StatePage(data)
-        if flipped.describes(BOOT, folder):
+        if flipped.is_valid_for(BOOT, folder):
             assert (number_of(flipped.log.read()), number_of(flipped.sync.read())) == (5, 6), f"byte {at}"
         else:
             assert at not in FLAG_BYTES
@@ -353,7 +353,7 @@ def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page, seed):
             pass
         time.sleep(chance.random() / 300)
         kill(process)
-        assert page.describes(BOOT, tmp_path.stat())
+        assert page.is_valid_for(BOOT, tmp_path.stat())
         fresh = StatePage(copy_of(page))
         log, sync = number_of(fresh.log.read()), number_of(fresh.sync.read())
         assert log > last
@@ -412,7 +412,7 @@ def test_making_a_page_does_not_wipe_one_that_others_use(tmp_path, call):
     end = time.monotonic() + 10
     while not made and time.monotonic() < end:
         time.sleep(0.01)
-    assert made[0].describes(BOOT, tmp_path.stat())
+    assert made[0].is_valid_for(BOOT, tmp_path.stat())
     assert number_of(slower.log.read()) == 1
 
 
@@ -420,7 +420,7 @@ def test_a_page_without_a_file_works_alike(tmp_path):
     """A page of this process alone, for stores that must not be written to, is a page like any other."""
     page = StatePage.private()
     page.initialise(BOOT, tmp_path.stat(), log_state(1), sync_state(2))
-    assert page.describes(BOOT, tmp_path.stat())
+    assert page.is_valid_for(BOOT, tmp_path.stat())
     page.close()
 
 

@@ -159,7 +159,7 @@ def test_draining_forgets(tmp_path, watch):
 
 def test_polling_looks_often_at_first_and_less_often_when_nothing_happens(polling):
     """Without inotify a wait is a short sleep that doubles up to 20 ms, and is short again after an event."""
-    assert polling.polls
+    assert polling.must_poll
     delays = []
     for _ in range(8):
         before = polling._delay
@@ -181,7 +181,7 @@ def test_polling_needs_no_files(tmp_path, polling):
 
 def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
     """For a log whose appenders cannot be asked to wake anybody, a wait is a short sleep as well."""
-    assert not watch.polls
+    assert not watch.must_poll
     assert watch.wait(LONG_S, poll=True) is False, "it looked again, long before its time was up"
 
 

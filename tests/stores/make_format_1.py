@@ -286,7 +286,7 @@ def pack(path: Path, target: Path) -> None:
 
 
 def unpack(archive: Path, path: Path) -> Path:
-    """The store of an archive, put there."""
+    """Return the store of an archive, put there."""
     with tarfile.open(archive) as packed:
         packed.extractall(path, **_SAFELY)
     return path

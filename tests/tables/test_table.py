@@ -34,7 +34,7 @@ _ROLL: dict[str, Any] = {"segment_records": 4, "cleanup_policy": "compact", "fsy
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """An open store with an empty topic ``users`` of one partition."""
+    """Provide an open store with an empty topic ``users`` of one partition."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("users", fsync="never", segment_records=4)
         yield store

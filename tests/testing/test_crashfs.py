@@ -152,7 +152,7 @@ def test_pages_survive_in_any_combination() -> None:
 
 
 def sectors(content: bytes) -> list[bytes]:
-    """The content, 512 bytes each."""
+    """Return the content, 512 bytes each."""
     return [content[start : start + SECTOR] for start in range(0, len(content), SECTOR)]
 
 

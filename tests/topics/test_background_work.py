@@ -24,7 +24,7 @@ DAY_MS = 86_400_000
 
 
 def open_store(path: Path, clock: FakeClock | None = None, **options: object) -> LogStore:
-    """A store without threads, on a clock that stands still."""
+    """Return a store without threads, on a clock that stands still."""
     return LogStore(path, background=False, clock=clock or FakeClock(), **options)  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ _T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topics ``t`` and ``u``."""
+    """Provide a store with topics ``t`` and ``u``."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         store.create_topic("u")
@@ -44,7 +44,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def faulty(store: LogStore, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """The same store as another process sees it, in which something may happen before any call."""
+    """Provide the same store as another process sees it, in which something may happen before any call."""
     with LogStore(store.path, background=False, fs=fs) as faulty:
         yield faulty
 

@@ -42,7 +42,7 @@ from segmentlog.transactions.transaction_log import TransactionState, Unsettled
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
-    """A store without threads, with a topic of two partitions and one of one."""
+    """Provide a store without threads, with a topic of two partitions and one of one."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("a", partitions=2)
         opened.create_topic("b")

@@ -19,7 +19,7 @@ from segmentlog.transactions.transaction_log import TransactionLog
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
-    """A store without threads, with topic "t" of two partitions."""
+    """Provide a store without threads, with topic "t" of two partitions."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("t", partitions=2)
         yield opened

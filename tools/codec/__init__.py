@@ -1,1 +1,1 @@
-"""The codec of Kafka's protocol is generated: `condense` takes facts out of Kafka's schemas, `generate` writes code."""
+"""Generator of the message classes of Kafka's protocol: `condense` reads Kafka's schemas, `generate` writes classes."""

@@ -1,7 +1,7 @@
-"""The console: pages for people who would rather look at a log than type at it.
+"""The console: web pages about a store's topics, groups, transactions and damage.
 
-`routes` is what belongs below ``/ui``. Pages are made here, on the server, and work without the script. That makes
-times local, fills the live tail, and refreshes what one looks at.
+`routes` returns the pages, which are mounted below ``/ui``. The server renders every page, and all pages except the
+live tail work without JavaScript. The script shows times in local time, fills the live tail and refreshes the page.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ if TYPE_CHECKING:
 
 
 def routes(console: Console, decode: Decode | None = None, documents: DecodeValue | None = None) -> list[BaseRoute]:
-    """The pages, with paths below where they are mounted.
+    """Return the routes of the console, relative to where they are mounted.
 
-    ``decode`` and ``documents`` know schemas: they make a text of a value, to be shown, and objects, to be searched.
+    ``decode`` turns a value with a schema into text for a page. ``documents`` turns it into a document that JSON paths
+    are applied to.
     """
     topics, records = TopicPages(console), RecordPages(console, decode, documents)
     groups, transactions = GroupPages(console), TransactionPages(console)
     of_topic = "/topics/{topic}"
     of_record = of_topic + "/records/{partition}/{offset}"
     return [
-        console.route("/", topics.all),
-        console.route(of_topic, topics.show),
-        console.route(of_topic + "/partitions/{partition}", topics.partition),
-        console.route(of_topic + "/config", topics.edit),
-        console.form(of_topic + "/config", topics.alter),
-        console.route(of_topic + "/delete", topics.ask_delete),
-        console.form(of_topic + "/delete", topics.delete),
-        console.route(of_topic + "/records", records.all),
-        console.route(of_record, records.show),
-        console.route(of_record + "/value", records.value),
-        console.route(of_topic + "/tail", records.tail),
-        Route(of_topic + "/tail/events", records.events, methods=["GET"]),
-        console.route("/groups", groups.all),
-        console.route("/groups/group", groups.show),
-        console.route("/groups/reset", groups.ask_reset),
-        console.form("/groups/reset", groups.reset),
-        console.route("/transactions", transactions.all),
-        console.route("/transactions/abort", transactions.ask_abort),
-        console.form("/transactions/abort", transactions.abort),
-        console.route("/damage", DamagePages(console).show),
+        console.route("/", topics.list_topics),
+        console.route(of_topic, topics.show_topic),
+        console.route(of_topic + "/partitions/{partition}", topics.show_partition),
+        console.route(of_topic + "/config", topics.show_config_form),
+        console.form(of_topic + "/config", topics.change_config),
+        console.route(of_topic + "/delete", topics.show_delete_form),
+        console.form(of_topic + "/delete", topics.delete_topic),
+        console.route(of_topic + "/records", records.search_records),
+        console.route(of_record, records.show_record),
+        console.route(of_record + "/value", records.download_value),
+        console.route(of_topic + "/tail", records.show_tail),
+        Route(of_topic + "/tail/events", records.stream_events, methods=["GET"]),
+        console.route("/groups", groups.list_groups),
+        console.route("/groups/group", groups.show_group),
+        console.route("/groups/reset", groups.show_reset_form),
+        console.form("/groups/reset", groups.reset_offsets),
+        console.route("/transactions", transactions.list_producers),
+        console.route("/transactions/abort", transactions.show_abort_form),
+        console.form("/transactions/abort", transactions.abort_transaction),
+        console.route("/damage", DamagePages(console).show_damage),
         Route("/static/{name}", console.static, methods=["GET"]),
-        Route("/{rest:path}", console.nowhere, methods=["GET"]),
+        Route("/{rest:path}", console.not_found, methods=["GET"]),
     ]

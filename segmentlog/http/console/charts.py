@@ -1,4 +1,5 @@
-"""Where lines and boxes of drawings go. The templates make SVG of it: a strict policy lets no style in."""
+"""Geometry of the console's charts. The templates render it as SVG: the content security policy allows no inline
+style."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _BLOCKS_MAX: Final = 80
 _NARROWEST: Final = 5.0
 
 
-class Block(NamedTuple):
-    """One segment of a strip, or neighbours that are alike."""
+class SegmentBlock(NamedTuple):
+    """One segment in a strip, or several adjacent segments of the same state."""
 
     state: str
     """"sealed", "active", "compacted" or "remote"."""
@@ -32,8 +33,8 @@ class Block(NamedTuple):
     width: float = 0.0
 
 
-def state_of(segment: SegmentInfo, cleaned_offset: int) -> str:
-    """What a segment is, for people."""
+def segment_state(segment: SegmentInfo, cleaned_offset: int) -> str:
+    """Return the state of a segment as the console shows it."""
     if segment.active:
         return "active"
     if segment.remote:
@@ -41,13 +42,17 @@ def state_of(segment: SegmentInfo, cleaned_offset: int) -> str:
     return "compacted" if segment.end_offset <= cleaned_offset else "sealed"
 
 
-def strip(segments: Sequence[SegmentInfo], cleaned_offset: int) -> list[Block]:
-    """The segments side by side, as wide as they are large, but none too narrow to be seen."""
+def segment_strip(segments: Sequence[SegmentInfo], cleaned_offset: int) -> list[SegmentBlock]:
+    """Return one block for each segment, with a width in proportion to its size but wide enough to be seen.
+
+    Adjacent segments of one state are merged while there are more than 80 blocks.
+    """
     blocks = [
-        Block(state_of(one, cleaned_offset), one.base_offset, one.end_offset, one.size_bytes, 1) for one in segments
+        SegmentBlock(segment_state(one, cleaned_offset), one.base_offset, one.end_offset, one.size_bytes, 1)
+        for one in segments
     ]
     while len(blocks) > _BLOCKS_MAX:
-        fewer = _paired(blocks)
+        fewer = _merge_pairs(blocks)
         if len(fewer) == len(blocks):
             break
         blocks = fewer
@@ -61,9 +66,9 @@ def strip(segments: Sequence[SegmentInfo], cleaned_offset: int) -> list[Block]:
     return placed
 
 
-def _paired(blocks: list[Block]) -> list[Block]:
-    """Neighbours that are alike, two and two."""
-    paired: list[Block] = []
+def _merge_pairs(blocks: list[SegmentBlock]) -> list[SegmentBlock]:
+    """Merge every two adjacent blocks of the same state."""
+    paired: list[SegmentBlock] = []
     at = 0
     while at < len(blocks):
         one = blocks[at]
@@ -84,61 +89,61 @@ def _paired(blocks: list[Block]) -> list[Block]:
 
 PLOT_WIDTH: Final = 720
 PLOT_HEIGHT: Final = 140
-_KEPT: Final = 720
-_EVERY_S: Final = 2.0
+_SAMPLES_MAX: Final = 720
+_INTERVAL_S: Final = 2.0
 _GROUPS_MAX: Final = 2000
 
 
 class Sample(NamedTuple):
-    """How far a group was behind, at a time."""
+    """Lag of a group at one time."""
 
     at_ms: int
     lag: int
 
 
 class Plot(NamedTuple):
-    """Samples as points of a line, in a box of `PLOT_WIDTH` by `PLOT_HEIGHT`."""
+    """Points of a line chart, in a box of `PLOT_WIDTH` by `PLOT_HEIGHT`."""
 
     points: str
-    most: int
+    max_lag: int
     begin_ms: int
     end_ms: int
     samples: list[Sample]
-    """Some of them, for a table."""
+    """About a dozen samples, newest first, for a table."""
 
 
 class LagHistory:
-    """How far groups were behind whenever somebody looked, as long as this process lives. Thread-safe."""
+    """Lag of groups over time, sampled when a page shows a group. Kept in memory. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = fork_safety.lock(self, "_mutex")
         self._samples: dict[str, deque[Sample]] = {}
-        self._noted_s: dict[str, float] = {}
+        self._added_s: dict[str, float] = {}
 
-    def note(self, group: str, at_ms: int, lag: int) -> None:
-        """Keep it, unless one was kept a moment ago."""
+    def add(self, group: str, at_ms: int, lag: int) -> None:
+        """Add a sample, unless the group has one from the last two seconds."""
         now_s = time.monotonic()
         with self._mutex:
-            if now_s - self._noted_s.get(group, -_EVERY_S) < _EVERY_S:
+            if now_s - self._added_s.get(group, -_INTERVAL_S) < _INTERVAL_S:
                 return
             if group not in self._samples and len(self._samples) >= _GROUPS_MAX:
-                oldest = min(self._noted_s, key=self._noted_s.__getitem__)
-                del self._samples[oldest], self._noted_s[oldest]
-            self._noted_s[group] = now_s
-            self._samples.setdefault(group, deque(maxlen=_KEPT)).append(Sample(at_ms, lag))
+                oldest = min(self._added_s, key=self._added_s.__getitem__)
+                del self._samples[oldest], self._added_s[oldest]
+            self._added_s[group] = now_s
+            self._samples.setdefault(group, deque(maxlen=_SAMPLES_MAX)).append(Sample(at_ms, lag))
 
     def plot(self, group: str) -> Plot | None:
-        """The line; None before there are two samples."""
+        """Return the chart of a group; None before there are two samples."""
         with self._mutex:
             samples = list(self._samples.get(group, ()))
         if len(samples) < 2:
             return None
         begin_ms, end_ms = samples[0].at_ms, samples[-1].at_ms
-        most = max(sample.lag for sample in samples)
+        max_lag = max(sample.lag for sample in samples)
         span = max(end_ms - begin_ms, 1)
         points = " ".join(
-            f"{(one.at_ms - begin_ms) / span * PLOT_WIDTH:.1f},{PLOT_HEIGHT - one.lag / (most or 1) * PLOT_HEIGHT:.1f}"
-            for one in samples
+            f"{(at_ms - begin_ms) / span * PLOT_WIDTH:.1f},{PLOT_HEIGHT - lag / (max_lag or 1) * PLOT_HEIGHT:.1f}"
+            for at_ms, lag in samples
         )
         step = max(len(samples) // 12, 1)
-        return Plot(points, most, begin_ms, end_ms, samples[::-step][:13])
+        return Plot(points, max_lag, begin_ms, end_ms, samples[::-step][:13])

@@ -1,4 +1,4 @@
-"""The page about what went wrong: damage, lost ranges, recoveries, and what keeps failing now."""
+"""The page about damage: findings of the scrubber, lost ranges, recoveries and current errors."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from segmentlog.records import LostRange, RecoveryReport
 
 _SHOWN_MAX: Final = 200
-"""Of each kind."""
-# As `LogStore.health` calls them.
+"""Maximum number of rows in each table."""
+# Keys of `LogStore.health`.
 _PARTITION: Final = re.compile(r"(?:ship )?([^/ ]+)/\d+")
 _PRODUCER: Final = re.compile(r"transaction of (.+)", re.DOTALL)
 _QUIET: Final = frozenset(("new", "clean", "live"))
-"""Recoveries that found nothing to do."""
+"""Verdicts of recoveries that found nothing to repair."""
 
 
 class DamagePages:
-    """One page."""
+    """Handler of the page about damage."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._store = console.store
 
-    def show(self, request: Request) -> Response:
-        """What is known, of topics that who asks may see."""
+    def show_damage(self, request: Request) -> Response:
+        """Render the page, limited to topics that the principal may see."""
         console = self._console
         sees_all = console.may_see(request, Thing.CLUSTER)
         scrub = self._store.scrub_report()
-        findings = [one for one in scrub.findings if console.may_topic(request, one.topic)]
-        look = console.look()
+        findings = [one for one in scrub.findings if console.may_see_topic(request, one.topic)]
+        overview = console.overview()
         hurt = [
             state
-            for state in look.partitions.values()
-            if (state.lost_offsets or state.summary.has_failed) and console.may_topic(request, state.topic)
+            for state in overview.partitions.values()
+            if (state.lost_offsets or state.summary.has_failed) and console.may_see_topic(request, state.topic)
         ]
         lost = [
             (state.topic, state.number, one)
@@ -49,25 +49,25 @@ class DamagePages:
             for one in self._lost(state.topic, state.number)
         ]
         recoveries = self._store.recovery_reports()
-        told: list[tuple[str, int, RecoveryReport]] = [
+        shown_reports: list[tuple[str, int, RecoveryReport]] = [
             (topic, number, report)
             for (topic, number), report in sorted(recoveries.items())
-            if report.verdict not in _QUIET and console.may_topic(request, topic)
+            if report.verdict not in _QUIET and console.may_see_topic(request, topic)
         ]
         return console.render(
             request, "damage.html", nav="damage", findings=findings[:_SHOWN_MAX], finding_count=len(findings),
             scrub=scrub, failed=[state for state in hurt if state.summary.has_failed][:_SHOWN_MAX],
-            lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=told[:_SHOWN_MAX],
+            lost=sorted(lost, key=lambda one: -one[2].at_ms)[:_SHOWN_MAX], recoveries=shown_reports[:_SHOWN_MAX],
              opened_count=len(recoveries) if sees_all else None, health=self._health(request) if sees_all else None,
-             path=console.place(request), store_id=self._store.store_id,
+             path=console.store_location(request), store_id=self._store.store_id,
         )  # fmt: skip
 
     def _health(self, request: Request) -> dict[str, str]:
-        """What keeps failing, except of topics and producers that who asks may not see."""
+        """Return current errors, without those about topics and producers that the principal may not see."""
         found = {}
         for name, why in self._store.health().items():
             partition, producer = _PARTITION.fullmatch(name), _PRODUCER.fullmatch(name)
-            if partition and not self._console.may_topic(request, partition[1]):
+            if partition and not self._console.may_see_topic(request, partition[1]):
                 continue
             if producer and not self._console.may_see(request, Thing.TRANSACTIONAL_ID, producer[1]):
                 continue
@@ -77,5 +77,5 @@ class DamagePages:
     def _lost(self, topic: str, number: int) -> list[LostRange]:
         try:
             return self._store.topic(topic).partition(number).lost_ranges()
-        except (SegmentlogError, OSError):  # it is told as failed, or gone
+        except (SegmentlogError, OSError):  # listed as failed, or deleted meanwhile
             return []

@@ -1,8 +1,7 @@
-"""Bytes and names as people can read them, with nothing in them that a page or a terminal would take for more.
+"""Renders bytes and names as text that is safe to show in a page or a terminal.
 
-What a browser would not show, or would show elsewhere than where it stands, is written as an escape: control
-characters, marks that turn the direction of writing, bytes that are no UTF-8. Markup is the templates' matter: they
-escape everything.
+Characters that are invisible or change the layout are escaped: control characters, marks that change the writing
+direction, and bytes that are not UTF-8. The templates escape markup.
 """
 
 from __future__ import annotations
@@ -19,48 +18,48 @@ import numpy as np
 from segmentlog.texts import in_line, visible
 
 LIST_CHARS: Final = 240
-"""Of a value in a table."""
+"""Maximum bytes of a value in a table."""
 FULL_BYTES: Final = 128 << 10
-"""Of a value that is shown by itself."""
+"""Maximum bytes of a value on its own page."""
 HEX_BYTES: Final = 16 << 10
-"""Of one that is shown in hexadecimal: four times as long on the page."""
+"""Maximum bytes of a value in hexadecimal, which is four times as long on the page."""
 _JSON_BYTES: Final = 4 << 20
-"""A larger value is not parsed to be shown."""
+"""Larger values are not parsed as JSON."""
 _INDENTED_BYTES: Final = 8 << 20
-"""What would be longer than that with its lines indented is shown as it is: depth multiplies it."""
+"""JSON that would become longer than this when indented is shown as it is: nesting multiplies its length."""
 _TEXTS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Texts of JSON, in one go: what is not closed goes to the end."""
+"""A JSON string; an unclosed one extends to the end."""
 
 View = Literal["text", "json", "hex"]
 
 
-class Shown(NamedTuple):
-    """Bytes, ready for a page."""
+class RenderedBytes(NamedTuple):
+    """Bytes as text for a page."""
 
     text: str
     kind: Literal["null", "empty", "text", "binary"]
     size_bytes: int
-    is_cut: bool = False
+    is_truncated: bool = False
 
 
-def show(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) -> Shown:
-    """Bytes as text where they are UTF-8, else with escapes; at most so many bytes of them."""
+def render_bytes(data: bytes | None, most: int = LIST_CHARS, *, one_line: bool = False) -> RenderedBytes:
+    """Return at most ``most`` bytes as text; bytes that are not UTF-8 are escaped."""
     if data is None:
-        return Shown("null", "null", 0)
+        return RenderedBytes("null", "null", 0)
     if not data:
-        return Shown("empty", "empty", 0)
-    is_cut = len(data) > most
-    part = _cut(data, most) if is_cut else data
+        return RenderedBytes("empty", "empty", 0)
+    is_truncated = len(data) > most
+    part = _cut(data, most) if is_truncated else data
     try:
         text, kind = part.decode(), "text"
     except UnicodeDecodeError:
         text, kind = part.decode(errors="backslashreplace"), "binary"
     text = in_line(text) if one_line else visible(text)
-    return Shown(text, kind, len(data), is_cut)  # type: ignore[arg-type]
+    return RenderedBytes(text, kind, len(data), is_truncated)  # type: ignore[arg-type]
 
 
 def _cut(data: bytes, most: int) -> bytes:
-    """The front of it, not in the middle of a character."""
+    """Return the first ``most`` bytes, or up to three fewer so that no character is split."""
     part = data[:most]
     for back in range(1, 4):
         if len(part) >= back and part[-back] >= 0xC0:
@@ -72,8 +71,8 @@ def _cut(data: bytes, most: int) -> bytes:
     return part
 
 
-def indented(data: bytes) -> str | None:
-    """JSON once more, on lines; None for what is no JSON, or would become too long."""
+def format_json(data: bytes) -> str | None:
+    """Return JSON on indented lines; None if the data is not JSON or would become too long."""
     if len(data) > _JSON_BYTES or _indented_bytes(data) > _INDENTED_BYTES:
         return None
     try:
@@ -83,8 +82,11 @@ def indented(data: bytes) -> str | None:
 
 
 def _indented_bytes(data: bytes) -> int:
-    """So many it has when it is indented: each bracket, and each comma, begins a line, and a line has two spaces for
-    each bracket that is open. Those in texts do not count, or a text could hide what comes behind it."""
+    """Return how long JSON becomes when indented.
+
+    Each bracket and each comma starts a line, and each open bracket indents a line by two spaces. Brackets in strings
+    are not counted: a string could otherwise hide the brackets after it.
+    """
     marks = np.frombuffer(_TEXTS.sub(b"", data), np.uint8)
     opens, closes = (marks == ord("{")) | (marks == ord("[")), (marks == ord("}")) | (marks == ord("]"))
     depth = np.cumsum(opens, dtype=np.int64) - np.cumsum(closes, dtype=np.int64)
@@ -92,35 +94,35 @@ def _indented_bytes(data: bytes) -> int:
     return len(data) + int(np.sum(2 * np.maximum(depth[lines], 0) + 2))
 
 
-class Looks(NamedTuple):
-    """How bytes may be looked at, the best first, and what was made of them to find that out."""
+class ViewOptions(NamedTuple):
+    """The views that a value can be shown in, best first, and the indented JSON if one of them is JSON."""
 
     views: list[View]
     json: str | None = None
 
 
-def look_at(data: bytes | None) -> Looks:
-    """What there is to be shown of a value."""
+def find_views(data: bytes | None) -> ViewOptions:
+    """Return the views that a value can be shown in."""
     if not data:
-        return Looks([])
-    found: list[View] = ["text", "hex"] if show(data, FULL_BYTES).kind == "text" else ["hex", "text"]
-    # A number or a single word is JSON, too, and nobody wants to see that.
-    text = indented(data) if data.lstrip()[:1] in (b"{", b"[") else None
-    return Looks(found if text is None else ["json", *found], text)
+        return ViewOptions([])
+    found: list[View] = ["text", "hex"] if render_bytes(data, FULL_BYTES).kind == "text" else ["hex", "text"]
+    # A number or a single word is JSON, too, but the JSON view would not improve it.
+    text = format_json(data) if data.lstrip()[:1] in (b"{", b"[") else None
+    return ViewOptions(found if text is None else ["json", *found], text)
 
 
-def show_as(data: bytes, view: View, looks: Looks) -> Shown:
-    """All of it, or so much as a page takes."""
+def render_view(data: bytes, view: View, looks: ViewOptions) -> RenderedBytes:
+    """Render a value in one view, as much of it as fits on a page."""
     if view == "hex":
-        return Shown(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
+        return RenderedBytes(hex_dump(data[:HEX_BYTES]), "binary", len(data), len(data) > HEX_BYTES)
     text = looks.json if view == "json" else None
     if text is not None:
-        return Shown(visible(text[:FULL_BYTES]), "text", len(data), len(text) > FULL_BYTES)
-    return show(data, FULL_BYTES)
+        return RenderedBytes(visible(text[:FULL_BYTES]), "text", len(data), len(text) > FULL_BYTES)
+    return render_bytes(data, FULL_BYTES)
 
 
 def hex_dump(data: bytes) -> str:
-    """16 bytes a line, as `hexdump -C` has them."""
+    """Return 16 bytes a line, in the format of `hexdump -C`."""
     lines = []
     for at in range(0, len(data), 16):
         part = data[at : at + 16]
@@ -134,7 +136,7 @@ def hex_dump(data: bytes) -> str:
 
 
 def utc(timestamp_ms: int) -> str:
-    """ISO 8601, for the ``datetime`` of an element; empty for none."""
+    """Return a time in ISO 8601 for a ``datetime`` attribute; "" for a time that cannot be represented."""
     try:
         return (
             datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -144,7 +146,7 @@ def utc(timestamp_ms: int) -> str:
 
 
 def seconds(amount: float) -> str:
-    """`0.4 s`, `12 s`, `3 min`, `2.5 h`."""
+    """Format a duration: `0.4 s`, `12 s`, `3 min`, `2.5 h`."""
     if amount < 10:
         return f"{amount:.1f} s"
     if amount < 120:
@@ -153,14 +155,14 @@ def seconds(amount: float) -> str:
 
 
 def rate(amount: float | None) -> str:
-    """Records a second; a dash while nobody knows."""
+    """Format a number of records per second; a dash while it is unknown."""
     if amount is None:
         return "–"  # noqa: RUF001
     return f"{amount:,.1f}" if 0 < amount < 10 else f"{amount:,.0f}"
 
 
 def command(*words: object) -> str:
-    """A line for the shell."""
+    """Return a command line for the shell."""
     return " ".join(shlex.quote(visible(str(word))) for word in ("segmentlog", *words))
 
 

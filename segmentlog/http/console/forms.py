@@ -1,4 +1,4 @@
-"""What people send: the parameters of a page, and forms."""
+"""Parses form bodies and query parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.large_bodies import ROOM, RequestRoom
+from segmentlog.http.large_bodies import REQUEST_MEMORY, RequestMemory
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -20,33 +20,41 @@ Form = Mapping[str, list[str]]
 
 
 async def read_form(request: Request) -> Form:
-    """The fields of a form, bounded in size and number."""
+    """Read a form, with a limit on its size and its number of fields. Raises `HttpProblem`."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
+        raise HttpProblem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "a form must be sent as application/x-www-form-urlencoded; nothing was changed",
+        )
     body = bytearray()
-    room: RequestRoom = request.scope[ROOM]
+    memory: RequestMemory = request.scope[REQUEST_MEMORY]
     async for part in request.stream():
         body += part
-        await room.hold("body", len(body))
+        await memory.reserve("body", len(body))
         if len(body) > _FORM_BYTES:
-            raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {_FORM_BYTES:,} bytes")
+            raise HttpProblem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"a form may have at most {_FORM_BYTES:,} bytes; nothing was changed",
+            )
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError as error:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the form cannot be read: {error}") from None
+        raise HttpProblem(
+            HTTPStatus.BAD_REQUEST, f"the form cannot be decoded, and nothing was changed: {error}"
+        ) from None
     form: dict[str, list[str]] = {}
     for name, value in pairs:
         form.setdefault(name, []).append(value)
     return form
 
 
-def first(form: Form, name: str, default: str = "") -> str:
-    """The first value of a field."""
+def first_value(form: Form, name: str, default: str = "") -> str:
+    """Return the first value of a field."""
     return form.get(name, [default])[0]
 
 
-def number(text: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
-    """A whole number of an address; what is none, or is out of range, is the default, or the nearest there is."""
+def parse_number(text: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
+    """Return a whole number from a query, clamped to the range; ``default`` if the text is not a number."""
     text = text.strip()
     if not (text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20):
         return default

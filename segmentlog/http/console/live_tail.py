@@ -1,7 +1,7 @@
-"""A live tail: what was appended since the last look, or some of it where it is too much to read.
+"""Follows new records for a live page, and skips records when they arrive faster than a page can show.
 
-A look costs the same whatever is appended: of each partition at most the newest few records are read, and the rest is
-counted by its offsets. So nobody who looks on slows down who appends, and the page has time to show what it gets.
+Each poll reads at most the newest records of each partition and counts the others by their offsets. A poll therefore
+costs the same at any rate of appends, and readers do not slow down producers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from segmentlog.consuming.record_filter import DecodeValue, RecordFilter
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
-from segmentlog.http.console.formatting import LIST_CHARS, show, utc
+from segmentlog.http.console.formatting import LIST_CHARS, render_bytes, utc
 from segmentlog.http.console.record_search import readable_from
 from segmentlog.texts import visible
 
@@ -23,85 +23,87 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.records import Record
 
-EVERY_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 RECORDS: Final = 50
-"""Of all partitions, in one look."""
+"""Maximum number of records in one update, of all partitions."""
 _READ_BYTES: Final = 4 << 20
-"""In one look, of what is read to filter it."""
-_FILTERED: Final = 2000
-"""Records that a filter looks at of each partition, in one look."""
+"""Maximum bytes that one poll reads to filter records."""
+_FILTERED_MAX: Final = 2000
+"""Maximum number of records of a partition that one poll filters."""
 
 
-class Look(msgspec.Struct):
-    """What one look found."""
+class TailUpdate(msgspec.Struct):
+    """Result of one poll, sent to the page as an event."""
 
     records: list[dict[str, Any]]
     appended: int
-    """Offsets that were passed since the look before."""
+    """Offsets added since the previous poll."""
     skipped: int
-    """Of them those that nobody looked at."""
+    """Number of appended offsets that were not read."""
     rate: float
-    """Appended a second."""
+    """Records appended per second."""
     position: str
-    """Where the next look goes on, as an event's id."""
+    """Offsets to continue at, also the id of the event."""
 
     def text(self) -> str:
-        """The data of an event."""
+        """Return the data of the event."""
         return msgspec.json.encode(self).decode()
 
 
-class Tail:
-    """Positions in some partitions, and what comes behind them. For one thread at a time."""
+class LiveTail:
+    """Follows some partitions from a position. Not thread-safe."""
 
-    def __init__(self, logs: Sequence[Partition], wanted: RecordFilter, position: str = "") -> None:
+    def __init__(self, logs: Sequence[Partition], record_filter: RecordFilter, position: str = "") -> None:
         self._logs = logs
-        self._wanted = wanted
+        self._filter = record_filter
         given = parse_position(position)
         self._at = {log.number: min(given.get(log.number, log.log_end_offset), log.log_end_offset) for log in logs}
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
 
     @property
     def position(self) -> str:
-        """Where it is, in all partitions."""
+        """The next offsets of all partitions, as the id of an event."""
         return ",".join(f"{number}:{offset}" for number, offset in self._at.items())
 
-    def decode_by(self, decode: DecodeValue | None) -> None:
-        """Set what decodes values for the filter from the next look on."""
-        self._wanted = msgspec.structs.replace(self._wanted, decode=decode)
+    def set_decoder(self, decode: DecodeValue | None) -> None:
+        """Set the function that decodes values for the filter, from the next poll on."""
+        self._filter = msgspec.structs.replace(self._filter, decode=decode)
 
-    def look(self) -> Look | None:
-        """What came since; None for nothing."""
+    def poll(self) -> TailUpdate | None:
+        """Return the records since the last poll; None if there are none."""
         now_s = time.monotonic()
         records: list[Record] = []
-        appended = looked_at = 0
+        appended = read_count = 0
         busy = [log for log in self._logs if log.log_end_offset > self._at[log.number]]
         for log in busy:
             before, end = self._at[log.number], log.log_end_offset
             appended += end - before
-            looked_at += self._read(log, end, max(RECORDS // len(busy), 1), records)
+            read_count += self._read(log, end, max(RECORDS // len(busy), 1), records)
         if not busy:
-            self._looked_s = now_s
+            self._polled_s = now_s
             return None
-        seconds = max(now_s - self._looked_s, 0.001)
-        self._looked_s = now_s
+        seconds = max(now_s - self._polled_s, 0.001)
+        self._polled_s = now_s
         records.sort(key=lambda record: record.timestamp)
-        shown = [describe(record) for record in records[-RECORDS:]]
-        skipped = appended - looked_at + max(len(records) - RECORDS, 0)
-        return Look(shown, appended, skipped, appended / seconds, self.position)
+        shown = [describe_record(record) for record in records[-RECORDS:]]
+        skipped = appended - read_count + max(len(records) - RECORDS, 0)
+        return TailUpdate(shown, appended, skipped, appended / seconds, self.position)
 
     def _read(self, log: Partition, end: int, most: int, records: list[Record]) -> int:
-        """Read the newest of what is new, and pass all of it; how many offsets were looked at."""
-        begin = max(self._at[log.number], end - (most if self._wanted.matches_all else _FILTERED))
+        """Read the newest records up to ``end``, skip the others, and return the number of offsets read."""
+        begin = max(self._at[log.number], end - (most if self._filter.matches_all else _FILTERED_MAX))
         self._at[log.number] = end
         found: list[Record] = []
         upto, size_bytes = begin, 0
-        # Damage is told where records are searched, and by the page about it.
-        with contextlib.suppress(OffsetOutOfRange, CorruptBatch):  # the former: retention was faster
+        # The search and the page about damage report damage.
+        with contextlib.suppress(
+            OffsetOutOfRange, CorruptBatch
+        ):  # out of range: retention deleted the records meanwhile
             for batch in log.read(readable_from(log, begin), on_skip=lambda *_: None):
                 if batch.base_offset >= end:
                     upto = end
                     break
-                found.extend(record for record in self._wanted.records(batch) if record.offset < end)
+                found.extend(record for record in self._filter.records(batch) if record.offset < end)
                 upto = min(batch.next_offset, end)
                 size_bytes += batch.raw_size_bytes
                 if upto == end or size_bytes > _READ_BYTES:
@@ -111,7 +113,7 @@ class Tail:
 
 
 def parse_position(text: str) -> dict[int, int]:
-    """Offsets by partition, of an event's id; whatever else it says is nothing."""
+    """Return offsets by partition from the id of an event. Ignores malformed parts."""
     found = {}
     for part in text.split(",") if len(text) < 1 << 16 else ():
         number, _, offset = part.partition(":")
@@ -120,16 +122,16 @@ def parse_position(text: str) -> dict[int, int]:
     return found
 
 
-def describe(record: Record) -> dict[str, Any]:
-    """A record for the page, as little of it as fits in a line."""
-    key, value = show(record.key, 80, one_line=True), show(record.value, LIST_CHARS, one_line=True)
+def describe_record(record: Record) -> dict[str, Any]:
+    """Return a record for the page, shortened to one line."""
+    key, value = render_bytes(record.key, 80, one_line=True), render_bytes(record.value, LIST_CHARS, one_line=True)
     return {
         "partition": record.partition,
         "offset": record.offset,
         "time": utc(record.timestamp),
         "key": key.text,
         "key_kind": key.kind,
-        "value": value.text + ("…" if value.is_cut else ""),
+        "value": value.text + ("…" if value.is_truncated else ""),
         "value_kind": value.kind,
         "size": value.size_bytes,
         "headers": ", ".join(visible(name) for name, _ in record.headers[:8]),

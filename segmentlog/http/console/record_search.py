@@ -1,4 +1,4 @@
-"""Looking for records, forwards or backwards, as long as it may take; then it says how far it came, and can go on."""
+"""Searches records forward or backward within a budget of time and bytes; a later search can continue."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SECONDS: Final = 1.0
 BYTES: Final = 128 << 20
 _FIRST_WIDTH: Final = 64
 _WIDTH_MAX: Final = 1 << 16
-"""Offsets that a backward search reads at a time: few at first, for what is wanted is often near the end."""
+"""Offsets that a backward search reads at a time. It starts with few: matches are often near the end."""
 _VALUES_MAX: Final = 32 << 20
-"""Bytes of records that are found and held."""
+"""Maximum bytes of matching records held in memory."""
 
 
-class Damage(NamedTuple):
-    """Offsets that were stepped over, and why."""
+class SkippedRange(NamedTuple):
+    """Offsets that a search skipped because of damage."""
 
     partition: int
     base_offset: int
@@ -36,95 +36,95 @@ class Damage(NamedTuple):
     why: str
 
 
-class Found(msgspec.Struct):
-    """What a search came to."""
+class SearchResult(msgspec.Struct):
+    """Records found, and where to continue."""
 
     records: list[Record]
     cursors: dict[int, int]
-    """For each partition where to go on: the next offset, or backwards the one behind the next."""
+    """By partition, where to continue: the next offset, or for a backward search the offset after the next one."""
     is_complete: bool
-    """Whether there is nothing more to find."""
+    """Whether all matches were found."""
     record_count: int
-    """How many records were looked at."""
+    """Number of records examined."""
     size_bytes: int
     seconds: float
     limit: str
-    """What ended it before the end: "records", "time", "bytes"; or nothing did."""
-    damage: list[Damage]
+    """The limit that ended the search early: "records", "time" or "bytes"; else ""."""
+    damage: list[SkippedRange]
 
 
 class _Budget:
-    """Time and bytes for all of a search, shared fairly by the partitions to come."""
+    """Time and bytes for one search, shared evenly among the remaining partitions."""
 
     def __init__(self, seconds: float, size_bytes: int) -> None:
         self._began_s = time.monotonic()
         self._seconds, self._size_bytes = seconds, size_bytes
-        self.taken_bytes = self.record_count = self.held_bytes = 0
-        self.damage: list[Damage] = []
-        self._until_s, self._until_bytes = 0.0, 0
+        self.read_bytes = self.record_count = self.held_bytes = 0
+        self.damage: list[SkippedRange] = []
+        self._deadline_s, self._limit_bytes = 0.0, 0
 
     @property
-    def taken_s(self) -> float:
+    def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
     def share(self, among: int) -> None:
-        """What is left, for the next of so many."""
+        """Give the next of ``among`` partitions its share of what is left."""
         now_s = time.monotonic()
-        self._until_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
-        self._until_bytes = self.taken_bytes + max(self._size_bytes - self.taken_bytes, 0) // among
+        self._deadline_s = now_s + max(self._began_s + self._seconds - now_s, 0.0) / among
+        self._limit_bytes = self.read_bytes + max(self._size_bytes - self.read_bytes, 0) // among
 
-    def take(self, batch: RecordBatch) -> None:
-        """A batch is looked at."""
-        self.taken_bytes += batch.raw_size_bytes
+    def count_batch(self, batch: RecordBatch) -> None:
+        """Count a batch as examined."""
+        self.read_bytes += batch.raw_size_bytes
         self.record_count += len(batch)
 
     @property
     def is_spent(self) -> bool:
-        return bool(self.why)
+        return bool(self.exhausted_reason)
 
     @property
-    def why(self) -> str:
+    def exhausted_reason(self) -> str:
         if self.held_bytes > _VALUES_MAX:
             return "bytes"
-        if time.monotonic() >= self._until_s:
+        if time.monotonic() >= self._deadline_s:
             return "time"
-        return "bytes" if self.taken_bytes >= self._until_bytes else ""
+        return "bytes" if self.read_bytes >= self._limit_bytes else ""
 
 
 def search(
-    logs: Sequence[Partition], begins: dict[int, int], wanted: RecordFilter, *, limit: int, backwards: bool = False,
+    logs: Sequence[Partition], begins: dict[int, int], record_filter: RecordFilter, *, limit: int, backwards: bool = False,
     isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
-) -> Found:  # fmt: skip
-    """Up to ``limit`` records that fit, by time: from ``begins`` on, or before it, backwards; by partition.
+) -> SearchResult:  # fmt: skip
+    """Return up to ``limit`` matching records, ordered by time, from ``begins`` forward or backward in each partition.
 
-    Of each partition some batches are looked at, however little time there is, so that going on gets on.
+    Some batches of each partition are examined however small the budget is, so that repeated searches always advance.
     """
     budget = _Budget(seconds, size_bytes)
-    walk = _walk_back if backwards else _walk_on
+    walk = _search_backward if backwards else _search_forward
     cursors = dict(begins)
     found: list[list[Record]] = []
     done: set[int] = set()
     limited = ""
     for at, log in enumerate(logs):
         budget.share(len(logs) - at)
-        records, cursors[log.number], is_done = walk(log, begins[log.number], wanted, limit, isolation, budget)
+        records, cursors[log.number], is_done = walk(log, begins[log.number], record_filter, limit, isolation, budget)
         found.append(records)
         if is_done:
             done.add(log.number)
         elif len(records) < limit:
-            limited = limited or budget.why
-    taken: list[Record] = []
-    left: set[int] = set()
+            limited = limited or budget.exhausted_reason
+    selected: list[Record] = []
+    overflowed: set[int] = set()
     for record in heapq.merge(*found, key=_by_time, reverse=backwards):
-        if len(taken) < limit:
-            taken.append(record)
-        elif record.partition not in left:  # the first that had no place: it is the next one then
-            left.add(record.partition)
+        if len(selected) < limit:
+            selected.append(record)
+        elif record.partition not in overflowed:  # the first record beyond the limit: continue with it
+            overflowed.add(record.partition)
             cursors[record.partition] = record.offset + backwards
-    is_complete = len(done) == len(logs) and not left
+    is_complete = len(done) == len(logs) and not overflowed
     if not is_complete and not limited:
         limited = "records"
-    return Found(taken, cursors, is_complete, budget.record_count, budget.taken_bytes, budget.taken_s,
+    return SearchResult(selected, cursors, is_complete, budget.record_count, budget.read_bytes, budget.elapsed_s,
                  "" if is_complete else limited, budget.damage)  # fmt: skip
 
 
@@ -132,16 +132,16 @@ def _by_time(record: Record) -> tuple[int, int, int]:
     return record.timestamp, record.partition, record.offset
 
 
-def _walk_on(
-    log: Partition, begin: int, wanted: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
+def _search_forward(
+    log: Partition, begin: int, record_filter: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
-    """(records, where to go on, whether the end was reached)."""
+    """Return (records, offset to continue at, whether the end was reached)."""
     records: list[Record] = []
     end = log.end_offset(isolation=isolation)
     at = begin
     for batch in _batches(log, begin, isolation, budget):
-        budget.take(batch)
-        for record in wanted.records(batch):
+        budget.count_batch(batch)
+        for record in record_filter.records(batch):
             records.append(record)
             budget.held_bytes += _size(record)
             if len(records) >= limit:
@@ -152,30 +152,30 @@ def _walk_on(
     return records, max(at, end), True
 
 
-def _walk_back(
-    log: Partition, begin: int, wanted: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
+def _search_backward(
+    log: Partition, begin: int, record_filter: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
-    """(records, newest first; where to go on; whether the log's start was reached)."""
+    """Return (records, newest first; offset to continue at; whether the log's start was reached)."""
     records: list[Record] = []
     high = min(begin, log.end_offset(isolation=isolation))
     width = max(limit, _FIRST_WIDTH)
     while high > log.log_start_offset and len(records) < limit:
         low = max(high - width, log.log_start_offset)
-        kept: deque[Record] = deque(maxlen=limit - len(records))
+        newest: deque[Record] = deque(maxlen=limit - len(records))
         fitting_count = 0
         for batch in _batches(log, low, isolation, budget):
             if batch.base_offset >= high:
                 break
-            budget.take(batch)
-            for record in wanted.records(batch):
+            budget.count_batch(batch)
+            for record in record_filter.records(batch):
                 if record.offset < high:
-                    kept.append(record)
+                    newest.append(record)
                     fitting_count += 1
             if batch.next_offset >= high:
                 break
-        records.extend(reversed(kept))
-        budget.held_bytes += sum(map(_size, kept))
-        high = kept[0].offset if fitting_count > len(kept) else low  # what had no place is still to come
+        records.extend(reversed(newest))
+        budget.held_bytes += sum(map(_size, newest))
+        high = newest[0].offset if fitting_count > len(newest) else low  # continue with the records that did not fit
         if budget.is_spent:
             break
         width = min(2 * width, _WIDTH_MAX)
@@ -183,20 +183,20 @@ def _walk_back(
 
 
 def _batches(log: Partition, begin: int, isolation: Isolation, budget: _Budget) -> Iterable[RecordBatch]:
-    """From there on, or from where the log goes on behind what is gone. Damage is stepped over, and noted."""
-    return log.read(readable_from(log, begin), isolation=isolation, on_skip=_noting(log, budget))
+    """Yield batches from an offset, or from the next readable one. Damaged batches are recorded and skipped."""
+    return log.read(readable_from(log, begin), isolation=isolation, on_skip=_damage_recorder(log, budget))
 
 
-def _noting(log: Partition, budget: _Budget) -> Callable[[int, int, CorruptBatch], None]:
-    def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        budget.damage.append(Damage(log.number, base_offset, end_offset, str(damage)))
+def _damage_recorder(log: Partition, budget: _Budget) -> Callable[[int, int, CorruptBatch], None]:
+    def record_damage(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        budget.damage.append(SkippedRange(log.number, base_offset, end_offset, str(damage)))
 
-    return note
+    return record_damage
 
 
 def readable_from(log: Partition, offset: int) -> int:
-    """The nearest offset at or after it that may be read from: not before the log's start, nor in a lost range."""
-    for _ in range(10):  # the start may move meanwhile
+    """Return the first readable offset at or after ``offset``: not before the log's start, not in a lost range."""
+    for _ in range(10):  # retention may move the start meanwhile
         try:
             return log.check_position(min(max(offset, log.log_start_offset), log.log_end_offset))
         except LogTruncated as truncated:
@@ -211,7 +211,7 @@ def _size(record: Record) -> int:
 
 
 def find_record(log: Partition, offset: int) -> Record | None:
-    """The record of that offset; None where there is none. Raises `CorruptBatch`."""
+    """Return the record at an offset; None if there is none. Raises `CorruptBatch`."""
     if not log.log_start_offset <= offset < log.log_end_offset or readable_from(log, offset) != offset:
         return None
     for batch in log.read(offset, 1):

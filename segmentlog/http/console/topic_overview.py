@@ -1,8 +1,8 @@
-"""All topics at a glance, as of a moment ago: what the list of topics shows, and what others need of every partition.
+"""Cached overview of all topics and partitions, for the list of topics and other pages.
 
-A look takes some 30 us a topic, without opening anything; it is kept, and made anew when it is older than a moment.
-With thousands of topics nobody waits for that: who comes gets the last one, and the next one is made once he is served.
-The first look is made when the door opens.
+Reading the states takes about 30 us a topic and opens no partition. The result is cached and read again when it is old.
+With thousands of topics a page shows the cached overview, and the server reads the next one after sending the page. The
+server reads the first overview when it starts.
 """
 
 from __future__ import annotations
@@ -28,81 +28,81 @@ if TYPE_CHECKING:
 
 _FRESH_S: Final = 1.0
 _EASY: Final = 9
-"""So many times as long as a look took nobody looks again, and a second at least."""
+"""The cache is refreshed at most once in this multiple of the time that reading took, and at most once a second."""
 _SLOW_S: Final = 0.05
-"""One that takes longer is made when whoever asked has his answer."""
+"""If reading takes longer, it runs after the response was sent."""
 _OLD_S: Final = 30.0
-"""But nobody is shown one that is older."""
+"""Maximum age of an overview shown on a page."""
 _RATE_MIN_S: Final = 1.0
-"""Rates are counted over at least so long."""
+"""Minimum interval over which rates are computed."""
 _OPEN_S: Final = 0.2
-"""So long may be spent with each look on opening what nobody has opened since the machine started."""
+"""Time that one refresh may spend on opening partitions not opened since the machine started."""
 
 
-class TopicLook(msgspec.Struct, frozen=True, gc=False):
-    """One topic. Sizes, counts and offsets are sums over what is known of its partitions."""
+class TopicOverview(msgspec.Struct, frozen=True, gc=False):
+    """State of one topic. Sizes, counts and offsets are sums over the partitions whose state is known."""
 
     name: str
     id: str
     config: TopicConfig
     partition_count: int
-    unknown_count: int
-    """Partitions with records that nobody has opened since the machine started."""
+    unread_count: int
+    """Partitions with records that no process has opened since the machine started."""
     record_count: int
-    """Offsets from the log's start to its end, without lost ranges. Compaction leaves fewer records than that."""
+    """Offsets from the log's start to its end, without lost ranges. After compaction there are fewer records."""
     size_bytes: int
     segment_count: int
     rate: float | None
-    """Records a second; None before there are two looks."""
+    """Records per second; None before the second refresh."""
     byte_rate: float | None
     unsynced_count: int
-    """Records that are written and not yet on disk."""
+    """Records that are written and not yet synced to disk."""
     unsynced_s: float
-    """How long the oldest of them has been waiting, at most."""
-    count_lost_offsets: int
+    """Upper limit for how long the oldest of them has been waiting."""
+    lost_count: int
     failed_count: int
     """Partitions that refuse appends."""
     damage_count: int
-    """What the scrubber of this process found."""
+    """Findings of this process's scrubber."""
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is the store's own."""
+        """Whether the topic belongs to the store itself."""
         return self.name in INTERNAL_TOPICS
 
     @property
-    def trouble(self) -> int:
-        """For sorting: the worst first."""
-        return self.failed_count * 1_000_000 + self.damage_count * 1_000 + min(self.count_lost_offsets, 999)
+    def severity(self) -> int:
+        """Sort key: topics with more serious damage are greater."""
+        return self.failed_count * 1_000_000 + self.damage_count * 1_000 + min(self.lost_count, 999)
 
 
-class Look(msgspec.Struct, frozen=True):
-    """The whole store at one moment."""
+class StoreOverview(msgspec.Struct, frozen=True):
+    """State of all topics at one moment."""
 
     at_s: float
-    """Monotonic."""
+    """Monotonic time in seconds."""
     at_ms: int
-    topics: dict[str, TopicLook]
+    topics: dict[str, TopicOverview]
     partitions: dict[tuple[str, int], PartitionState]
-    over_s: float
-    """What the rates were counted over; 0 where there are none."""
+    rate_window_s: float
+    """Seconds over which rates were computed; 0 if there are none yet."""
 
 
-class Survey:
-    """Looks at a store, and keeps the last look. Thread-safe. A look comes to its end early once it ``is_off``."""
+class OverviewCache:
+    """Reads and caches the overview of a store. Thread-safe. Refreshing stops early once ``is_stopped()`` is true."""
 
-    def __init__(self, store: LogStore, clock: Clock, is_off: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: LogStore, clock: Clock, is_stopped: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._clock = clock
-        self._is_off = is_off
+        self._is_stopped = is_stopped
         self._partitions = Partitions(store, clock, store.fs)
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._last: Look | None = None
-        self._before: Look | None = None
+        self._last: StoreOverview | None = None
+        self._before: StoreOverview | None = None
         self._took_s = 0.0
 
-    def look(self) -> Look:
-        """The store as it was a moment ago. Raises `StoreClosed`."""
+    def current(self) -> StoreOverview:
+        """Return the cached overview, refreshed if it is old. Raises `StoreClosed`."""
         last = self._last
         if last is not None:
             age_s = time.monotonic() - last.at_s
@@ -112,46 +112,46 @@ class Survey:
 
     @property
     def _fresh_s(self) -> float:
-        """A look that is younger is not made again: all of them together take a tenth of the time at most."""
+        """Seconds for which the overview is fresh: refreshing takes at most a tenth of the time."""
         return min(max(_FRESH_S, _EASY * self._took_s), _OLD_S)
 
-    def refresh(self) -> Look:
-        """Look again, unless that was done a moment ago. Raises `StoreClosed`."""
+    def refresh(self) -> StoreOverview:
+        """Read the states again unless the overview is fresh. Raises `StoreClosed`."""
         with self._mutex:
             began_s = time.monotonic()
             if self._last is not None and began_s - self._last.at_s < self._fresh_s:
                 return self._last
-            found = self._glance()
-            unread = self._unread(found)
+            found = self._read_states()
+            unread = self._find_unread(found)
             if unread and self._open_some(unread):
-                found = self._glance()
-                unread = self._unread(found)
+                found = self._read_states()
+                unread = self._find_unread(found)
             if self._last is not None and began_s - self._last.at_s >= _RATE_MIN_S:
                 self._before = self._last
-            self._last = self._gather(found, unread, began_s)
+            self._last = self._build(found, unread, began_s)
             self._took_s = time.monotonic() - began_s
             return self._last
 
-    def is_due(self) -> bool:
-        """Whether `refresh` would look again."""
+    def is_stale(self) -> bool:
+        """Return whether `refresh` would read the states again."""
         return self._last is None or time.monotonic() - self._last.at_s >= self._fresh_s
 
-    def forget(self) -> None:
-        """Something was changed here: the next look is a new one."""
+    def invalidate(self) -> None:
+        """Drop the cached overview after a change to the store."""
         with self._mutex:
             self._last = None
 
-    def _glance(self) -> list[TopicStates]:
-        """Raises `StoreClosed` once nobody wants to know any more."""
+    def _read_states(self) -> list[TopicStates]:
+        """Read the states of all topics. Raises `StoreClosed` once the cache is stopped."""
         found = []
         for topic in self._partitions.topics():
-            if self._is_off():
+            if self._is_stopped():
                 raise StoreClosed(self._store.path)
             found.append(topic)
         return found
 
-    def _unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
-        """Partitions with records that nobody has opened since the machine started, by topic."""
+    def _find_unread(self, found: list[TopicStates]) -> dict[str, list[tuple[Topic, int]]]:
+        """Return partitions with records that no process has opened since the machine started, by topic."""
         unread: dict[str, list[tuple[Topic, int]]] = {}
         for topic, _, partitions in found:
             for number, state in enumerate(partitions):
@@ -166,7 +166,7 @@ class Survey:
             return False
 
     def _open_some(self, unread: dict[str, list[tuple[Topic, int]]]) -> bool:
-        """Open some of them, for a moment; whether any could be."""
+        """Open some of these partitions, for 0.2 s, and return whether any could be opened."""
         ends_s = time.monotonic() + _OPEN_S
         has_opened = False
         for topic, number in chain.from_iterable(unread.values()):
@@ -175,13 +175,15 @@ class Survey:
             try:
                 topic.partition(number)
                 has_opened = True
-            except (SegmentlogError, OSError):  # who opens its page is told why
+            except (SegmentlogError, OSError):  # the partition's page shows the error
                 continue
         return has_opened
 
-    def _gather(self, found: list[TopicStates], unread: dict[str, list[tuple[Topic, int]]], now_s: float) -> Look:
+    def _build(
+        self, found: list[TopicStates], unread: dict[str, list[tuple[Topic, int]]], now_s: float
+    ) -> StoreOverview:
         before = self._before
-        over_s = now_s - before.at_s if before is not None else 0.0
+        rate_window_s = now_s - before.at_s if before is not None else 0.0
         damage: dict[str, int] = {}
         for finding in self._store.scrub_report().findings:
             damage[finding.topic] = damage.get(finding.topic, 0) + 1
@@ -191,13 +193,13 @@ class Survey:
             for state in one.partitions:
                 if state is not None:
                     states[name, state.number] = state
-            topics[name] = _look_at(one, before, over_s, damage.get(name, 0), len(unread.get(name, ())))
-        return Look(now_s, self._clock.now_ms(), topics, states, over_s)
+            topics[name] = _summarize(one, before, rate_window_s, damage.get(name, 0), len(unread.get(name, ())))
+        return StoreOverview(now_s, self._clock.now_ms(), topics, states, rate_window_s)
 
 
-def _look_at(
-    found: TopicStates, before: Look | None, over_s: float, damage_count: int, unknown_count: int
-) -> TopicLook:
+def _summarize(
+    found: TopicStates, before: StoreOverview | None, rate_window_s: float, damage_count: int, unread_count: int
+) -> TopicOverview:
     known = [state for state in found.partitions if state is not None]
     name = found.topic.name
     records = stored = 0
@@ -207,17 +209,17 @@ def _look_at(
         for state in known:
             earlier = before.partitions.get((name, state.number))
             log = state.summary.log
-            # A crash leaves offsets out, and a truncation: not what was appended.
+            # A crash or a truncation changes the end offset without appends, and starts a new epoch.
             if earlier is not None and earlier.summary.log.epoch == log.epoch:
                 records += max(log.log_end_offset - earlier.summary.log.log_end_offset, 0)
                 stored += max(log.appended_bytes - earlier.summary.log.appended_bytes, 0)
-    return TopicLook(
-        name, found.topic.id, found.config, len(found.partitions), unknown_count,
+    return TopicOverview(
+        name, found.topic.id, found.config, len(found.partitions), unread_count,
         sum(state.offset_count for state in known),
         sum(state.size_bytes for state in known),
         sum(state.segment_count for state in known),
-        records / over_s if is_counted else None,
-        stored / over_s if is_counted else None,
+        records / rate_window_s if is_counted else None,
+        stored / rate_window_s if is_counted else None,
         sum(state.summary.unsynced_count for state in known),
         max((state.unsynced_s for state in known), default=0.0),
         sum(state.lost_offsets for state in known),

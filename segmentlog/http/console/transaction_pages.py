@@ -1,11 +1,11 @@
-"""The pages about named producers and their transactions."""
+"""Pages about named producers and their transactions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from segmentlog.http.console.forms import Form, first
-from segmentlog.http.console.pages import Console, Paging, away
+from segmentlog.http.console.forms import Form, first_value
+from segmentlog.http.console.pages import Console, Paging, redirect_after_post
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
@@ -21,26 +21,26 @@ _PRODUCERS: Final = 100
 
 
 class Row(NamedTuple):
-    """A named producer."""
+    """A named producer in the table."""
 
     name: str
     state: TransactionState
     life: str
-    """"alive", "gone", or "a client" of a server, of which nobody here can say."""
+    """"alive", "gone", or "a client" of a Kafka server, whose state this process cannot check."""
     since_ms: int
     partitions: list[str]
     hidden_count: int
 
 
 class TransactionPages:
-    """The list, and aborting one."""
+    """Handlers of the pages about transactions."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._store = console.store
 
-    def all(self, request: Request) -> Response:
-        """Every producer's name that who asks may see; open transactions first."""
+    def list_producers(self, request: Request) -> Response:
+        """List the producers that the principal may see, open transactions first."""
         part = request.query_params.get("q", "").strip().lower()
         only_open = request.query_params.get("open") == "1"
         states = {
@@ -64,25 +64,27 @@ class TransactionPages:
             may_abort={row.name for row in rows if row.state.is_open and self._may_abort(request, row.name)},
         )  # fmt: skip
 
-    def ask_abort(self, request: Request) -> Response:
-        """The page that has one type the name."""
-        return self._ask(request, request.query_params.get("name", ""), "")
+    def show_abort_form(self, request: Request) -> Response:
+        """Ask for the producer's name before aborting its transaction."""
+        return self._render_abort_form(request, request.query_params.get("name", ""), "")
 
-    def abort(self, request: Request, form: Form) -> Response:
-        """Abort it, if its name was typed."""
+    def abort_transaction(self, request: Request, form: Form) -> Response:
+        """Abort the transaction if the producer's name was typed."""
         name = request.query_params.get("name", "")
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
-        if first(form, "name") not in (name, visible(name)):
-            return self._ask(request, name, "That is not the producer's name.")
+        if first_value(form, "name") not in (name, visible(name)):
+            return self._render_abort_form(request, name, "This is not the producer's name; nothing was aborted.")
         if name not in self._store.transactions.states():
-            raise HttpProblem(404, f"there is no producer {name!r}")
-        return away("/transactions", done="aborted" if self._store.transactions.abort_by_name(name) else "ended")
+            raise HttpProblem(404, f"producer {name!r} does not exist")
+        return redirect_after_post(
+            "/transactions", done="aborted" if self._store.transactions.abort_by_name(name) else "ended"
+        )
 
-    def _ask(self, request: Request, name: str, error: str) -> Response:
+    def _render_abort_form(self, request: Request, name: str, error: str) -> Response:
         self._console.check_write(request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
         state = self._store.transactions.states().get(name)
         if state is None:
-            raise HttpProblem(404, f"there is no producer {name!r}")
+            raise HttpProblem(404, f"producer {name!r} does not exist")
         return self._console.render(
             request, "abort.html", 422 if error else 200, nav="transactions", row=self._row(request, name, state),
             error=error, command=self._console.command(request, "transactions", "abort", name),
@@ -97,7 +99,7 @@ class TransactionPages:
         seen = [
             f"{names[where.topic_id]}/{where.partition}"
             for where in state.partitions
-            if where.topic_id in names and self._console.may_topic(request, names[where.topic_id])
+            if where.topic_id in names and self._console.may_see_topic(request, names[where.topic_id])
         ]
         since_ms = state.started_ms if state.is_open else state.updated_ms
         return Row(name, state, life, since_ms, seen, len(state.partitions) - len(seen))

@@ -1,1 +1,1 @@
-"""The schema registry's door: Confluent's API."""
+"""Confluent's Schema Registry API."""

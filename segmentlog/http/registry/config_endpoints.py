@@ -1,37 +1,40 @@
-"""What is asked about configurations and modes."""
+"""Registry endpoints about compatibility levels and modes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segmentlog.http.registry.registry_request import Call
+    from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def config(call: Call) -> dict[str, Any]:
-    return dict(call.registry.config(call.subject, default_to_global=call.flag("defaultToGlobal")))
+def get_config(request: RegistryRequest) -> dict[str, Any]:
+    return dict(request.registry.config(request.subject, default_to_global=request.flag("defaultToGlobal")))
 
 
-def set_config(call: Call) -> dict[str, Any]:
-    """What is sent calls it ``compatibility``, and so does the answer; everywhere else it is ``compatibilityLevel``."""
-    asked = call.decode(dict[str, Any])
-    wanted = {("compatibilityLevel" if name == "compatibility" else name): value for name, value in asked.items()}
-    call.registry.set_config(call.subject, wanted)
-    return {("compatibility" if name == "compatibilityLevel" else name): value for name, value in wanted.items()}
+def set_config(request: RegistryRequest) -> dict[str, Any]:
+    """Set the compatibility level.
+
+    Request and response of this endpoint call it ``compatibility``; all other messages call it ``compatibilityLevel``.
+    """
+    asked = request.decode(dict[str, Any])
+    settings = {("compatibilityLevel" if name == "compatibility" else name): value for name, value in asked.items()}
+    request.registry.set_config(request.subject, settings)
+    return {("compatibility" if name == "compatibilityLevel" else name): value for name, value in settings.items()}
 
 
-def delete_config(call: Call) -> dict[str, Any]:
-    return dict(call.registry.delete_config(call.subject))
+def delete_config(request: RegistryRequest) -> dict[str, Any]:
+    return dict(request.registry.delete_config(request.subject))
 
 
-def mode(call: Call) -> dict[str, str]:
-    return {"mode": call.registry.mode(call.subject, default_to_global=call.flag("defaultToGlobal"))}
+def get_mode(request: RegistryRequest) -> dict[str, str]:
+    return {"mode": request.registry.mode(request.subject, default_to_global=request.flag("defaultToGlobal"))}
 
 
-def set_mode(call: Call) -> dict[str, str]:
-    wanted = call.decode(dict[str, Any]).get("mode")
-    return {"mode": call.registry.set_mode(call.subject, wanted, force=call.flag("force"))}
+def set_mode(request: RegistryRequest) -> dict[str, str]:
+    mode_name = request.decode(dict[str, Any]).get("mode")
+    return {"mode": request.registry.set_mode(request.subject, mode_name, force=request.flag("force"))}
 
 
-def delete_mode(call: Call) -> dict[str, str]:
-    return {"mode": call.registry.delete_mode(call.subject)}
+def delete_mode(request: RegistryRequest) -> dict[str, str]:
+    return {"mode": request.registry.delete_mode(request.subject)}

@@ -1,4 +1,4 @@
-"""What a client of the registry asks: its path, its query, its body."""
+"""A request to the schema registry: its path, query and body."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Body(msgspec.Struct):
     version: int | None = None
 
 
-class Call(NamedTuple):
-    """One question, and who knows the answer."""
+class RegistryRequest(NamedTuple):
+    """One request, and the registry that answers it."""
 
     registry: SchemaRegistry
     path: Mapping[str, Any]
@@ -40,13 +40,13 @@ class Call(NamedTuple):
 
     @property
     def subject(self) -> str | None:
-        """The one in the path."""
+        """The subject in the path; None if the path has none."""
         found = self.path.get("subject")
         return None if found is None else str(found)
 
     @property
     def named_subject(self) -> str:
-        """The same, where there has to be one."""
+        """The subject in the path, which must have one."""
         return str(self.path["subject"])
 
     @property
@@ -55,18 +55,18 @@ class Call(NamedTuple):
 
     @property
     def schema_id(self) -> int:
-        """The id in the path. Raises `UnknownSchema` for what is none."""
+        """The schema id in the path. Raises `UnknownSchema` if it is not a valid id."""
         text = str(self.path["id"])
         if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > _ID_MAX:
             raise UnknownSchema(text)
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter is set."""
+        """Return whether a query parameter is "true"."""
         return self.query.get(name, "").lower() == "true"
 
     def part(self, found: Sequence[_T]) -> list[_T]:
-        """As many as are asked for, by ``offset`` and ``limit``."""
+        """Return the part of a list that ``offset`` and ``limit`` ask for."""
         offset, limit = self._count("offset", 0), self._count("limit", -1)
         return list(found[offset:]) if limit < 0 else list(found[offset : offset + limit])
 
@@ -75,10 +75,10 @@ class Call(NamedTuple):
         try:
             return int(text) if text else default
         except ValueError:
-            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"{name}={text!r} is no number") from None
+            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"{name}={text!r} is not a number") from None
 
     def draft(self) -> Draft:
-        """The schema in the body. Raises `InvalidSchema` where there is none."""
+        """Return the schema in the body. Raises `InvalidSchema` if there is none."""
         body = self.decode(_Body)
         if body.schema is None:
             raise InvalidSchema("Invalid schema: the request has no 'schema'")
@@ -93,20 +93,20 @@ class Call(NamedTuple):
         )
 
     def decode(self, shape: type[_T]) -> _T:
-        """The body, in a shape. Raises `HttpProblem`."""
+        """Return the body as an object of the given type. Raises `HttpProblem` (400)."""
         try:
             return msgspec.json.decode(self.body, type=shape)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is not what it is to be: {error}") from None
+            raise HttpProblem(HTTPStatus.BAD_REQUEST, f"invalid request body: {error}") from None
 
     def formatted(self, record: SchemaRecord) -> str:
-        """The text of a schema, in the form that is asked for."""
+        """Return the text of a schema in the requested format."""
         shape = self.query.get("format", "")
         return self.registry.parsed(record).formatted(shape) if shape else record.schema
 
 
 def document(record: SchemaRecord, text: str) -> dict[str, Any]:
-    """A schema by itself, as clients expect it: nothing is said of what is as usual."""
+    """Return a schema as clients expect it: fields with default values are omitted."""
     found: dict[str, Any] = {"schema": text}
     if record.schema_type != AVRO:
         found["schemaType"] = record.schema_type
@@ -120,6 +120,6 @@ def document(record: SchemaRecord, text: str) -> dict[str, Any]:
 
 
 def version_document(record: SchemaRecord, text: str) -> dict[str, Any]:
-    """A version of a subject."""
+    """Return a version of a subject as clients expect it."""
     names = {"subject": record.subject, "version": record.version, "id": record.id}
     return names | document(record, text) | ({"deleted": True} if record.deleted else {})

@@ -1,4 +1,4 @@
-"""Which path is whose, who may ask for it, and how problems are told."""
+"""Routes of the schema registry: path, handler, required access rights, and error codes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from starlette.routing import BaseRoute
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.file_names import SCHEMAS_TOPIC
 from segmentlog.http.error_responses import Forbidden, HttpProblem, problem_of
-from segmentlog.http.large_bodies import ROOM, RequestRoom
+from segmentlog.http.large_bodies import REQUEST_MEMORY, RequestMemory
 from segmentlog.http.path_names import NameRoute
 from segmentlog.http.registry import config_endpoints, schema_endpoints, subject_endpoints
-from segmentlog.http.registry.registry_request import Call
+from segmentlog.http.registry.registry_request import RegistryRequest
 from segmentlog.schemas.registry_errors import RegistryUnavailable, SchemaError, registration_problem
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
@@ -27,7 +27,7 @@ from segmentlog.security.viewer import Thing
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
 
 logger = logging.getLogger("segmentlog.http")
 
@@ -35,80 +35,85 @@ MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _READ_ONLY_CODE: Final = 42205
 _STORE_CODE: Final = 50001
 _BODY_BYTES_MAX: Final = 8 << 20
-"""A schema has a million characters at most, of which JSON may make six each."""
+"""A schema has at most a million characters, and JSON may need six bytes for each."""
 
 
-class _Door(NamedTuple):
-    """What is answered to a method at a path, and what that takes of whoever asks."""
+class _RegistryEndpoint(NamedTuple):
+    """A method and path, their handler, and the operation that the principal must be allowed to perform."""
 
     method: str
     path: str
-    answer: Callable[[Call], Any]
+    answer: Callable[[RegistryRequest], Any]
     operation: Operation = Operation.READ
-    administers: bool = False
-    """Whether it changes what others rely on, so that the door has to allow writes."""
+    is_administrative: bool = False
+    """Whether the server must allow writes: the change affects other clients."""
 
 
 _SUBJECT: Final = "/subjects/{subject:path}"
 _CHECK: Final = "/compatibility/subjects/{subject:path}/versions"
-_DOORS: Final = (
-    # A subject may have any character in it. Some clients write its slashes as they are: the longer path comes first.
-    _Door("GET", "/subjects", subject_endpoints.names),
-    _Door("GET", f"{_SUBJECT}/versions/{{version}}/schema", subject_endpoints.text),
-    _Door("GET", f"{_SUBJECT}/versions/{{version}}/referencedby", subject_endpoints.referenced_by),
-    _Door("GET", f"{_SUBJECT}/versions/{{version}}", subject_endpoints.version),
-    _Door("DELETE", f"{_SUBJECT}/versions/{{version}}", subject_endpoints.delete_version, Operation.DELETE, True),
-    _Door("GET", f"{_SUBJECT}/versions", subject_endpoints.versions),
-    _Door("POST", f"{_SUBJECT}/versions", subject_endpoints.register, Operation.WRITE),
-    _Door("POST", _SUBJECT, subject_endpoints.lookup),
-    _Door("DELETE", _SUBJECT, subject_endpoints.delete, Operation.DELETE, True),
-    _Door("GET", "/schemas", schema_endpoints.every),
-    _Door("GET", "/schemas/types", schema_endpoints.types),
-    _Door("GET", "/schemas/ids/{id}", schema_endpoints.by_id),
-    _Door("GET", "/schemas/ids/{id}/schema", schema_endpoints.text),
-    _Door("GET", "/schemas/ids/{id}/subjects", schema_endpoints.subjects),
-    _Door("GET", "/schemas/ids/{id}/versions", schema_endpoints.versions),
-    _Door("GET", "/contexts", schema_endpoints.contexts),
-    _Door("POST", f"{_CHECK}/{{version}}", subject_endpoints.check),
-    _Door("POST", _CHECK, subject_endpoints.check),
-    _Door("GET", "/config", config_endpoints.config, Operation.DESCRIBE_CONFIGS),
-    _Door("PUT", "/config", config_endpoints.set_config, Operation.ALTER_CONFIGS, True),
-    _Door("DELETE", "/config", config_endpoints.delete_config, Operation.ALTER_CONFIGS, True),
-    _Door("GET", "/config/{subject:path}", config_endpoints.config, Operation.DESCRIBE_CONFIGS),
-    _Door("PUT", "/config/{subject:path}", config_endpoints.set_config, Operation.ALTER_CONFIGS, True),
-    _Door("DELETE", "/config/{subject:path}", config_endpoints.delete_config, Operation.ALTER_CONFIGS, True),
-    _Door("GET", "/mode", config_endpoints.mode, Operation.DESCRIBE_CONFIGS),
-    _Door("PUT", "/mode", config_endpoints.set_mode, Operation.ALTER_CONFIGS, True),
-    _Door("DELETE", "/mode", config_endpoints.delete_mode, Operation.ALTER_CONFIGS, True),
-    _Door("GET", "/mode/{subject:path}", config_endpoints.mode, Operation.DESCRIBE_CONFIGS),
-    _Door("PUT", "/mode/{subject:path}", config_endpoints.set_mode, Operation.ALTER_CONFIGS, True),
-    _Door("DELETE", "/mode/{subject:path}", config_endpoints.delete_mode, Operation.ALTER_CONFIGS, True),
+_ENDPOINTS: Final = (
+    # A subject may contain any character, and some clients do not escape its slashes: longer paths come first.
+    _RegistryEndpoint("GET", "/subjects", subject_endpoints.list_subjects),
+    _RegistryEndpoint("GET", f"{_SUBJECT}/versions/{{version}}/schema", subject_endpoints.get_schema_text),
+    _RegistryEndpoint("GET", f"{_SUBJECT}/versions/{{version}}/referencedby", subject_endpoints.list_references),
+    _RegistryEndpoint("GET", f"{_SUBJECT}/versions/{{version}}", subject_endpoints.get_version),
+    _RegistryEndpoint(
+        "DELETE", f"{_SUBJECT}/versions/{{version}}", subject_endpoints.delete_version, Operation.DELETE, True
+    ),
+    _RegistryEndpoint("GET", f"{_SUBJECT}/versions", subject_endpoints.list_versions),
+    _RegistryEndpoint("POST", f"{_SUBJECT}/versions", subject_endpoints.register_schema, Operation.WRITE),
+    _RegistryEndpoint("POST", _SUBJECT, subject_endpoints.find_schema),
+    _RegistryEndpoint("DELETE", _SUBJECT, subject_endpoints.delete_subject, Operation.DELETE, True),
+    _RegistryEndpoint("GET", "/schemas", schema_endpoints.list_schemas),
+    _RegistryEndpoint("GET", "/schemas/types", schema_endpoints.list_types),
+    _RegistryEndpoint("GET", "/schemas/ids/{id}", schema_endpoints.get_schema),
+    _RegistryEndpoint("GET", "/schemas/ids/{id}/schema", schema_endpoints.get_schema_text),
+    _RegistryEndpoint("GET", "/schemas/ids/{id}/subjects", schema_endpoints.list_subjects),
+    _RegistryEndpoint("GET", "/schemas/ids/{id}/versions", schema_endpoints.list_versions),
+    _RegistryEndpoint("GET", "/contexts", schema_endpoints.list_contexts),
+    _RegistryEndpoint("POST", f"{_CHECK}/{{version}}", subject_endpoints.check_compatibility),
+    _RegistryEndpoint("POST", _CHECK, subject_endpoints.check_compatibility),
+    _RegistryEndpoint("GET", "/config", config_endpoints.get_config, Operation.DESCRIBE_CONFIGS),
+    _RegistryEndpoint("PUT", "/config", config_endpoints.set_config, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint("DELETE", "/config", config_endpoints.delete_config, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint("GET", "/config/{subject:path}", config_endpoints.get_config, Operation.DESCRIBE_CONFIGS),
+    _RegistryEndpoint("PUT", "/config/{subject:path}", config_endpoints.set_config, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint(
+        "DELETE", "/config/{subject:path}", config_endpoints.delete_config, Operation.ALTER_CONFIGS, True
+    ),
+    _RegistryEndpoint("GET", "/mode", config_endpoints.get_mode, Operation.DESCRIBE_CONFIGS),
+    _RegistryEndpoint("PUT", "/mode", config_endpoints.set_mode, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint("DELETE", "/mode", config_endpoints.delete_mode, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint("GET", "/mode/{subject:path}", config_endpoints.get_mode, Operation.DESCRIBE_CONFIGS),
+    _RegistryEndpoint("PUT", "/mode/{subject:path}", config_endpoints.set_mode, Operation.ALTER_CONFIGS, True),
+    _RegistryEndpoint("DELETE", "/mode/{subject:path}", config_endpoints.delete_mode, Operation.ALTER_CONFIGS, True),
 )
 
 
-def routes(site: Site) -> list[BaseRoute]:
-    """The registry of the site's store. Reading takes READ on the topic of schemas, registering WRITE.
+def routes(context: HttpContext) -> list[BaseRoute]:
+    """Return the routes of the store's registry.
 
-    Deleting takes DELETE, and settings ALTER_CONFIGS; both are done where the door allows writes.
+    Reading requires READ on the topic of schemas, registering WRITE, deleting DELETE, and settings ALTER_CONFIGS.
+    Deleting and settings also require a server that allows writes.
     """
-    return [NameRoute(door.path, _endpoint(site, door), methods=[door.method]) for door in _DOORS]
+    return [NameRoute(spec.path, _endpoint(context, spec), methods=[spec.method]) for spec in _ENDPOINTS]
 
 
-def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(context: HttpContext, spec: _RegistryEndpoint) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         def answer() -> Any:
-            return door.answer(Call(site.store.schemas, request.path_params, request.query_params, body))
+            return spec.answer(RegistryRequest(context.store.schemas, request.path_params, request.query_params, body))
 
         try:
-            site.check(request, door.operation, ResourceType.TOPIC, SCHEMAS_TOPIC)
-            if door.administers:
-                site.check_writes()
-            body = b"" if door.method in ("GET", "DELETE") else await _body_of(request)
+            context.check(request, spec.operation, ResourceType.TOPIC, SCHEMAS_TOPIC)
+            if spec.is_administrative:
+                context.check_writes()
+            body = b"" if spec.method in ("GET", "DELETE") else await _body_of(request)
             result = await run_in_threadpool(answer)
         except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client cannot read it
         except Exception as error:
-            raise _problem(request, error, may_see=site.may_see(request, Thing.SCHEMAS)) from error
+            raise _problem(request, error, may_see=context.may_see(request, Thing.SCHEMAS)) from error
         if isinstance(result, Response):
             return result
         return Response(msgspec.json.encode(result), media_type=MEDIA_TYPE)
@@ -118,19 +123,22 @@ def _endpoint(site: Site, door: _Door) -> Callable[[Request], Awaitable[Response
 
 async def _body_of(request: Request) -> bytes:
     parts, size_bytes = [], 0
-    room: RequestRoom = request.scope[ROOM]
+    memory: RequestMemory = request.scope[REQUEST_MEMORY]
     async for part in request.stream():
         parts.append(part)
         size_bytes += len(part)
-        await room.hold("body", size_bytes)
+        await memory.reserve("body", size_bytes)
         if size_bytes > _BODY_BYTES_MAX:
-            why = f"a request to the registry has at most {_BODY_BYTES_MAX:,} bytes"
+            why = f"a request to the registry may have at most {_BODY_BYTES_MAX:,} bytes; nothing was registered"
             raise HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why, headers={"connection": "close"})
     return b"".join(parts)
 
 
 def _problem(request: Request, error: Exception, *, may_see: bool) -> HttpProblem:
-    """With the codes that clients of a registry know; ``may_see``: whether the client may read schemas."""
+    """Return the response for an error, with the error codes of a schema registry.
+
+    ``may_see``: whether the client may read schemas.
+    """
     if isinstance(error, SchemaError) and not isinstance(error, RegistryUnavailable):
         return HttpProblem(error.code // 100, registration_problem(error, may_see=may_see), error_code=error.code)
     problem = problem_of(error)

@@ -1,4 +1,4 @@
-"""What is asked about schemas, whatever subjects they are of."""
+"""Registry endpoints about schemas of any subject."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from segmentlog.http.registry.registry_request import document, version_document
 from segmentlog.schemas.subject_names import context_of
 
 if TYPE_CHECKING:
-    from segmentlog.http.registry.registry_request import Call
+    from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def every(call: Call) -> list[dict[str, Any]]:
-    found = call.registry.schemas(
-        call.query.get("subjectPrefix", ":*:"), deleted=call.flag("deleted"), latest_only=call.flag("latestOnly")
+def list_schemas(request: RegistryRequest) -> list[dict[str, Any]]:
+    found = request.registry.schemas(
+        request.query.get("subjectPrefix", ":*:"),
+        deleted=request.flag("deleted"),
+        latest_only=request.flag("latestOnly"),
     )
-    return [version_document(record, record.schema) for record in call.part(found)]
+    return [version_document(record, record.schema) for record in request.part(found)]
 
 
-def types(call: Call) -> list[str]:
-    return call.registry.types()
+def list_types(request: RegistryRequest) -> list[str]:
+    return request.registry.types()
 
 
-def contexts(call: Call) -> list[str]:
-    return call.registry.contexts()
+def list_contexts(request: RegistryRequest) -> list[str]:
+    return request.registry.contexts()
 
 
-def by_id(call: Call) -> dict[str, Any]:
-    record = call.registry.by_id(call.schema_id, call.query.get("subject"))
-    found = document(record, call.formatted(record))
-    if call.flag("fetchMaxId"):
-        found["maxId"] = call.registry.highest_id(context_of(record.subject))
+def get_schema(request: RegistryRequest) -> dict[str, Any]:
+    record = request.registry.by_id(request.schema_id, request.query.get("subject"))
+    found = document(record, request.formatted(record))
+    if request.flag("fetchMaxId"):
+        found["maxId"] = request.registry.highest_id(context_of(record.subject))
     return found
 
 
-def text(call: Call) -> PlainTextResponse:
-    record = call.registry.by_id(call.schema_id, call.query.get("subject"))
-    return PlainTextResponse(call.formatted(record))
+def get_schema_text(request: RegistryRequest) -> PlainTextResponse:
+    record = request.registry.by_id(request.schema_id, request.query.get("subject"))
+    return PlainTextResponse(request.formatted(record))
 
 
-def subjects(call: Call) -> list[str]:
-    found = call.registry.holders(call.schema_id, call.query.get("subject"), deleted=call.flag("deleted"))
-    return call.part(list(dict.fromkeys(record.subject for record in found)))
+def list_subjects(request: RegistryRequest) -> list[str]:
+    found = request.registry.holders(request.schema_id, request.query.get("subject"), deleted=request.flag("deleted"))
+    return request.part(list(dict.fromkeys(record.subject for record in found)))
 
 
-def versions(call: Call) -> list[dict[str, Any]]:
-    found = call.registry.holders(call.schema_id, call.query.get("subject"), deleted=call.flag("deleted"))
-    return call.part([{"subject": record.subject, "version": record.version} for record in found])
+def list_versions(request: RegistryRequest) -> list[dict[str, Any]]:
+    found = request.registry.holders(request.schema_id, request.query.get("subject"), deleted=request.flag("deleted"))
+    return request.part([{"subject": record.subject, "version": record.version} for record in found])

@@ -1,4 +1,4 @@
-"""What is asked about subjects and their versions."""
+"""Registry endpoints about subjects and their versions."""
 
 from __future__ import annotations
 
@@ -10,69 +10,75 @@ from segmentlog.http.registry.registry_request import version_document
 from segmentlog.schemas.registry_errors import InvalidSchema
 
 if TYPE_CHECKING:
-    from segmentlog.http.registry.registry_request import Call
+    from segmentlog.http.registry.registry_request import RegistryRequest
 
 
-def names(call: Call) -> list[str]:
-    return call.part(
-        call.registry.subjects(
-            call.query.get("subjectPrefix", ":*:"), deleted=call.flag("deleted"), only_deleted=call.flag("deletedOnly")
+def list_subjects(request: RegistryRequest) -> list[str]:
+    return request.part(
+        request.registry.subjects(
+            request.query.get("subjectPrefix", ":*:"),
+            deleted=request.flag("deleted"),
+            only_deleted=request.flag("deletedOnly"),
         )
     )
 
 
-def versions(call: Call) -> list[int]:
-    return call.part(
-        call.registry.versions(call.named_subject, deleted=call.flag("deleted"), only_deleted=call.flag("deletedOnly"))
+def list_versions(request: RegistryRequest) -> list[int]:
+    return request.part(
+        request.registry.versions(
+            request.named_subject, deleted=request.flag("deleted"), only_deleted=request.flag("deletedOnly")
+        )
     )
 
 
-def version(call: Call) -> dict[str, Any]:
-    record = call.registry.version(call.named_subject, call.version, deleted=call.flag("deleted"))
-    return version_document(record, call.formatted(record))
+def get_version(request: RegistryRequest) -> dict[str, Any]:
+    record = request.registry.version(request.named_subject, request.version, deleted=request.flag("deleted"))
+    return version_document(record, request.formatted(record))
 
 
-def text(call: Call) -> PlainTextResponse:
-    record = call.registry.version(call.named_subject, call.version, deleted=call.flag("deleted"))
-    return PlainTextResponse(call.formatted(record))
+def get_schema_text(request: RegistryRequest) -> PlainTextResponse:
+    record = request.registry.version(request.named_subject, request.version, deleted=request.flag("deleted"))
+    return PlainTextResponse(request.formatted(record))
 
 
-def referenced_by(call: Call) -> list[int]:
-    return call.part(call.registry.referenced_by(call.named_subject, call.version, deleted=call.flag("deleted")))
+def list_references(request: RegistryRequest) -> list[int]:
+    return request.part(
+        request.registry.referenced_by(request.named_subject, request.version, deleted=request.flag("deleted"))
+    )
 
 
-def register(call: Call) -> dict[str, Any]:
-    """Without its text: clients keep the one that they have sent, in the form that they read."""
-    record = call.registry.register(call.named_subject, call.draft(), normalize=call.flag("normalize"))
+def register_schema(request: RegistryRequest) -> dict[str, Any]:
+    """Register a schema. The response omits its text unless a format is requested: the client already has it."""
+    record = request.registry.register(request.named_subject, request.draft(), normalize=request.flag("normalize"))
     found = {"id": record.id, "version": record.version}
-    return found | ({"schema": call.formatted(record)} if "format" in call.query else {})
+    return found | ({"schema": request.formatted(record)} if "format" in request.query else {})
 
 
-def lookup(call: Call) -> dict[str, Any]:
-    record = call.registry.lookup(
-        call.named_subject,
-        call.draft(),
-        normalize=call.flag("normalize"),
-        # Newer clients say "deleted", older ones the other.
-        deleted=call.flag("deleted") or call.flag("lookupDeletedSchema"),
+def find_schema(request: RegistryRequest) -> dict[str, Any]:
+    record = request.registry.lookup(
+        request.named_subject,
+        request.draft(),
+        normalize=request.flag("normalize"),
+        # Newer clients send "deleted", older clients send "lookupDeletedSchema".
+        deleted=request.flag("deleted") or request.flag("lookupDeletedSchema"),
     )
-    return version_document(record, call.formatted(record))
+    return version_document(record, request.formatted(record))
 
 
-def check(call: Call) -> dict[str, Any]:
-    """Whether a schema may follow, or stand beside one version; why not, where that is asked for."""
+def check_compatibility(request: RegistryRequest) -> dict[str, Any]:
+    """Return whether a schema is compatible with a subject or one of its versions, and on request why not."""
     try:
-        problems = call.registry.check(call.named_subject, call.draft(), call.path.get("version"))
+        problems = request.registry.check(request.named_subject, request.draft(), request.path.get("version"))
     except InvalidSchema as error:
-        if not call.flag("verbose"):
+        if not request.flag("verbose"):
             raise
         problems = [str(error)]
-    return {"is_compatible": not problems} | ({"messages": problems} if call.flag("verbose") else {})
+    return {"is_compatible": not problems} | ({"messages": problems} if request.flag("verbose") else {})
 
 
-def delete(call: Call) -> list[int]:
-    return call.registry.delete_subject(call.named_subject, permanent=call.flag("permanent"))
+def delete_subject(request: RegistryRequest) -> list[int]:
+    return request.registry.delete_subject(request.named_subject, permanent=request.flag("permanent"))
 
 
-def delete_version(call: Call) -> int:
-    return call.registry.delete_version(call.named_subject, call.version, permanent=call.flag("permanent"))
+def delete_version(request: RegistryRequest) -> int:
+    return request.registry.delete_version(request.named_subject, request.version, permanent=request.flag("permanent"))

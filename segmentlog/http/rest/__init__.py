@@ -1,1 +1,1 @@
-"""REST: the Confluent REST Proxy's v2 and v3; and ours: records by offset, a stream of events, lines in and out."""
+"""Confluent's REST Proxy API, versions 2 and 3, and endpoints of segmentlog."""

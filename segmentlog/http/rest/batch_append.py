@@ -1,4 +1,4 @@
-"""Records of a request to the partitions of a topic: one append for each partition, so that each is all or nothing."""
+"""Appends the records of a request: one append for each partition, so that each partition gets all or none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.rest.rest_error_codes import no_partition
+from segmentlog.http.rest.rest_error_codes import unknown_partition
 from segmentlog.policy.partitioner import Rows, error_of_rows, partitions_for_keys, rows_by_partition
 from segmentlog.records import Headers
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog.http")
 
-_QUICK_PARTITIONS: Final = 16
+_NON_BLOCKING_PARTITIONS: Final = 16
 
 AckName = Literal["written", "durable", "shipped"]
 
 
-class Records(msgspec.Struct):
-    """What is to be appended: lists of one length; None for a column that no record has."""
+class RecordColumns(msgspec.Struct):
+    """Records to append, as lists of equal length; None for a column that no record uses."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
     partitions: Sequence[int | None] | None = None
-    """Where each goes; None: where its key says, or whose turn it is."""
+    """Partition of each record; None means by key, or round-robin."""
     timestamps: Sequence[int | None] | None = None
     headers: Sequence[Headers] | None = None
 
 
-class Placed(msgspec.Struct):
-    """What became of them. ``rows`` is None for a partition that has all of them."""
+class BatchResult(msgspec.Struct):
+    """Outcome of appending a batch. ``rows`` is None for a partition that has all records."""
 
     count: int
     parts: list[tuple[int, int, Rows | None]]
-    """(partition, offset of its first record, which records)."""
+    """(partition, offset of its first record, rows)."""
     errors: list[tuple[int, Exception, Rows | None]]
-    """Partitions that nothing was appended to, and why."""
+    """(partition, error, rows) for each partition that nothing was appended to."""
 
     def outcomes(self) -> list[tuple[int, int, Exception | None]]:
-        """(partition, offset, error) of each record, in the order they came; offset -1 with an error."""
+        """Return (partition, offset, error) of each record in request order; the offset is -1 with an error."""
         if len(self.parts) == 1 and not self.errors:
             partition, base_offset, _ = self.parts[0]
             return list(zip(repeat(partition), range(base_offset, base_offset + self.count), repeat(None)))
@@ -67,27 +67,27 @@ def _numbers(rows: Rows | None, count: int) -> Sequence[int]:
     return range(count) if rows is None else rows.tolist()
 
 
-class Appending:
-    """Appends for all requests. Thread-safe."""
+class BatchAppender:
+    """Appends for all requests of a server. Thread-safe."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
-        self._turns: dict[str, int] = {}
+        self._round_robin: dict[str, int] = {}
         self._opened: dict[str, int] = {}
-        """By the id of a topic: of its partitions, those below this number were appended to by a thread."""
+        """By topic id: the number of partitions that `open_partitions` has opened."""
 
-    def is_quick(self, topic_name: str, ack: AckName | None) -> bool:
-        """Whether an append to this topic waits for nothing, so that the event loop itself may do it.
+    def is_non_blocking(self, topic_name: str, ack: AckName | None) -> bool:
+        """Return whether an append to this topic cannot block, so that the event loop may run it itself.
 
-        A thread costs as much as the append, for the two that hold the interpreter's lock in turn. Without one, the
-        partitions have to be open, no fsync is asked for by anybody, and no other process is in the middle of an
-        append: one that was stopped there would hold up all clients of the loop.
+        A thread costs as much as the append, because both compete for the interpreter's lock. An append without a
+        thread requires open partitions, a policy without fsync, and no running append of another process: if that
+        process were suspended, it would block all clients of the event loop.
         """
         if ack not in (None, "written"):
             return False
         topic = self._store.topic(topic_name)
         opened = self._opened.get(topic.id, 0)
-        if not opened or topic.partition_count != opened or opened > _QUICK_PARTITIONS:
+        if not opened or topic.partition_count != opened or opened > _NON_BLOCKING_PARTITIONS:
             return False
         for number in range(opened):
             handle = topic.partition(number).handle
@@ -95,65 +95,67 @@ class Appending:
                 return False
         return True
 
-    def note_opened(self, topic_name: str) -> None:
-        """Open the partitions of a topic with few of them, in a thread: the next time it may be quick."""
+    def open_partitions(self, topic_name: str) -> None:
+        """Open the partitions of a small topic, in a thread, so that the next append may be non-blocking."""
         topic = self._store.topic(topic_name)
         count = topic.partition_count
-        if count <= _QUICK_PARTITIONS and self._opened.get(topic.id) != count:
+        if count <= _NON_BLOCKING_PARTITIONS and self._opened.get(topic.id) != count:
             topic.partitions()
             self._opened[topic.id] = count
 
     def append(
-        self, topic_name: str, records: Records, ack: AckName | None = None, partition: int | None = None
-    ) -> Placed:
-        """Append them, all to ``partition`` if it is given. What fails in one partition does not keep it from others.
+        self, topic_name: str, records: RecordColumns, ack: AckName | None = None, partition: int | None = None
+    ) -> BatchResult:
+        """Append records, all to ``partition`` if it is given. A failing partition does not affect the others.
 
-        Raises `UnknownTopic`, and `HttpProblem` for a partition that there is not: nothing was appended.
+        Raises `UnknownTopic`, and `HttpProblem` for an unknown partition; nothing is appended then.
         """
         topic = self._store.topic(topic_name)
         total = len(records.values)
-        rows_of = self._places(topic, records, partition, topic.partition_count)
-        placed = Placed(total, [], [])
+        rows_of = self._assign_partitions(topic, records, partition, topic.partition_count)
+        result = BatchResult(total, [], [])
         for number, rows in rows_of.items():
             try:
-                placed.parts.append((number, _append(topic, number, records, rows, ack), rows))
+                result.parts.append((number, _append(topic, number, records, rows, ack), rows))
             except (SegmentlogError, OSError) as error:
-                if not isinstance(error, SegmentlogError):  # who asked is not told the half of it
-                    logger.error("append to %s/%d", topic_name, number, exc_info=error)
-                placed.errors.append((number, error_of_rows(error, rows), rows))
-        return placed
+                if not isinstance(error, SegmentlogError):  # the response omits file names and details
+                    logger.error("cannot append to %s/%d", topic_name, number, exc_info=error)
+                result.errors.append((number, error_of_rows(error, rows), rows))
+        return result
 
-    def next_turn(self, topic: Topic, count: int) -> int:
-        """The partition whose turn it is to get records without a key."""
-        turn = (self._turns.get(topic.id, -1) + 1) % count
-        self._turns[topic.id] = turn  # of two threads one may skip a turn
-        return turn
+    def next_round_robin(self, topic: Topic, count: int) -> int:
+        """Return the next partition for records without a key."""
+        keyless_partition = (self._round_robin.get(topic.id, -1) + 1) % count
+        self._round_robin[topic.id] = keyless_partition  # not locked: two threads may get the same partition
+        return keyless_partition
 
-    def _places(self, topic: Topic, records: Records, partition: int | None, count: int) -> dict[int, Rows | None]:
+    def _assign_partitions(
+        self, topic: Topic, records: RecordColumns, partition: int | None, count: int
+    ) -> dict[int, Rows | None]:
         if partition is not None:
             if partition >= count:
-                raise no_partition(topic.name, partition)
+                raise unknown_partition(topic.name, partition)
             return {partition: None}
         given, keys = records.partitions, records.keys
         if given is None and count == 1:
             return {0: None}
-        turn = self.next_turn(topic, count)
+        keyless_partition = self.next_round_robin(topic, count)
         if given is None and keys is None:
-            return {turn: None}
+            return {keyless_partition: None}
         places: npt.NDArray[np.int32]
         if keys is None or count == 1:
-            places = np.full(len(records.values), turn, np.int32)
+            places = np.full(len(records.values), keyless_partition, np.int32)
         else:
-            places = partitions_for_keys(keys, count, turn)
+            places = partitions_for_keys(keys, count, keyless_partition)
         for row, number in enumerate(given or ()):
             if number is not None:
                 if number >= count:
-                    raise no_partition(topic.name, number)
+                    raise unknown_partition(topic.name, number)
                 places[row] = number
         return dict(rows_by_partition(places))
 
 
-def _append(topic: Topic, number: int, records: Records, rows: Rows | None, ack: AckName | None) -> int:
+def _append(topic: Topic, number: int, records: RecordColumns, rows: Rows | None, ack: AckName | None) -> int:
     values, keys, headers, stamps = records.values, records.keys, records.headers, records.timestamps
     if rows is not None:
         numbers = rows.tolist()

@@ -1,7 +1,7 @@
-"""Consumer instances of version 2: who reads for a client between its requests, and for how long.
+"""Consumer instances of REST v2: each reads for one client between its requests.
 
-Those that nobody asks for five minutes are closed, and leave their groups; so are all of them with the door. They are
-known by who made them: nobody else finds one.
+An instance expires after five minutes without a request; closing the server closes all instances. Both leave the group.
+Only the principal that created an instance can use it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ import msgspec
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import rest_error_codes
-from segmentlog.http.rest.instance_reader import GroupReader, ReaderOptions
+from segmentlog.http.rest.instance_reader import InstanceReader, ReaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
     from segmentlog.security.principals import Principal
 
 logger = logging.getLogger("segmentlog.http")
 
 INSTANCE_TIMEOUT_S: Final = 300.0
 INSTANCES_MAX: Final = 200
-"""Each keeps files open."""
+"""Each instance keeps files open."""
 _SWEEP_S: Final = 0.5
 
 _Key = tuple["Principal", str, str]
 
 
 class InstanceSettings(msgspec.Struct, frozen=True):
-    """What an instance was made with, beside what its reader knows."""
+    """Settings of an instance, except those of its reader."""
 
     format: str
     min_bytes: int
     timeout_ms: int
 
 
-class Instance:
-    """One consumer of a client. One request at a time is at it."""
+class ConsumerInstance:
+    """One consumer of a client. Its lock admits one request at a time."""
 
-    def __init__(self, key: _Key, reader: GroupReader, settings: InstanceSettings) -> None:
+    def __init__(self, key: _Key, reader: InstanceReader, settings: InstanceSettings) -> None:
         self.key = key
         self.reader = reader
         self.settings = settings
@@ -58,71 +58,76 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """As its client calls it."""
+        """The name that the client uses."""
         return self.key[2]
 
-    def touch(self) -> None:
-        """It was asked: it lives on."""
+    def renew(self) -> None:
+        """Restart the time until the instance expires."""
         self.expires_s = time.monotonic() + INSTANCE_TIMEOUT_S
 
 
-class Instances:
-    """All of them. For one event loop."""
+class ConsumerInstances:
+    """All instances of a server. Must be used by one event loop."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._by_key: dict[_Key, Instance] = {}
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._by_key: dict[_Key, ConsumerInstance] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
-    def make(
+    def create(
         self, principal: Principal, group: str, name: str | None, options: ReaderOptions, settings: InstanceSettings
-    ) -> Instance:
-        """A new one. Raises `HttpProblem` when there is one of that name, or there are too many."""
+    ) -> ConsumerInstance:
+        """Create an instance. Raises `HttpProblem` if its name exists or the limit is reached."""
         key = (principal, group, name or f"rest-consumer-{uuid.uuid4()}")
         if key in self._by_key:
             raise HttpProblem(
-                HTTPStatus.CONFLICT, f"group {group!r} has a consumer {key[2]!r} already",
+                HTTPStatus.CONFLICT,
+                f"group {group!r} already has a consumer instance {key[2]!r}; delete it or use another name",
                 error_code=rest_error_codes.INSTANCE_EXISTS,
             )  # fmt: skip
         if len(self._by_key) >= INSTANCES_MAX:
             raise HttpProblem(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"there are {INSTANCES_MAX} consumers: delete one that is not needed",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the server has {INSTANCES_MAX} consumer instances, its maximum; delete an unused one and retry",
                 error_code=rest_error_codes.RETRIABLE, headers={"retry-after": "10"},
             )  # fmt: skip
-        share = self._site.share(principal, INSTANCES_MAX)
+        share = self._context.limit_for(principal, INSTANCES_MAX)
         if sum(one[0] == principal for one in self._by_key) >= share:
             raise HttpProblem(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"{principal} has {share} consumers: delete one that is not needed",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{principal} has {share} consumer instances, the maximum; delete an unused one and retry",
                 error_code=rest_error_codes.RETRIABLE, headers={"retry-after": "10"},
             )  # fmt: skip
-        made = self._by_key[key] = Instance(key, GroupReader(self._site.store, group, key[2], options), settings)
+        instance = self._by_key[key] = ConsumerInstance(
+            key, InstanceReader(self._context.store, group, key[2], options), settings
+        )
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        return made
+        return instance
 
     @contextlib.asynccontextmanager
-    async def using(self, principal: Principal, group: str, name: str) -> AsyncIterator[Instance]:
-        """The one of that name, for this request alone. Raises `HttpProblem`."""
+    async def locked(self, principal: Principal, group: str, name: str) -> AsyncIterator[ConsumerInstance]:
+        """Lock the named instance for one request. Raises `HttpProblem` (404)."""
         found = self._by_key.get((principal, group, name))
         if found is None or found.is_closing:
             raise _unknown(group, name)
-        found.touch()
+        found.renew()
         async with found.lock:
             if found.is_closing:
                 raise _unknown(group, name)
             try:
                 yield found
             finally:
-                found.touch()
+                found.renew()
 
     async def remove(self, principal: Principal, group: str, name: str) -> None:
-        """Close one; a request that waits in it ends. Raises `HttpProblem`."""
+        """Close an instance; a request that waits in it ends. Raises `HttpProblem` (404)."""
         found = self._by_key.get((principal, group, name))
         if found is None or found.is_closing:
             raise _unknown(group, name)
         await self._close(found)
 
-    async def _close(self, instance: Instance) -> None:
+    async def _close(self, instance: ConsumerInstance) -> None:
         instance.is_closing = True
         async with instance.lock:
             try:
@@ -131,22 +136,22 @@ class Instances:
                 self._by_key.pop(instance.key, None)
                 if not self._by_key and self._sweeper is not None and self._sweeper is not asyncio.current_task():
                     self._sweeper.cancel()
-                    self._sweeper = None  # not done before the loop comes to it: who comes first begins another
+                    self._sweeper = None  # the task ends later: the next instance must start a new one
 
     async def _sweep(self) -> None:
-        """Close those whose time is over, as long as there are any; and all of them when the door closes."""
+        """Close expired instances while there are any, and all instances when the server closes."""
         try:
-            while self._by_key and not self._site.is_closing:
+            while self._by_key and not self._context.is_closing:
                 await asyncio.sleep(_SWEEP_S)
                 now_s = time.monotonic()
                 for instance in self._by_key.copy().values():
                     if now_s >= instance.expires_s and not instance.lock.locked():
-                        logger.info("consumer %s of group %s was not asked for %d s, and is closed",
+                        logger.info("closed consumer instance %s of group %s: no request for %d s",
                                     instance.name, instance.key[1], INSTANCE_TIMEOUT_S)  # fmt: skip
                         with contextlib.suppress(SegmentlogError, OSError):
                             await self._close(instance)
         finally:
-            for instance in self._by_key.copy().values() if self._site.is_closing else ():
+            for instance in self._by_key.copy().values() if self._context.is_closing else ():
                 instance.is_closing = True
                 with contextlib.suppress(SegmentlogError, OSError):
                     instance.reader.close()
@@ -155,7 +160,7 @@ class Instances:
 
 def _unknown(group: str, name: str) -> HttpProblem:
     return HttpProblem(
-        HTTPStatus.NOT_FOUND, f"group {group!r} has no consumer {name!r}; one that nobody asks for"
-        f" {INSTANCE_TIMEOUT_S / 60:.0f} minutes is closed",
+        HTTPStatus.NOT_FOUND, f"group {group!r} has no consumer instance {name!r}; instances expire after"
+        f" {INSTANCE_TIMEOUT_S / 60:.0f} minutes without a request: create it again",
         error_code=rest_error_codes.INSTANCE_NOT_FOUND,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The table of what REST answers: for each path and method, what it takes and gives, and who sees to it.
+"""Table entries of the REST API: method, path, handler, and types of requests and responses.
 
-The routes are made from it, and so is the OpenAPI document (`openapi.py`): there is no other source for either.
+Both the routes and the OpenAPI document (`openapi.py`) are built from these entries.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.rest_error_codes import own_problem
+from segmentlog.http.rest.rest_error_codes import native_problem
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""From a `Call` to an ASGI application that answers it."""
+"""Function from a `RestRequest` to an ASGI application that sends the response."""
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -26,60 +26,60 @@ PATH_TYPES: Final[Mapping[str, Any]] = {
     "partition_id": PartitionNumber,
     "broker_id": Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)],
 }
-"""Of parameters in paths that are no texts."""
+"""Types of path parameters that are not text."""
 
 
 class Problem(msgspec.Struct):
-    """Why a request was not done: a number for programs, a sentence for people."""
+    """Error response: a code for programs and a message for people."""
 
     error_code: int
     message: str
 
 
-class Gives(msgspec.Struct, frozen=True):
-    """What an answer holds: a type, as one or several media types. No type: text, or a stream."""
+class ResponseSpec(msgspec.Struct, frozen=True):
+    """Content of a response: a type in one or several media types. Without a type it is text or a stream."""
 
     type: Any = None
     media: tuple[str, ...] = (media_types.JSON,)
-    what: str = ""
-    also: tuple[str, ...] = ()
-    """Media types of the same answer that are no JSON document."""
+    description: str = ""
+    other_media: tuple[str, ...] = ()
+    """Further media types of this response that are not a JSON document."""
 
 
-NOTHING: Final = Gives(media=(), what="Done.")
+NO_CONTENT: Final = ResponseSpec(media=(), description="Success, without content.")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One path and method."""
+    """One method of one path."""
 
     method: str
     path: str
     handle: Handler
     summary: str
     tag: str
-    gives: Mapping[int, Gives]
+    responses: Mapping[int, ResponseSpec]
     query: type[msgspec.Struct] | None = None
-    takes: tuple[str, ...] = ()
-    """Media types of the body. The first is meant where a client does not say, unless ``must_say``."""
+    accepts: tuple[str, ...] = ()
+    """Media types of the body. The first is the default, unless ``requires_content_type``."""
     body: Any = None
-    """Its type, where it is JSON: what it is decoded into, and what the document says."""
+    """Type of a JSON body, for decoding and for the OpenAPI document."""
     bodies: Mapping[str, Any] = {}
-    """Its types by their media types, where they differ."""
+    """Types of the body by media type, where they differ."""
     body_optional: bool = False
-    must_say: bool = False
+    requires_content_type: bool = False
     problems: tuple[int, ...] = ()
-    """Statuses beyond those that any request may have."""
-    problem_of: Callable[[BaseException], HttpProblem] = own_problem
+    """Error statuses besides those that every request may get."""
+    problem_of: Callable[[BaseException], HttpProblem] = native_problem
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """The media types of what it answers when all is well."""
+        """Media types of successful responses."""
         found: dict[str, None] = {}
-        for status, gives in self.gives.items():
+        for status, response in self.responses.items():
             if status < HTTPStatus.BAD_REQUEST:
-                found |= dict.fromkeys((*gives.media, *gives.also))
+                found |= dict.fromkeys((*response.media, *response.other_media))
         return tuple(found)
 
     def body_types(self) -> dict[str, Any]:
-        """The type of the body by its media types; None for what is no document."""
-        return {one: self.bodies.get(one, self.body) for one in self.takes}
+        """Return the type of the body by media type; None if the body is not a document."""
+        return {one: self.bodies.get(one, self.body) for one in self.accepts}

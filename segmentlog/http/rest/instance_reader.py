@@ -1,4 +1,4 @@
-"""What a consumer instance reads with: a member of a group, or partitions that its client chose itself."""
+"""Reads records for a consumer instance, as a member of a group or from assigned partitions."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog.http")
 
 RECORDS_MAX: Final = 100_000
-_COMMIT_EVERY_S: Final = 5.0
-_MATCH_EVERY_S: Final = 1.0
-_SETTLE_S: Final = 2.0
+_COMMIT_INTERVAL_S: Final = 5.0
+_MATCH_INTERVAL_S: Final = 1.0
+_ASSIGN_WAIT_S: Final = 2.0
 _POLL_INTERVAL_MS: Final = 420_000
-"""Longer than an instance lives without being asked: it is the instance that ends, and not its membership."""
+"""Longer than the life of an idle instance: the instance expires before its membership does."""
 
 Reset = Literal["earliest", "latest", "error"]
 MayRead = Callable[[str], bool]
 
 
 class ReaderOptions(msgspec.Struct, frozen=True):
-    """How an instance reads."""
+    """Options of an instance's reader."""
 
     reset: Reset = "latest"
     auto_commit: bool = True
     isolation: Isolation = "read_uncommitted"
 
 
-class GroupReader:
-    """Reads for one instance; one thread at a time."""
+class InstanceReader:
+    """Reads for one instance. Not thread-safe."""
 
     def __init__(self, store: LogStore, group: str, name: str, options: ReaderOptions) -> None:
         self._store = store
@@ -57,20 +57,22 @@ class GroupReader:
         self._match_due_s = 0.0
         self._chosen: list[TopicPartition] = []
         self._delivered: dict[TopicPartition, int] = {}
-        """Where the client is: behind what was handed out by requests before this one."""
-        self._commit_due_s = time.monotonic() + _COMMIT_EVERY_S
+        """Positions after the records that previous requests have returned."""
+        self._commit_due_s = time.monotonic() + _COMMIT_INTERVAL_S
 
     @property
     def is_member(self) -> bool:
-        """Whether it has subscribed, and the group says which partitions it reads."""
+        """Whether the reader has subscribed, so that the group assigns its partitions."""
         return self._pattern is not None or bool(self._topics)
 
     # ------------------------------------------------------------ what is read
 
     def subscribe(self, topics: list[str], pattern: str | None, may_read: MayRead) -> None:
-        """Become a member that reads these topics, or those that match, instead of what it read before."""
+        """Subscribe to these topics, or to those that match a pattern, instead of the previous ones."""
         if self._chosen:
-            raise illegal("it has partitions assigned, and cannot subscribe: delete the subscription first")
+            raise illegal_state(
+                "the consumer has assigned partitions and cannot subscribe; delete the subscription first"
+            )
         compiled = None
         if pattern is not None:
             try:
@@ -86,26 +88,28 @@ class GroupReader:
             self._store.topic(check_topic_name(topic))
         self._leave()
         self._pattern, self._topics = compiled, topics
-        self._match_due_s = time.monotonic() + _MATCH_EVERY_S
+        self._match_due_s = time.monotonic() + _MATCH_INTERVAL_S
         self._join({})
 
     def unsubscribe(self) -> None:
-        """Read nothing any more."""
+        """Drop the subscription or the assignment."""
         self._leave()
         self._pattern, self._topics, self._chosen = None, [], []
 
     def subscription(self) -> list[str]:
-        """The topics it subscribes to."""
+        """Return the topics of the subscription."""
         return self._topics
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these, outside of what the group's members share. Raises `UnknownTopic`."""
+        """Read these partitions without group membership. Raises `UnknownTopic`."""
         if self.is_member:
-            raise illegal("it has subscribed, and cannot be assigned partitions: delete the subscription first")
+            raise illegal_state(
+                "the consumer has subscribed and cannot assign partitions; delete the subscription first"
+            )
         chosen = sorted(set(partitions))
         for tp in chosen:
             if tp.partition >= self._store.topic(check_topic_name(tp.topic)).partition_count:
-                raise rest_error_codes.no_partition(tp.topic, tp.partition)
+                raise rest_error_codes.unknown_partition(tp.topic, tp.partition)
         before = self._positions()
         self._leave()
         self._chosen = chosen
@@ -124,13 +128,15 @@ class GroupReader:
                 consumer.seek(tp.topic, tp.partition, committed[tp].offset)
             elif reset == "error":
                 self._leave()
-                raise InvalidConfig("auto.offset.reset", "none", f"'earliest' or 'latest': the group knows no {tp}")
+                raise InvalidConfig(
+                    "auto.offset.reset", "none", f"'earliest' or 'latest': the group has no committed offset for {tp}"
+                )
             else:
                 consumer.seek(tp.topic, tp.partition, reset)
         self._delivered = consumer.positions()
 
     def assignment(self) -> list[TopicPartition]:
-        """What it reads now."""
+        """Return the partitions that the reader reads now."""
         return list(self._chosen) if self._consumer is None or self._chosen else self._member_assignment(0.0)
 
     def _member_assignment(self, wait_s: float) -> list[TopicPartition]:
@@ -142,34 +148,35 @@ class GroupReader:
     def _matching(self, pattern: TopicPattern, may_read: MayRead) -> list[str]:
         return [topic for topic in pattern.matching(self._store.topics()) if may_read(topic)]
 
-    def _join(self, carried: Mapping[TopicPartition, int]) -> None:
-        """Become a member. Where it is further than what the group knows, it goes on there."""
+    def _join(self, former_positions: Mapping[TopicPartition, int]) -> None:
+        """Join the group. Positions beyond the committed offsets are kept."""
         if not self._topics:
             return
         options = self._options
-        left = dict(carried)
+        left = dict(former_positions)
 
-        def begin(partitions: list[TopicPartition]) -> None:
+        def start_partitions(partitions: list[TopicPartition]) -> None:
             for tp in partitions:
                 offset = left.pop(tp, -1)
                 if offset > consumer.position(tp.topic, tp.partition):
                     consumer.seek(tp.topic, tp.partition, offset)
                 self._delivered[tp] = consumer.position(tp.topic, tp.partition)
 
-        def end(partitions: list[TopicPartition]) -> None:
+        def commit_partitions(partitions: list[TopicPartition]) -> None:
             if self._options.auto_commit:
                 self._commit_quietly({tp: self._delivered[tp] for tp in partitions if tp in self._delivered})
             for tp in partitions:
                 self._delivered.pop(tp, None)
 
-        def lose(partitions: list[TopicPartition]) -> None:
+        def drop_partitions(partitions: list[TopicPartition]) -> None:
             for tp in partitions:
                 self._delivered.pop(tp, None)
 
         consumer = self._consumer = self._store.consumer(
             *self._topics, group=self.group, start="latest" if options.reset == "latest" else "earliest",
             auto_offset_reset=options.reset, isolation=options.isolation, client_id=self._name,
-            max_poll_interval_ms=_POLL_INTERVAL_MS, on_assigned=begin, on_revoked=end, on_lost=lose,
+            max_poll_interval_ms=_POLL_INTERVAL_MS, on_assigned=start_partitions,
+            on_revoked=commit_partitions, on_lost=drop_partitions,
         )  # fmt: skip
 
     def _leave(self) -> None:
@@ -184,47 +191,49 @@ class GroupReader:
             consumer.close()
 
     def _follow_pattern(self, may_read: MayRead) -> None:
-        """Topics and rights come and go: subscribe to those that match now."""
+        """Subscribe again if the matching topics or the access rights have changed."""
         if self._pattern is None:
             return
         if time.monotonic() < self._match_due_s and all(map(may_read, self._topics)):
             return
-        self._match_due_s = time.monotonic() + _MATCH_EVERY_S
+        self._match_due_s = time.monotonic() + _MATCH_INTERVAL_S
         topics = self._matching(self._pattern, may_read)
         if topics != self._topics:
-            carried = self._positions()
+            former_positions = self._positions()
             self._leave()
             self._topics = topics
-            self._join(carried)
+            self._join(former_positions)
 
     def close(self) -> None:
-        """Commit if that is automatic, and leave."""
+        """Commit if auto-commit is on, and leave the group."""
         self.unsubscribe()
 
     # ------------------------------------------------------------ reading
 
-    def records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
-        """What there is now, up to about ``max_bytes`` of keys and values, at least one record. Waits for nothing.
+    def read_records(self, max_bytes: int, may_read: MayRead) -> list[Record]:
+        """Return available records, up to about ``max_bytes`` of keys and values, and at least one. Never waits.
 
-        What cannot be read ends it: what was read before is handed out, and whoever asks next is told. Raises
-        `Forbidden` where a topic may not be read any more.
+        An error ends the batch: records before it are returned, and the next call raises it. Raises `Forbidden` if a
+        topic may no longer be read.
         """
         self._follow_pattern(may_read)
         for topic in {tp.topic for tp in self._chosen} or self._topics:
             if not may_read(topic):
-                raise Forbidden(f"topic {topic!r} may not be read any more", error_code=rest_error_codes.FORBIDDEN)
+                raise Forbidden(
+                    f"the access rules no longer allow reading topic {topic!r}", error_code=rest_error_codes.FORBIDDEN
+                )
         consumer = self._consumer
         if consumer is None:
             return []
         if self._options.auto_commit and time.monotonic() >= self._commit_due_s:
-            self._commit_due_s = time.monotonic() + _COMMIT_EVERY_S
+            self._commit_due_s = time.monotonic() + _COMMIT_INTERVAL_S
             self._commit_quietly(self._delivered)
         found: list[Record] = []
         size = 0
-        consumer.wakeup()  # partitions that others have yet to let go of are not waited for
-        handed_out = iter(consumer)
+        consumer.wakeup()  # do not wait for partitions that other members still hold
+        iterator = iter(consumer)
         try:
-            for record in handed_out:
+            for record in iterator:
                 size += len(record.key or b"") + len(record.value or b"")
                 if found and size > max_bytes:
                     consumer.seek(record.topic, record.partition, record.offset)
@@ -235,17 +244,17 @@ class GroupReader:
         except (SegmentlogError, OSError) as error:
             if not found:
                 raise
-            # Positions are behind what was read: dropped here, it would be committed and never handed out.
-            logger.warning("consumer %s of group %s: stopped reading: %s", self._name, self.group, error)
+            # The positions already include these records: if they were dropped, they would be committed unread.
+            logger.warning("consumer instance %s of group %s: reading stopped: %s", self._name, self.group, error)
         except BaseException:
-            self.give_back(found)
+            self.return_records(found)
             raise
         finally:
-            handed_out.close()  # type: ignore[attr-defined]
+            iterator.close()  # type: ignore[attr-defined]
         return found
 
-    def give_back(self, records: Iterable[Record]) -> None:
-        """Records that were read and are not handed out after all: they are read again."""
+    def return_records(self, records: Iterable[Record]) -> None:
+        """Rewind to the first of these records: they were not sent to the client."""
         if self._consumer is None:
             return
         first: dict[TopicPartition, int] = {}
@@ -255,12 +264,12 @@ class GroupReader:
             if tp in self._positions():
                 self._consumer.seek(tp.topic, tp.partition, offset)
 
-    def delivered(self) -> None:
-        """What was read so far is the client's now."""
+    def mark_delivered(self) -> None:
+        """Count all records read so far as delivered to the client."""
         self._delivered = self._positions()
 
     def has_more(self) -> bool:
-        """Whether there may be something to read. Cheap, and from any thread while nobody reads."""
+        """Return whether there may be records to read. Cheap; any thread may call it while no thread reads."""
         return self._consumer is not None and any(self._consumer.lag().values())
 
     def _positions(self) -> dict[TopicPartition, int]:
@@ -269,25 +278,25 @@ class GroupReader:
     # ------------------------------------------------------------ positions
 
     def seek(self, tp: TopicPartition, to: int | Literal["earliest", "latest"], *, from_time: bool = False) -> None:
-        """Go on there; ``from_time``: at the first record of that time. Raises `HttpProblem` for what is not read."""
-        consumer = self._settled(tp)
+        """Move to an offset, or with ``from_time`` to the first record of a time. Raises `HttpProblem` (409)."""
+        consumer = self._assigned_consumer(tp)
         if from_time:
             found = self._store.open_partition(tp.topic, tp.partition).offset_for_timestamp(int(to))
             to = "latest" if found is None else found
         self._delivered[tp] = consumer.seek(tp.topic, tp.partition, to)
 
-    def _settled(self, tp: TopicPartition) -> Consumer:
-        """With the partition assigned; a member that has not asked for records yet is given its partitions first."""
+    def _assigned_consumer(self, tp: TopicPartition) -> Consumer:
+        """Return the consumer once the partition is assigned. A new member waits for its assignment."""
         if self._consumer is None:
-            raise illegal("it reads nothing: subscribe, or assign partitions first")
+            raise illegal_state("the consumer has no partitions: subscribe or assign partitions first")
         if tp not in self._positions() and self.is_member:
-            self._member_assignment(_SETTLE_S)
+            self._member_assignment(_ASSIGN_WAIT_S)
         if tp not in self._positions():
-            raise illegal(f"{tp} is not assigned to it")
+            raise illegal_state(f"partition {tp} is not assigned to the consumer")
         return self._consumer
 
     def commit(self, positions: Mapping[TopicPartition, tuple[int, str]] | None, *, sync: bool = True) -> None:
-        """Commit positions with their texts; None: behind everything that was handed out."""
+        """Commit offsets with their metadata; None commits all delivered records."""
         if positions is None:
             self._commit(self._positions(), "", sync)
             return
@@ -302,32 +311,32 @@ class GroupReader:
             return
         if self.is_member and self._consumer is not None:
             for tp in positions:
-                self._settled(tp)
+                self._assigned_consumer(tp)
             self._consumer.commit(positions, metadata=text, sync=sync)
         else:
             self._store.groups.reset(self.group, positions, metadata=text, sync=sync)
 
     def _commit_quietly(self, positions: Mapping[TopicPartition, int]) -> None:
-        """For what nobody asked for: what is not committed is read again by others."""
-        moved = {tp: offset for tp, offset in positions.items() if self._known(tp) != offset}
+        """Commit automatically. A failure is logged: other members read the records again."""
+        moved = {tp: offset for tp, offset in positions.items() if self._committed_offset(tp) != offset}
         try:
             if moved and self.is_member and self._consumer is not None:
                 self._consumer.commit(moved, sync=False)
             elif moved:
                 self._store.groups.reset(self.group, moved, sync=False)
         except (ConsumerFenced, SegmentlogError) as error:
-            logger.warning("consumer %s of group %s: not committed: %s", self._name, self.group, error)
+            logger.warning("consumer instance %s of group %s: auto-commit failed: %s", self._name, self.group, error)
 
-    def _known(self, tp: TopicPartition) -> int:
+    def _committed_offset(self, tp: TopicPartition) -> int:
         found = self._store.group_offsets.committed(self.group).get(tp)
         return -1 if found is None else found.offset
 
     def committed(self, partitions: Iterable[TopicPartition]) -> list[tuple[TopicPartition, int, str]]:
-        """What the group has committed of these."""
+        """Return the committed offsets of these partitions."""
         known = self._store.group_offsets.committed(self.group)
         return [(tp, known[tp].offset, known[tp].metadata) for tp in partitions if tp in known]
 
 
-def illegal(why: str) -> HttpProblem:
-    """What the state of the instance does not allow."""
+def illegal_state(why: str) -> HttpProblem:
+    """Return the response (409) for a call that the state of the instance does not allow."""
     return HttpProblem(HTTPStatus.CONFLICT, f"Illegal state: {why}", error_code=rest_error_codes.ILLEGAL_STATE)

@@ -1,7 +1,7 @@
-"""JSON objects one behind the other, with whitespace between them or none: cut apart as they come.
+"""Splits a stream of concatenated JSON objects, with or without whitespace between them.
 
-A line that is a whole object, as most clients send them, is recognized by decoding it. Any other line is tried once,
-and each of its objects looked through for its end once, however small the pieces are that it comes in.
+A line that is one whole object, as most clients send it, is recognized by decoding it. Other lines are tried once, and
+each of their objects is scanned once for its end, however small the pieces are.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SPACE: Final = b" \t\r\n"
 _DEPTH_MAX: Final = 200
 
 
-class Malformed(ValueError):
-    """What came is no sequence of objects; nothing behind it can be understood."""
+class MalformedJson(ValueError):
+    """The stream is not a sequence of JSON objects; the rest of it cannot be parsed."""
 
 
-class Objects(Generic[_T]):
-    """Feed it pieces, and it hands out what is whole. ``size_max``: of one object."""
+class JsonObjectSplitter(Generic[_T]):
+    """Decodes the complete objects of a stream that arrives in pieces. ``size_max`` limits one object."""
 
     def __init__(self, decode: Callable[[bytes], _T], size_max: int) -> None:
         self._decode = decode
@@ -33,18 +33,18 @@ class Objects(Generic[_T]):
         self._buffer = bytearray()
         self._start = self._at = self._depth = 0
         self._tried = -1
-        """As far as it is known that no line from here is one object."""
+        """End of the range in which no line is a single object."""
         self._in_string = False
 
     @property
-    def kept_bytes(self) -> int:
-        """Of what was fed: an object that has not ended."""
+    def buffered_bytes(self) -> int:
+        """Bytes of the incomplete object at the end."""
         return len(self._buffer)
 
     def feed(self, piece: bytes) -> Iterator[_T | msgspec.ValidationError]:
-        """The objects that end in this piece; in place of one that is of another shape the error that says so.
+        """Yield the objects that end in this piece; for an object of another shape yield the error.
 
-        Raises `Malformed`.
+        Raises `MalformedJson`.
         """
         self._buffer += piece
         while True:
@@ -53,7 +53,7 @@ class Objects(Generic[_T]):
                 if self._start >= len(self._buffer):
                     break
                 if self._buffer[self._start] != ord("{"):
-                    raise Malformed(f"an object begins with {{, and not with {chr(self._buffer[self._start])!r}")
+                    raise MalformedJson(f"an object must begin with {{, not with {chr(self._buffer[self._start])!r}")
                 if self._start > self._tried:
                     found = self._try_line()
                     if found is not None:
@@ -62,7 +62,7 @@ class Objects(Generic[_T]):
             end = self._find_end()
             if end is None:
                 if len(self._buffer) - self._start > self._size_max:
-                    raise Malformed(f"one object has more than {self._size_max} bytes")
+                    raise MalformedJson(f"an object has more than {self._size_max:,} bytes")
                 break
             yield self._take(end)
         del self._buffer[: self._start]
@@ -71,9 +71,9 @@ class Objects(Generic[_T]):
         self._start = 0
 
     def finish(self) -> None:
-        """It ends here. Raises `Malformed` in the middle of an object."""
+        """End the stream. Raises `MalformedJson` within an object."""
         if self._buffer.strip():
-            raise Malformed("it ends in the middle of an object")
+            raise MalformedJson("the body ends within an object")
 
     def _skip_space(self) -> None:
         buffer, at = self._buffer, self._start
@@ -82,7 +82,7 @@ class Objects(Generic[_T]):
         self._start = self._at = at
 
     def _try_line(self) -> _T | None:
-        """The rest of the line, if it is one object, and as it should be."""
+        """Return the rest of the line decoded if it is one valid object, else None."""
         end = self._buffer.find(b"\n", self._start)
         self._tried = end if end >= 0 else len(self._buffer)
         if end < 0:
@@ -106,10 +106,10 @@ class Objects(Generic[_T]):
         except msgspec.ValidationError as error:
             return error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(str(error)) from None
+            raise MalformedJson(str(error)) from None
 
     def _find_end(self) -> int | None:
-        """Where the object ends that begins at `_start`, looked for from `_at` on."""
+        """Return the end of the object at `_start`, scanning from `_at`; None if it has not arrived."""
         buffer = self._buffer
         while True:
             match = (_INSIDE if self._in_string else _OUTSIDE).search(buffer, self._at)
@@ -120,7 +120,7 @@ class Objects(Generic[_T]):
             mark = match.group()
             if mark == b"\\":
                 if self._at >= len(buffer):
-                    self._at -= 1  # what it escapes has yet to come
+                    self._at -= 1  # the escaped character has not arrived
                     return None
                 self._at += 1
             elif mark == b'"':
@@ -128,7 +128,7 @@ class Objects(Generic[_T]):
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth > _DEPTH_MAX:
-                    raise Malformed("it is nested too deeply")
+                    raise MalformedJson("it is nested more than 200 levels deep")
             else:
                 self._depth -= 1
                 if self._depth <= 0:

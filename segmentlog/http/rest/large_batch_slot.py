@@ -1,4 +1,4 @@
-"""Large batches, one at a time: a few MiB on the disk can be half a GiB in memory, however little is asked for."""
+"""Limits large batches to one at a time: a few MiB on disk can be half a GiB in memory."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
 
 LARGE_BYTES: Final = 16 << 20
-"""Of a batch in memory: of smaller ones every thread may have one."""
+"""Decompressed size above which a batch needs the slot. Smaller batches may be in memory in every thread."""
 _WAIT_S: Final = 20.0
 
 
-class _Gate:
-    """One for all doors of the process."""
+class _ProcessMutex:
+    """One mutex for all HTTP servers of the process."""
 
     def __init__(self) -> None:
         self.mutex = fork_safety.lock(self, "mutex")
 
 
-_gate = _Gate()
+_process = _ProcessMutex()
 
 
-class Alone:
-    """``with Alone() as alone:`` around reading; until it ends nobody else has a large batch, once it has seen one.
+class LargeBatchSlot:
+    """Context manager around reading: from the first large batch until it exits, no other thread reads a large batch.
 
-    Nothing that waits for a client may be within it.
+    Code within it must not wait for a client.
     """
 
     def __init__(self) -> None:
-        self._is_alone = False
+        self._is_held = False
 
-    def __enter__(self) -> Alone:
+    def __enter__(self) -> LargeBatchSlot:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_alone:
-            _gate.mutex.release()
+        if self._is_held:
+            _process.mutex.release()
 
-    def see(self, batch: RecordBatch) -> None:
-        """Before anything of the batch is looked at. Raises `HttpProblem` when others take too long with theirs."""
-        if self._is_alone or batch.raw_size_bytes <= LARGE_BYTES:
+    def acquire_for(self, batch: RecordBatch) -> None:
+        """Wait for the slot if the batch is large. Call it before decompressing. Raises `HttpProblem` (503)."""
+        if self._is_held or batch.raw_size_bytes <= LARGE_BYTES:
             return
-        if not _gate.mutex.acquire(timeout=_WAIT_S):
+        if not _process.mutex.acquire(timeout=_WAIT_S):
             raise HttpProblem(
-                HTTPStatus.SERVICE_UNAVAILABLE, "too many large batches are read at this moment: try again",
+                HTTPStatus.SERVICE_UNAVAILABLE, "another request is reading a large batch; retry in 5 s",
                 headers={"retry-after": "5"},
             )  # fmt: skip
-        self._is_alone = True
+        self._is_held = True

@@ -1,4 +1,4 @@
-"""Media types: what a client brings, and which of what there is it would rather have (RFC 9110, section 12.5.1)."""
+"""Media types, and the choice between those that a client accepts (RFC 9110, section 12.5.1)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ V2_EMBEDDED: Final = {
     "jsonschema": "application/vnd.kafka.jsonschema.v2+json",
     "protobuf": "application/vnd.kafka.protobuf.v2+json",
 }
-"""By the name of the format that keys and values have in it."""
+"""Media types of REST v2 by the format of keys and values."""
 
 _KEPT: Final = 256
 _RANGES_MAX: Final = 64
 
 
 def base_type(header: str) -> str:
-    """A content type without its parameters, in lower case."""
+    """Return a content type without its parameters, in lower case."""
     return header.partition(";")[0].strip().lower()
 
 
 @lru_cache(maxsize=_KEPT)
 def choose(accept: str, offered: tuple[str, ...]) -> str | None:
-    """The one of those offered that the client wants most, the first of equals; None when it wants none of them."""
+    """Return the offered media type that the client prefers, the first of equals; None if it accepts none of them."""
     ranges = _ranges(accept)
     if not ranges:
         return offered[0]
@@ -61,10 +61,10 @@ def _ranges(accept: str) -> list[tuple[str, float]]:
 
 
 def _quality(media: str, ranges: list[tuple[str, float]]) -> float:
-    """By the most exact of the ranges that it is in."""
+    """Return the quality of the most specific range that contains the media type."""
     kind = media.partition("/")[0]
     for pattern in (media, f"{kind}/*", "*/*"):
-        qualities = [quality for wanted, quality in ranges if wanted == pattern]
+        qualities = [quality for media_range, quality in ranges if media_range == pattern]
         if qualities:
             return max(qualities)
     return 0.0

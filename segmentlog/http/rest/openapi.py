@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of endpoints: what is in it is what is answered."""
+"""Builds the OpenAPI document from the table of endpoints."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any, Final
 import msgspec
 
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.endpoint_table import PATH_TYPES, Endpoint, Gives, Problem
+from segmentlog.http.rest.endpoint_table import PATH_TYPES, Endpoint, Problem, ResponseSpec
 
 _ALWAYS: Final = (400, 401, 403, 408, 413, 415, 417, 421, 500, 501, 503)
-"""Statuses that any request may have: a query that is none, nobody, not allowed, too much, by another name, ours."""
+"""Error statuses that every request may get."""
 _REF: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {"$ref": _REF.format(name="Problem")}
 _WHY: Final = {
-    400: "What was sent is not understood.",
-    401: "Nobody knows who asks.",
-    403: "The rules of access do not allow it, or this door lets nobody change anything.",
-    404: "There is no such thing.",
-    406: "There is no such media type of it.",
-    408: "It came too slowly.",
-    409: "Its state does not allow it.",
-    410: "It was there, and is gone.",
-    413: "It is too large.",
-    415: "It does not come in this media type, charset or Content-Encoding.",
+    400: "The request is malformed.",
+    401: "Authentication is required.",
+    403: "The access rules deny the request, or the server is read-only.",
+    404: "The resource does not exist.",
+    406: "The response is not available in an accepted media type.",
+    408: "The body arrived too slowly.",
+    409: "The state of the resource does not allow the request.",
+    410: "The records or the topic were deleted or lost.",
+    413: "The body is too large.",
+    415: "The media type, charset or Content-Encoding of the body is not supported.",
     416: "The partition does not have this offset.",
-    417: "What it expects cannot be met.",
-    421: "Nothing is answered by this name.",
-    422: "What was sent says what cannot be.",
-    500: "Something is wrong here.",
-    501: "There is no such Transfer-Encoding.",
-    503: "It cannot be done now; the same may be done in a moment.",
-    507: "There is no room on the disk.",
+    417: "The Expect header is not supported.",
+    421: "The server does not accept this host name.",
+    422: "The request is well-formed, but its content is invalid.",
+    500: "Internal error.",
+    501: "The Transfer-Encoding is not supported.",
+    503: "The server is busy; retry later.",
+    507: "The disk is full.",
 }
 
 
 def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """OpenAPI 3.1, in JSON's terms."""
+    """Return the OpenAPI 3.1 document."""
     endpoints = list(endpoints)
     types = _types(endpoints)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -70,10 +70,10 @@ def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
 
 
 def _types(endpoints: Iterable[Endpoint]) -> list[Any]:
-    """Everything that is sent or answered, each once."""
+    """Return every type of a request or response, once."""
     found: dict[Any, Any] = {_key(Problem): Problem}
     for endpoint in endpoints:
-        for kind in (*endpoint.body_types().values(), *(gives.type for gives in endpoint.gives.values())):
+        for kind in (*endpoint.body_types().values(), *(response.type for response in endpoint.responses.values())):
             if kind is not None:
                 found[_key(kind)] = kind
     return list(found.values())
@@ -84,13 +84,13 @@ def _key(kind: Any) -> str:
 
 
 class _Schemas:
-    """Schemas by their types."""
+    """JSON schemas by type."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
 
     def of(self, kind: Any) -> Any:
-        """Of one type; none says nothing."""
+        """Return the schema of a type; an empty schema for None."""
         return {} if kind is None else self._known[_key(kind)]
 
 
@@ -102,7 +102,7 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
         "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint)],
         "responses": _responses(endpoint, schemas),
     }
-    if endpoint.takes:
+    if endpoint.accepts:
         operation["requestBody"] = {
             "required": not endpoint.body_optional,
             "content": {
@@ -147,7 +147,7 @@ def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def _described(schema: dict[str, Any]) -> str | None:
-    """A description that is one alternative's, where the other is to say nothing."""
+    """Return a description that msgspec put on one alternative of an ``anyOf``."""
     for one in schema.get("anyOf", ()):
         if "description" in one:
             return str(one.pop("description"))
@@ -155,7 +155,7 @@ def _described(schema: dict[str, Any]) -> str | None:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """In a query nothing is said by leaving it out."""
+    """Remove null from the schema of a query parameter: clients omit the parameter instead."""
     others = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(others) == 1:
         return {**{key: value for key, value in schema.items() if key != "anyOf"}, **others[0]}
@@ -165,7 +165,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
-    responses = {str(status): _response(status, gives, schemas) for status, gives in endpoint.gives.items()}
+    responses = {str(status): _response(status, spec, schemas) for status, spec in endpoint.responses.items()}
     for status in sorted({*_ALWAYS, *endpoint.problems}):
         responses.setdefault(
             str(status),
@@ -174,12 +174,12 @@ def _responses(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
     return responses
 
 
-def _response(status: int, gives: Gives, schemas: _Schemas) -> dict[str, Any]:
-    response: dict[str, Any] = {"description": gives.what or HTTPStatus(status).phrase}
+def _response(status: int, spec: ResponseSpec, schemas: _Schemas) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": spec.description or HTTPStatus(status).phrase}
     content: dict[str, Any] = {
-        one: {"schema": {"type": "string"} if gives.type is None else schemas.of(gives.type)} for one in gives.media
+        one: {"schema": {"type": "string"} if spec.type is None else schemas.of(spec.type)} for one in spec.media
     }
-    content |= {one: {"schema": {"type": "string"}} for one in gives.also}
+    content |= {one: {"schema": {"type": "string"}} for one in spec.other_media}
     if content:
         response["content"] = content
     return response

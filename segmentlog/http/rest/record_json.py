@@ -1,8 +1,8 @@
-"""Records as JSON, a batch at a time: a line each, or an event each.
+"""Encodes records as JSON, a batch at a time: one line or one event for each record.
 
-What is UTF-8 comes as text; anything else as base64, in a field whose name ends in ``_base64``: as in files that
-``segmentlog export`` writes. With values as JSON a value that is JSON is part of the document, byte for byte; one that
-is none comes as ``value_text`` or ``value_base64``.
+UTF-8 data are encoded as text, other data as base64 in a field whose name ends in ``_base64``, as in files of
+``segmentlog export``. With ``values=json``, a value that is JSON is embedded byte for byte; any other value is encoded
+as ``value_text`` or ``value_base64``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import Headers
 
-ValuesAs = Literal["text", "json", "base64"]
+ValueEncoding = Literal["text", "json", "base64"]
 
 _PIECE_BYTES: Final = 256 << 10
 _NAMES_BYTES: Final = 80
-"""What a document has beside key, value and headers."""
+"""Bytes of a document besides key, value and headers."""
 _LINE_END: Final = re.compile(rb"[\r\n]")
-"""Between its tokens, where JSON has both; for an event stream a bare CR ends a line, too."""
+"""Line ends between JSON tokens. In an event stream a bare CR ends a line, too."""
 _encode_lines = msgspec.json.Encoder().encode_lines
 _as_raw = msgspec.json.Decoder(Raw).decode
 
 
 class HeaderDocument(Struct, gc=False):
-    """One header."""
+    """One header of a record."""
 
     name: str
     value: str | UnsetType | None = UNSET
@@ -54,18 +54,18 @@ class RecordDocument(Struct, gc=False):
     value_text: str | UnsetType = UNSET
 
 
-def documents(batch: RecordBatch, values_as: ValuesAs) -> list[RecordDocument]:
-    """The records of a batch."""
+def documents(batch: RecordBatch, value_encoding: ValueEncoding) -> list[RecordDocument]:
+    """Return the records of a batch as documents."""
     partition = repeat(batch.partition)
     offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()
     keys: Any = batch.keys if batch.has_keys else repeat(None)
-    if values_as == "text" and not batch.has_headers:
+    if value_encoding == "text" and not batch.has_headers:
         try:
             texts = list(map(bytes.decode, batch.values))  # type: ignore[arg-type]
             key_texts: Any = list(map(bytes.decode, keys)) if batch.has_keys else keys
             return list(map(RecordDocument, partition, offsets, timestamps, key_texts, texts))
         except (TypeError, UnicodeDecodeError):
-            pass  # nulls among them, or what is no text
+            pass  # some values are null or not UTF-8
     found = []
     headers: Any = batch.headers if batch.has_headers else repeat(())
     for offset, timestamp, key, value, pairs in zip(offsets, timestamps, keys, batch.values, headers, strict=False):
@@ -73,11 +73,11 @@ def documents(batch: RecordBatch, values_as: ValuesAs) -> list[RecordDocument]:
         document.key, document.key_base64 = _text(key)
         if value is None:
             document.value = None
-        elif values_as == "base64":
+        elif value_encoding == "base64":
             document.value_base64 = b64encode(value).decode()
-        elif values_as == "text" or not _put_json(document, value):
+        elif value_encoding == "text" or not _put_json(document, value):
             text, document.value_base64 = _text(value)
-            if values_as == "text":
+            if value_encoding == "text":
                 document.value = text
             elif text is not UNSET and text is not None:
                 document.value_text = text
@@ -88,7 +88,7 @@ def documents(batch: RecordBatch, values_as: ValuesAs) -> list[RecordDocument]:
 
 
 def _text(data: bytes | None) -> tuple[str | UnsetType | None, str | UnsetType]:
-    """(as text, as base64): one of them."""
+    """Return (text, base64), of which one is set."""
     if data is None:
         return None, UNSET
     try:
@@ -115,13 +115,14 @@ def _headers(pairs: Headers) -> list[HeaderDocument]:
     return found
 
 
-def lines(batch: RecordBatch, values_as: ValuesAs) -> bytes:
-    """A line of JSON each."""
-    return _encode_lines(documents(batch, values_as))
+def lines(batch: RecordBatch, value_encoding: ValueEncoding) -> bytes:
+    """Return a line of JSON for each record."""
+    return _encode_lines(documents(batch, value_encoding))
 
 
 def bare_values(batch: RecordBatch) -> bytes:
-    """The values alone, a line each; null is an empty line, and a value with line feeds is several."""
+    """Return each value on a line of its own. Null becomes an empty line; a value with line feeds becomes several
+    lines."""
     values: list[Any] = batch.values
     try:
         return b"\n".join(values) + b"\n"
@@ -129,11 +130,16 @@ def bare_values(batch: RecordBatch) -> bytes:
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
-def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes, *, at_each: bool = True) -> bytes:
-    """A server-sent event each, with an id ``at_each`` or at the last: ``begin``, the offset behind it, ``end``."""
-    rendered = lines(batch, values_as).split(b"\n")
+def events(
+    batch: RecordBatch, value_encoding: ValueEncoding, begin: bytes, end: bytes, *, at_each: bool = True
+) -> bytes:
+    """Return a server-sent event for each record.
+
+    The id is ``begin``, the next offset, ``end``. With ``at_each`` every event has an id, else only the last.
+    """
+    rendered = lines(batch, value_encoding).split(b"\n")
     if not at_each:
-        rendered.pop()  # what is behind the last line
+        rendered.pop()  # the empty string after the last line
         rendered[-1] = b"%b\nid: %b%d%b" % (rendered[-1], begin, batch.next_offset, end)
         return b"".join([b"data: %b\n\n" % line for line in rendered])
     return b"".join(
@@ -145,9 +151,9 @@ def events(batch: RecordBatch, values_as: ValuesAs, begin: bytes, end: bytes, *,
 
 
 def parts(batch: RecordBatch, end: int | None = None, more_bytes: int = 0) -> Iterator[RecordBatch]:
-    """The batch in parts that come to about 256 KiB, without records at ``end`` and above.
+    """Yield the batch in parts of about 256 KiB, without records from offset ``end`` on.
 
-    ``more_bytes`` are those that each record has beside its document.
+    ``more_bytes`` is what each record adds besides its document.
     """
     stop = len(batch)
     if end is not None and batch.next_offset > end:
@@ -159,5 +165,5 @@ def parts(batch: RecordBatch, end: int | None = None, more_bytes: int = 0) -> It
 
 
 def list_of(rendered: Sequence[bytes]) -> bytes:
-    """A JSON array of all records that were rendered as `lines`."""
+    """Return a JSON array of records that were rendered with `lines`."""
     return b"[" + b"".join(rendered)[:-1].replace(b"\n", b",") + b"]"

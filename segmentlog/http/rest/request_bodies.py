@@ -1,4 +1,4 @@
-"""What requests bring: read within limits, and made sense of."""
+"""Request bodies: reading within limits, and decoding JSON."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from segmentlog.http.error_responses import HttpProblem
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-    from segmentlog.http.large_bodies import RequestRoom
+    from segmentlog.http.large_bodies import RequestMemory
 
 
-class Disconnected(Exception):
-    """Nobody is there any more to be answered."""
+class ClientDisconnected(Exception):
+    """The client closed the connection, so no response can be sent."""
 
 
-class Body:
-    """The body of one request: as a whole, or piece by piece."""
+class RequestBody:
+    """The body of one request, read as a whole or in pieces."""
 
-    __slots__ = ("_receive", "_room")
+    __slots__ = ("_memory", "_receive")
 
-    def __init__(self, receive: Receive, room: RequestRoom) -> None:
+    def __init__(self, receive: Receive, memory: RequestMemory) -> None:
         self._receive = receive
-        self._room = room
+        self._memory = memory
 
-    async def whole(self) -> bytes:
-        """All of it. Raises `Disconnected`, and `HttpProblem` for one that is too large or too slow."""
+    async def read_all(self) -> bytes:
+        """Return the whole body. Raises `ClientDisconnected`, and `HttpProblem` if it is too large or too slow."""
         message = await self._receive()
         if message["type"] != "http.request":
-            raise Disconnected
+            raise ClientDisconnected
         body: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             return body
@@ -41,43 +41,43 @@ class Body:
         async for piece in self.pieces():
             pieces.append(piece)
             size += len(piece)
-            await self.keep(size)
+            await self.reserve(size)
         return b"".join(pieces)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """As it comes, empty pieces left out. Raises `Disconnected` when it breaks off.
+        """Yield the body as it arrives, without empty pieces. Raises `ClientDisconnected`.
 
-        Whoever reads it so has to say with `keep` how much of it is kept.
+        The caller must report with `reserve` how many bytes it buffers.
         """
         more = True
         while more:
-            message = await self._room.receive(self._receive)
+            message = await self._memory.receive(self._receive)
             if message["type"] != "http.request":
-                raise Disconnected
+                raise ClientDisconnected
             more = message.get("more_body", False)
             if piece := message.get("body", b""):
                 yield piece
 
-    async def keep(self, size_bytes: int) -> None:
-        """Hold room for the bytes that are kept of it now. Raises `HttpProblem` (503) when there is none for long."""
-        await self._room.hold("body", size_bytes)
+    async def reserve(self, size_bytes: int) -> None:
+        """Reserve memory for the buffered bytes. Raises `HttpProblem` (503) if none becomes free."""
+        await self._memory.reserve("body", size_bytes)
 
-    async def gone(self) -> None:
-        """Return once the client is gone, for an answer that goes on: what is sent to nobody raises nothing."""
+    async def wait_for_disconnect(self) -> None:
+        """Return once the client has disconnected. Sending to a closed connection raises nothing."""
         while (await self._receive())["type"] == "http.request":
             pass
 
 
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """A document of the decoder's type. Raises `HttpProblem`: 422 for another shape, 400 for what is no JSON."""
+    """Decode a JSON document. Raises `HttpProblem`: 422 for a wrong shape, 400 for malformed JSON."""
     try:
         found = decoder.decode(body)
         if not body.isascii():
-            body.decode()  # texts that are kept as they came were not looked into
+            body.decode()  # raw parts of the document were not decoded
     except msgspec.ValidationError as error:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the body is no JSON: it is nested too deeply") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, "the body is not JSON: it is nested too deeply") from None
     return found

@@ -1,4 +1,4 @@
-"""What all requests share: the store, the threads that work for them, consumer instances, tails."""
+"""State shared by all REST requests: threads, the appender, consumer instances and broadcasts."""
 
 from __future__ import annotations
 
@@ -10,53 +10,57 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.rest.batch_append import AckName, Appending
-from segmentlog.http.rest.consumer_instances import Instances
-from segmentlog.http.rest.rest_schemas import StoreSchemas
-from segmentlog.http.rest.topic_broadcast import Tails
-from segmentlog.http.rest.value_formats import Schemas
+from segmentlog.http.rest.batch_append import AckName, BatchAppender
+from segmentlog.http.rest.consumer_instances import ConsumerInstances
+from segmentlog.http.rest.rest_schemas import StoreSchemaCodec
+from segmentlog.http.rest.topic_broadcast import BroadcastHub
+from segmentlog.http.rest.value_formats import SchemaCodec
 from segmentlog.objects.ownership.binding import is_bound
 
 if TYPE_CHECKING:
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
 
 _T = TypeVar("_T")
 
 _THREADS: Final = 32
-"""Most of them wait: for an fsync that they share, or for an object store."""
+"""Most threads wait: for a shared fsync, or for an object store."""
 
 _SHIPPED_AT_A_TIME: Final = 12
-"""Of the threads, those that may wait for an object store: for two minutes, when it cannot be reached."""
+"""Number of threads that may wait for an object store, each up to two minutes if it is unreachable."""
 
 _with_threads: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-class Rest:
-    """One for each door."""
+class RestContext:
+    """REST state of one HTTP server."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.schemas: Schemas = StoreSchemas(site.store)
-        self.appending = Appending(site.store)
-        self.tails = Tails(site)
-        self.instances = Instances(site)
+    def __init__(self, context: HttpContext) -> None:
+        self.context = context
+        self.schemas: SchemaCodec = StoreSchemaCodec(context.store)
+        self.appender = BatchAppender(context.store)
+        self.broadcasts = BroadcastHub(context)
+        self.instances = ConsumerInstances(context)
         self._shipping = asyncio.Semaphore(_SHIPPED_AT_A_TIME)
 
     async def append(self, ack: AckName | None, do: Callable[..., _T], *args: Any) -> _T:
-        """`work` that appends: who waits for an object store leaves threads for everybody else."""
+        """Run an append in a thread. Waits for an object store leave most threads to other requests."""
         if ack != "shipped":
             return await self.work(do, *args)
-        if not is_bound(self.site.store.fs, self.site.store.path):  # else it would be appended, and then be a failure
-            why = "nobody ships this store: nothing was appended; see 'segmentlog ship', or ask for ack=durable"
-            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, why)
+        # Check before the append: otherwise it would succeed and then be reported as failed.
+        if not is_bound(self.context.store.fs, self.context.store.path):
+            raise HttpProblem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "ack=shipped: this store is not shipped; nothing was appended; run 'segmentlog ship', or use"
+                " ack=durable",
+            )
         async with self._shipping:
             return await self.work(do, *args)
 
     async def work(self, do: Callable[..., _T], *args: Any) -> _T:
-        """Call it in a thread of the event loop's."""
+        """Run a function in one of the event loop's threads."""
         loop = asyncio.get_running_loop()
         if loop not in _with_threads:
-            # The loop's own, so that they end with it; but not as few as it would have by itself.
+            # The loop's own executor, so that the threads end with it, but with more threads than its default.
             _with_threads.add(loop)
             loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="segmentlog-http"))
         return await loop.run_in_executor(None, do, *args)

@@ -1,4 +1,4 @@
-"""Problems with the numbers that clients of the REST Proxy know: the status times 100, and one of its own."""
+"""Error codes of the REST Proxy: the HTTP status times 100, plus a number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Final
 
 from segmentlog import errors
-from segmentlog.http.error_responses import Forbidden, HttpProblem, problem_of, words_of
+from segmentlog.http.error_responses import Forbidden, HttpProblem, client_message, problem_of
 from segmentlog.schemas.registry_errors import SchemaError
 
 BAD_REQUEST: Final = 40002
@@ -51,24 +51,24 @@ _ADMIN_CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
 
 
 def v2_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to in version 2."""
+    """Return the REST v2 response for an error."""
     return _numbered(error, _CODES)
 
 
 def v3_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to in version 3."""
+    """Return the REST v3 response for an error."""
     return _numbered(error, _ADMIN_CODES)
 
 
-def own_problem(error: BaseException) -> HttpProblem:
-    """What an error comes to where the API is ours: its status says all."""
+def native_problem(error: BaseException) -> HttpProblem:
+    """Return the response of segmentlog's own endpoints for an error. Its code is the status."""
     if isinstance(error, errors.InvalidTopicName):
-        return HttpProblem(HTTPStatus.NOT_FOUND, words_of(error))
+        return HttpProblem(HTTPStatus.NOT_FOUND, client_message(error))
     return problem_of(error)
 
 
 def record_code(error: BaseException) -> int:
-    """What is told of a record that was not appended, where others may have been."""
+    """Return the error code for one record that was not appended."""
     problem = v2_problem(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return FAILED
@@ -82,7 +82,7 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
         return error
     for kind, status, code in codes:
         if isinstance(error, kind):
-            return HttpProblem(status, words_of(error), error_code=code)
+            return HttpProblem(status, client_message(error), error_code=code)
     problem = problem_of(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         problem.error_code = FAILED
@@ -91,8 +91,8 @@ def _numbered(error: BaseException, codes: tuple[tuple[type[BaseException], HTTP
     return problem
 
 
-def no_partition(topic: str, partition: object) -> HttpProblem:
-    """The topic has no such partition."""
+def unknown_partition(topic: str, partition: object) -> HttpProblem:
+    """Return the response (404) for a partition that the topic does not have."""
     return HttpProblem(
         HTTPStatus.NOT_FOUND, f"topic {topic!r} has no partition {partition}", error_code=PARTITION_NOT_FOUND
     )

@@ -1,4 +1,4 @@
-"""Keys and values by the schemas of the store's registry."""
+"""Encodes and decodes keys and values by the schemas of the store's registry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.http.rest.value_formats import SchemaWish
+from segmentlog.http.rest.value_formats import SchemaSelector
 from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.registry_errors import InvalidPayload, InvalidSchema
 from segmentlog.schemas.schema_id_framing import encode_head, encode_indexes
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _TYPES: Final = {"avro": "AVRO", "jsonschema": "JSON", "protobuf": "PROTOBUF"}
 _FORMATS: Final = {kind: name for name, kind in _TYPES.items()}
-_KEPT: Final = 1000
+_ENCODERS_MAX: Final = 1000
 
 Encode = Callable[[Any], bytes]
 
 
-class Writer:
-    """A `SchemaWriter` of what is registered."""
+class StoreSchemaWriter:
+    """`SchemaWriter` for one registered schema."""
 
     def __init__(self, record: SchemaRecord, encode: Encode) -> None:
         self.subject, self.schema_id, self.version = record.subject, record.id, record.version
@@ -34,44 +34,46 @@ class Writer:
         self._encode = encode
 
     def encode(self, data: Any) -> bytes:
-        """Raises ValueError for what the schema does not describe."""
+        """Encode data. Raises ValueError if the schema does not allow them."""
         try:
             return self._encode(data)
         except (TypeError, OverflowError, KeyError) as error:
-            raise InvalidPayload(f"it is not as its schema says: {error}") from None
+            raise InvalidPayload(f"the data do not match the schema: {error}") from None
 
 
-class StoreSchemas:
-    """`Schemas` of a store's own registry. Thread-safe."""
+class StoreSchemaCodec:
+    """`SchemaCodec` for the registry of a store. Thread-safe."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._encoders: dict[tuple[str, int], Encode] = {}
         self._reader: AnyDeserializer | None = None
 
-    def writer(self, topic: str, wish: SchemaWish, *, is_key: bool) -> Writer:
-        """See `Schemas`. Without any wish the latest version of the topic's subject."""
+    def writer(self, topic: str, selector: SchemaSelector, *, is_key: bool) -> StoreSchemaWriter:
+        """Implement `SchemaCodec.writer`. An empty selector means the latest version of the topic's subject."""
         registry = self._store.schemas
-        subject = wish.subject or _subject(topic, wish, is_key)
-        if wish.schema is not None:
-            kind = _TYPES[wish.format or "avro"]
-            record = registry.register(subject, Draft(wish.schema, kind))
-        elif wish.schema_id is not None:
-            record = registry.by_id(wish.schema_id, subject)
+        subject = selector.subject or _subject(topic, selector, is_key)
+        if selector.schema is not None:
+            kind = _TYPES[selector.format or "avro"]
+            record = registry.register(subject, Draft(selector.schema, kind))
+        elif selector.schema_id is not None:
+            record = registry.by_id(selector.schema_id, subject)
         else:
-            record = registry.version(subject, wish.version or "latest")
-        if wish.format is not None and record.schema_type != _TYPES[wish.format]:
-            raise InvalidSchema(f"Invalid schema: {record.id} is {record.schema_type}, and not {_TYPES[wish.format]}")
+            record = registry.version(subject, selector.version or "latest")
+        if selector.format is not None and record.schema_type != _TYPES[selector.format]:
+            raise InvalidSchema(
+                f"Invalid schema: schema {record.id} is {record.schema_type}, not {_TYPES[selector.format]}"
+            )
         key = (record.schema, record.id)
         encode = self._encoders.get(key)
         if encode is None:
-            if len(self._encoders) >= _KEPT:
+            if len(self._encoders) >= _ENCODERS_MAX:
                 self._encoders.clear()
             encode = self._encoders[key] = _encoder(registry.parsed(record), record)
-        return Writer(record, encode)
+        return StoreSchemaWriter(record, encode)
 
     def read(self, data: bytes) -> Any:
-        """See `Schemas`."""
+        """Implement `SchemaCodec.read`."""
         if self._reader is None:
             from segmentlog.schemas.any_values import AnyDeserializer
 
@@ -79,10 +81,12 @@ class StoreSchemas:
         return self._reader.deserialize("", [data])[0]
 
 
-def _subject(topic: str, wish: SchemaWish, is_key: bool) -> str:
-    if wish.strategy in (None, "TOPIC_NAME"):
+def _subject(topic: str, selector: SchemaSelector, is_key: bool) -> str:
+    if selector.strategy in (None, "TOPIC_NAME"):
         return f"{topic}-{'key' if is_key else 'value'}"
-    raise InvalidSchema(f"Invalid schema: subject_name_strategy {wish.strategy}: say the subject instead")
+    raise InvalidSchema(
+        f"Invalid schema: subject_name_strategy {selector.strategy} is not supported; set subject instead"
+    )
 
 
 def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:
@@ -107,7 +111,7 @@ def _encoder(parsed: ParsedSchema, record: SchemaRecord) -> Encode:
 
 
 def _protobuf_encoder(parsed: ParsedSchema, head: bytes) -> Encode:
-    """Of the first message of the file, as the REST Proxy has it."""
+    """Return an encoder for the first message of the file, as in the REST Proxy."""
     from google.protobuf import json_format
     from google.protobuf.message_factory import GetMessageClass
 
@@ -124,6 +128,6 @@ def _protobuf_encoder(parsed: ParsedSchema, head: bytes) -> Encode:
         try:
             return begin + bytes(json_format.ParseDict(data, kind()).SerializeToString())
         except (json_format.ParseError, AttributeError) as error:
-            raise InvalidPayload(f"it is no message {kind.DESCRIPTOR.full_name}: {error}") from None
+            raise InvalidPayload(f"the data are not a message {kind.DESCRIPTOR.full_name}: {error}") from None
 
     return encode

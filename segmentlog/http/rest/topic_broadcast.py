@@ -1,13 +1,13 @@
-"""What is appended to a topic, read and encoded once for all who listen.
+"""Reads and encodes new records of a topic once for all clients that stream it.
 
-One thread reads for all tails. What it reads of one goes into a ring of pieces, and each listener sends them at its
-own pace. The ring has a bound: when it is full, the thread waits for the slowest listener, a second at the most if
-others wait for more. One that is too slow for that falls out of the ring, and reads the log by itself, as does one
-that begins further back: the log is the buffer, and nobody gets anything twice, or misses any of it. It joins again
-once it stands where the ring is.
+One thread reads for all broadcasts. It puts the encoded chunks of a topic into a ring, and each listener sends them at
+its own pace. The ring has a size limit. When it is full, the thread waits for the slowest listener, at most one second
+if other listeners are waiting. A listener that is too slow is removed from the ring and reads the log itself, as does a
+listener that starts further back. The log is the buffer: each listener receives every record exactly once. It rejoins
+the ring once it has caught up.
 
-    ring      pieces [first, next), each with the positions behind it
-    positions those behind the last piece: where the thread reads on
+    ring       chunks [first, next), each with the positions after it
+    positions  positions after the last chunk, where the thread continues to read
 """
 
 from __future__ import annotations
@@ -23,114 +23,114 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.consuming.wakeup import announce_waiting
 from segmentlog.errors import SegmentlogError
-from segmentlog.http.rest.event_ids import Piece, View, check_partitions, mark_of, read
+from segmentlog.http.rest.event_ids import EventChunk, StreamView, check_partitions, read_events, topic_mark
 from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 
 if TYPE_CHECKING:
-    from segmentlog.http.context import Site
+    from segmentlog.http.context import HttpContext
     from segmentlog.log.partition import Partition
     from segmentlog.topics.topic_registry import Topic
 
 logger = logging.getLogger("segmentlog.http")
 
 RING_BYTES: Final = 8 << 20
-_PATIENCE_S: Final = 1.0
-_LOOK_S: Final = 1.0
-_DURABLE_LOOK_S: Final = 0.02
-"""Nobody is woken when something becomes durable."""
+_SLOW_LISTENER_S: Final = 1.0
+_POLL_S: Final = 1.0
+_DURABLE_POLL_S: Final = 0.02
+"""Readers are not notified when records become durable, so the thread polls."""
 
 
-class Listener:
-    """Somebody who listens to a tail. All of it is for the event loop, but for `index`."""
+class BroadcastListener:
+    """A client that streams a topic. Used by the event loop, except `index`."""
 
-    __slots__ = ("index", "positions", "woken")
+    __slots__ = ("index", "positions", "wakeup")
 
     def __init__(self, positions: Sequence[int]) -> None:
         self.positions: tuple[int, ...] = tuple(positions)
         self.index = -1
-        """Of the piece that comes next; -1: it is not in the ring, and reads by itself."""
-        self.woken = asyncio.Event()
+        """Number of the next chunk; -1 if the listener reads the log itself."""
+        self.wakeup = asyncio.Event()
 
     @property
     def is_live(self) -> bool:
-        """Whether it is given pieces of the ring."""
+        """Whether the listener takes chunks from the ring."""
         return self.index >= 0
 
 
-class Tail:
-    """One topic, as one view shows it."""
+class TopicBroadcast:
+    """Ring of encoded chunks of one topic in one view."""
 
-    def __init__(self, topic: Topic, view: View, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, topic: Topic, view: StreamView, loop: asyncio.AbstractEventLoop) -> None:
         self.topic = topic
         self.view = view
-        self.mark = mark_of(topic)
+        self.mark = topic_mark(topic)
         self.loop = loop
-        self.listeners: set[Listener] = set()
+        self.listeners: set[BroadcastListener] = set()
         self.logs: list[Partition] = topic.partitions()
-        self.troubles = 0
-        """How often the thread could not read on: each listener then reads by itself, and meets the reason."""
+        self.failure_count = 0
+        """How often reading failed. After each failure every listener reads the log itself, and gets the error."""
         self.is_full = False
-        """The thread waits for room in the ring: who makes some tells it."""
+        """Whether the thread waits for free space in the ring. The listener that frees it interrupts the wait."""
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._ring: deque[Piece] = deque()
+        self._ring: deque[EventChunk] = deque()
         self._size_bytes = 0
         self._first = 0
         self._positions: tuple[int, ...] = (0,) * len(self.logs)
         self._first_partition = 0
-        """Read first the next time: the one after that of the last piece, when the ring was full then."""
+        """Partition to read first in the next cycle: the one after that of the last chunk."""
         self._version = 0
-        """Changes when positions do without a piece: what was read for the old ones does not count."""
-        self._waits_since_s = 0.0
+        """Changes whenever positions change without a chunk. Chunks read for an older version are dropped."""
+        self._full_since_s = 0.0
         self._is_waking = False
         self._counted_s = time.monotonic()
 
     # ------------------------------------------------------------ listeners
 
-    def try_join(self, listener: Listener) -> bool:
-        """Give it what comes from now on, if it stands where a piece ends, or if nobody is given anything yet."""
+    def try_join(self, listener: BroadcastListener) -> bool:
+        """Attach a listener to the ring if its positions match a chunk's end, or if the ring has no listener."""
         with self._mutex:
-            here = listener.positions
+            positions = listener.positions
             if not any(one.is_live for one in self.listeners):
                 self._ring.clear()
                 self._size_bytes = 0
-                self._positions, self._first = here, self._next
+                self._positions, self._first = positions, self._next
                 self._version += 1
                 listener.index = self._first
                 return True
-            if here == self._positions:
+            if positions == self._positions:
                 listener.index = self._next
                 return True
             for number, piece in enumerate(self._ring, self._first + 1):
-                if piece.after == here:
+                if piece.after == positions:
                     listener.index = number
                     return True
             return False
 
     def target(self, positions: Sequence[int]) -> tuple[int, ...] | None:
-        """Up to where somebody who is behind in every partition reads to join; None for one who is ahead in some."""
+        """Return the positions up to which a listener must read to join; None if it is ahead in a partition."""
         with self._mutex:
-            wanted = self._positions
-        behind = len(wanted) == len(positions) and all(map(int.__le__, positions, wanted))
-        return wanted if behind else None
+            target_positions = self._positions
+        behind = len(target_positions) == len(positions) and all(map(int.__le__, positions, target_positions))
+        return target_positions if behind else None
 
-    def take(self, listener: Listener) -> Piece | None:
-        """The next piece for a live listener; None when there is none yet, or when it fell out of the ring."""
+    def take(self, listener: BroadcastListener) -> EventChunk | None:
+        """Return the next chunk of a live listener; None if there is none yet or the listener was removed."""
         with self._mutex:
             if listener.index < self._first:
                 listener.index = -1
                 return None
             if listener.index >= self._next:
-                listener.woken.clear()
+                listener.wakeup.clear()
                 return None
             piece = self._ring[listener.index - self._first]
             listener.index += 1
             if listener.index - 1 == self._first:
-                self._drop_taken()
+                self._drop_delivered()
             return piece
 
-    def _drop_taken(self) -> None:
-        """Let go of pieces that every live listener has taken."""
+    def _drop_delivered(self) -> None:
+        """Drop chunks that every live listener has taken."""
         least = min((one.index for one in self.listeners.copy() if one.is_live), default=self._next)
         while self._first < least:
             self._size_bytes -= len(self._ring.popleft().data)
@@ -140,16 +140,16 @@ class Tail:
     def _next(self) -> int:
         return self._first + len(self._ring)
 
-    def forget(self, listener: Listener) -> None:
-        """It listens no more."""
+    def remove_listener(self, listener: BroadcastListener) -> None:
+        """Remove a listener."""
         with self._mutex:
             self.listeners.discard(listener)
-            self._drop_taken()
+            self._drop_delivered()
 
     # ------------------------------------------------------------ the thread
 
     def advance(self) -> bool:
-        """Read what there is of each partition into the ring; whether there was anything, or no room for it."""
+        """Read new records of each partition into the ring, and return whether there were any or reading failed."""
         with self._mutex:
             if not any(one.is_live for one in self.listeners):
                 return False
@@ -158,10 +158,10 @@ class Tail:
             positions, version = self._positions, self._version
         is_any = False
         try:
-            self._see_new_partitions()
+            self._open_new_partitions()
             if len(positions) < len(self.logs):
                 positions = (*positions, *(log.log_start_offset for log in self.logs[len(positions) :]))
-            for piece in read(self.logs, self.mark, positions, self.view, None, self._first_partition):
+            for piece in read_events(self.logs, self.mark, positions, self.view, None, self._first_partition):
                 with self._mutex:
                     if self._version != version:
                         return True
@@ -174,46 +174,46 @@ class Tail:
                         break
                 self.wake()
         except Exception as error:
-            # Whatever it is, a MemoryError too: the thread is everybody's, and those who listen here read on without.
+            # Catch everything, also MemoryError: all broadcasts share the thread, and the listeners can read the log.
             if not isinstance(error, SegmentlogError | OSError):
-                logger.exception("the tail of %s", self.topic.name)
-            self.give_up()
+                logger.exception("the broadcast of topic %s failed; its listeners read the log", self.topic.name)
+            self.detach_listeners()
             is_any = True
         if is_any:
             self.wake()
         return is_any
 
-    def give_up(self) -> None:
-        """It cannot be read on: each listener reads by itself from where it is, and meets the reason."""
+    def detach_listeners(self) -> None:
+        """Make every listener read the log itself from its own positions, after a failure."""
         with self._mutex:
             self._version += 1
-            self.troubles += 1
+            self.failure_count += 1
             for one in self.listeners:
                 one.index = -1
         self.wake()
 
     def _has_room(self) -> bool:
         if self._size_bytes < RING_BYTES:
-            self.is_full, self._waits_since_s = False, 0.0
+            self.is_full, self._full_since_s = False, 0.0
             return True
         now_s = time.monotonic()
         self.is_full = True
-        if not self._waits_since_s:
-            self._waits_since_s = now_s
+        if not self._full_since_s:
+            self._full_since_s = now_s
         live = [one for one in self.listeners.copy() if one.is_live]
         is_waited_for = any(one.index == self._next for one in live)
-        if now_s - self._waits_since_s >= _PATIENCE_S and is_waited_for:
-            # Who is in the older half of the ring goes on by himself.
+        if now_s - self._full_since_s >= _SLOW_LISTENER_S and is_waited_for:
+            # Remove the listeners in the older half of the ring: they read the log.
             for one in live:
                 if one.index < self._first + len(self._ring) / 2:
                     one.index = -1
-            self._drop_taken()
-            self._waits_since_s = 0.0
+            self._drop_delivered()
+            self._full_since_s = 0.0
             self.wake()
         return self._size_bytes < RING_BYTES
 
-    def _see_new_partitions(self) -> None:
-        if time.monotonic() - self._counted_s >= _LOOK_S:
+    def _open_new_partitions(self) -> None:
+        if time.monotonic() - self._counted_s >= _POLL_S:
             self._counted_s = time.monotonic()
             count = self.topic.partition_count
             if count > len(self.logs):
@@ -221,94 +221,99 @@ class Tail:
                 self.logs = self.topic.partitions()
 
     def wake(self) -> None:
-        """Let everybody who waits look again; from any thread."""
+        """Wake all waiting listeners. Any thread may call it."""
         if not self._is_waking:
             self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self.loop.call_soon_threadsafe(self._wake_in_loop)
 
     def _wake_in_loop(self) -> None:
         self._is_waking = False
         for listener in self.listeners.copy():
-            listener.woken.set()
+            listener.wakeup.set()
 
 
-_Key = tuple[str, View, int]
+_Key = tuple[str, StreamView, int]
 
 
-class Tails:
-    """All tails of a door. `listen` and `leave` are for event loops; the thread ends with the last listener."""
+class BroadcastHub:
+    """All broadcasts of a server, and the thread that reads for them. The thread ends with the last listener.
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    Event loops call `join` and `leave`.
+    """
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._tails: dict[_Key, Tail] = {}
+        self._broadcasts: dict[_Key, TopicBroadcast] = {}
         self._watch: Watch | None = None
 
-    def listen(self, topic: Topic, view: View, listener: Listener, tail: Tail) -> Tail:
-        """Join the tail of that topic and view: the one that there is, or the given one."""
+    def join(
+        self, topic: Topic, view: StreamView, listener: BroadcastListener, broadcast: TopicBroadcast
+    ) -> TopicBroadcast:
+        """Add a listener to the existing broadcast of this topic and view, or to the given one."""
         key = (topic.id, view, id(asyncio.get_running_loop()))
         with self._mutex:
-            tail = self._tails.setdefault(key, tail)
-            tail.listeners.add(listener)
+            broadcast = self._broadcasts.setdefault(key, broadcast)
+            broadcast.listeners.add(listener)
             if self._watch is None:
                 self._watch = Watch()
                 threading.Thread(
                     target=self._run, args=(self._watch,), name="segmentlog-http-tail", daemon=True
                 ).start()
-        return tail
+        return broadcast
 
-    def leave(self, tail: Tail, listener: Listener) -> None:
-        """End listening."""
-        tail.forget(listener)
+    def leave(self, broadcast: TopicBroadcast, listener: BroadcastListener) -> None:
+        """Remove a listener."""
+        broadcast.remove_listener(listener)
         with self._mutex:
-            for key, one in list(self._tails.items()):
-                if one is tail and not tail.listeners:
-                    del self._tails[key]
+            for key, one in list(self._broadcasts.items()):
+                if one is broadcast and not broadcast.listeners:
+                    del self._broadcasts[key]
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Have the thread look again."""
+        """Make the thread read again at once."""
         with self._mutex:
             if self._watch is not None:
                 self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
         try:
-            while tails := self._current(watch):
+            while broadcasts := self._active_broadcasts(watch):
                 try:
-                    self._turn(watch, tails)
+                    self._run_cycle(watch, broadcasts)
                 except Exception:
-                    logger.exception("reading for event streams")
-                    for tail in tails:
-                        tail.give_up()
-                    time.sleep(_LOOK_S)
+                    logger.exception("reading for event streams failed; their listeners read the log")
+                    for broadcast in broadcasts:
+                        broadcast.detach_listeners()
+                    time.sleep(_POLL_S)
         finally:
             with self._mutex:
-                if self._watch is watch:  # it is not by itself that it ends: whoever comes next begins another one
+                if self._watch is watch:  # the thread ends because of an error: the next listener starts a new thread
                     self._watch = None
             watch.close()
 
-    def _current(self, watch: Watch) -> list[Tail]:
-        """The tails that are read; none: it ends."""
+    def _active_broadcasts(self, watch: Watch) -> list[TopicBroadcast]:
+        """Return the broadcasts to read; an empty list ends the thread."""
         with self._mutex:
-            tails = list(self._tails.values())
-            if not tails or self._site.is_closing:
-                for tail in tails:
-                    tail.wake()
+            broadcasts = list(self._broadcasts.values())
+            if not broadcasts or self._context.is_closing:
+                for broadcast in broadcasts:
+                    broadcast.wake()
                 self._watch = None
                 return []
-            return tails
+            return broadcasts
 
-    def _turn(self, watch: Watch, tails: list[Tail]) -> None:
+    def _run_cycle(self, watch: Watch, broadcasts: list[TopicBroadcast]) -> None:
         watch.drain()
-        if any([tail.advance() for tail in tails]):
+        if any([broadcast.advance() for broadcast in broadcasts]):
             return
         must_poll = False
-        for tail in tails:
+        for broadcast in broadcasts:
             with contextlib.suppress(SegmentlogError, OSError):
-                must_poll |= announce_waiting(watch, tail.logs)
-        if any([tail.advance() for tail in tails]):
+                must_poll |= announce_waiting(watch, broadcast.logs)
+        if any([broadcast.advance() for broadcast in broadcasts]):
             return
-        is_durable = any(tail.view.durable_only for tail in tails)
-        watch.wait(_DURABLE_LOOK_S if is_durable else _LOOK_S, poll=must_poll)
+        is_durable = any(broadcast.view.durable_only for broadcast in broadcasts)
+        watch.wait(_DURABLE_POLL_S if is_durable else _POLL_S, poll=must_poll)

@@ -1,7 +1,7 @@
-"""Keys and values inside of requests and answers: base64, JSON, text, and what a schema describes.
+"""Formats of keys and values in requests and responses: base64, JSON, text and schemas.
 
-JSON is kept byte for byte as it came: numbers of any length and the order of fields survive, and nothing is encoded
-anew. That it is JSON is checked on the way in, and once more on the way out: others may have written to the topic.
+JSON is stored byte for byte as sent, so numbers of any length and the order of fields survive, and nothing is encoded
+again. Its syntax is checked when it is received and when it is sent: other producers may have written to the topic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _as_raw = msgspec.json.Decoder(Raw).decode
 
 
 class SchemaWriter(Protocol):
-    """Encodes what one schema describes."""
+    """Encodes data of one schema."""
 
     subject: str
     schema_id: int
@@ -28,11 +28,11 @@ class SchemaWriter(Protocol):
     """avro, jsonschema or protobuf."""
 
     def encode(self, data: Any) -> bytes:
-        """The schema's id and the data. Raises ValueError for data that is not as the schema says."""
+        """Return the schema's id and the encoded data. Raises ValueError if the schema does not allow them."""
 
 
-class SchemaWish(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client says which schema it means; what it does not say is None."""
+class SchemaSelector(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects a schema by the fields that the client sent; the others are None."""
 
     format: str | None = None
     schema_id: int | None = None
@@ -42,24 +42,24 @@ class SchemaWish(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
 
 
-class Schemas(Protocol):
-    """What a schema registry does for the formats that need one."""
+class SchemaCodec(Protocol):
+    """Encodes and decodes values by the schemas of a registry."""
 
-    def writer(self, topic: str, wish: SchemaWish, *, is_key: bool) -> SchemaWriter:
-        """For one schema, which is registered if it was given in full. Raises `SegmentlogError`, ValueError."""
+    def writer(self, topic: str, selector: SchemaSelector, *, is_key: bool) -> SchemaWriter:
+        """Return the writer of one schema, registering it if given in full. Raises `SegmentlogError`, ValueError."""
 
     def read(self, data: bytes) -> Any:
-        """A document for JSON, by the schema whose id the bytes begin with. Raises `SegmentlogError`, ValueError."""
+        """Decode data by the schema whose id they begin with. Raises `SegmentlogError`, ValueError."""
 
 
 def bytes_of_json(raw: Raw) -> bytes | None:
-    """What is appended of a JSON value: its text; null is a null."""
+    """Return the bytes to store for a JSON value: its text; None for null."""
     data = bytes(raw)
     return None if data == NULL else data
 
 
 def json_of_bytes(data: bytes | None) -> Raw | None:
-    """The text as a part of an answer. Raises ValueError where it is no JSON."""
+    """Return stored bytes as a part of a JSON response. Raises ValueError if they are not JSON."""
     if data is None:
         return None
     if not data.isascii():
@@ -71,5 +71,5 @@ def json_of_bytes(data: bytes | None) -> Raw | None:
 
 
 def text_of_bytes(data: bytes | None) -> str | None:
-    """As base64."""
+    """Return stored bytes as base64."""
     return None if data is None else b64encode(data).decode()

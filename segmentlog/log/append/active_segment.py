@@ -1,10 +1,10 @@
-"""The end of the log as this process has it open: the active segment's file and index, and how it rolls.
+"""Write to the active segment: its file, its index, and rolls.
 
-catch_up        others may have appended, or begun another segment
-write           batches go behind the end; nothing is published yet
-roll            the segment is sealed, the next one begins
-leave_sealed    what was rolled is published: indexes are completed, files kept until they are synced
-take_back       or it is not: everything behind the old end goes again, durably
+catch_up      open the active segment that the log has now; other processes may have appended or rolled
+write         write batches after the end; nothing is published yet
+roll          seal the segment and begin the next
+finish_rolls  after publishing: complete the indexes of sealed segments, keep their files open until synced
+take_back     instead of publishing: remove everything after the old end, durably
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from segmentlog.storage.segment_index import SegmentIndex
 from segmentlog.storage.state_page import LogState
 
 _LEFT_OPEN = 8
-# Of the segments that one append seals; an append of very many does not take all descriptors.
+# Files of segments sealed by one append that stay open: an append of very many segments must not take all descriptors.
 
 _Run = tuple[int, list[EncodedBatch]]
 Observed = tuple[SegmentIndex, int, int, int, int, int]
@@ -51,7 +51,7 @@ class _Sealed(msgspec.Struct):
 
 
 class ActiveSegmentWriter:
-    """Writes behind the end of the log. Belongs to whoever holds the append lock."""
+    """Writes after the end of the log. Used by the thread that holds the append lock."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -60,14 +60,14 @@ class ActiveSegmentWriter:
         self._index: SegmentIndex | None = None
         self._mapped: MappedSegment | None = None
         self.seen: LogState | None = None
-        """The state of the log that file and index are open for; None for who has to look."""
+        """The log state that file and index are open for; None if the next append must check."""
         self.sealed: list[_Sealed] = []
-        """By the append that is under way."""
+        """Segments that the running append sealed."""
 
     def catch_up(self, log: LogState) -> None:
-        """Bring the active segment and its index to where the log is now, whoever appended meanwhile."""
+        """Open the active segment and its index at the end of the log, wherever other processes moved it."""
         handle = self._handle
-        while self.sealed:  # by an append that was interrupted: it may be published, and is yet to be synced
+        while self.sealed:  # an interrupted append sealed them: it may be published, but is not synced
             left = self.sealed.pop()
             if left.segment.fd >= 0:
                 handle.add_sealed(left.segment)
@@ -78,7 +78,7 @@ class ActiveSegmentWriter:
             self._follow(log)
 
     def _is_open_for(self, log: LogState) -> bool:
-        """Whether nothing has to be found by its name."""
+        """Return whether the open file and index match ``log``, so that no file is opened by name."""
         if self._segment is None or self._segment.fd < 0 or self._index is None:
             return False
         if self._key != (log.active_base_offset, log.epoch):
@@ -102,12 +102,12 @@ class ActiveSegmentWriter:
             mapped = self._mapped
             if mapped is None:
                 mapped = self._mapped = MappedSegment(handle.fs, handle.folder, base)
-            index.catch_up(mapped.upto(log.end_position), log.end_position)
+            index.catch_up(mapped.view_to(log.end_position), log.end_position)
 
     # ------------------------------------------------------------ writing
 
     def write(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]) -> LogState:
-        """Write batches to the active segment; the state as it is after them, not yet published."""
+        """Write batches to the active segment. Return the state after them, not yet published."""
         segment, index = self._segment, self._index
         assert segment is not None
         assert index is not None
@@ -141,9 +141,11 @@ class ActiveSegmentWriter:
     def write_and_roll(
         self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, observed: list[Observed]
     ) -> LogState:
-        """`write` over one or more rolls. Readers see all of it at once: nothing is published in between.
+        """Write batches like `write`, rolling where needed.
 
-        The caller sees to it that the folder stays where it is, as for `roll` and `close_cleanly`.
+        Nothing is published in between, so readers see all or nothing.
+
+        The caller must hold `Handle.folder_locked`, as for `roll` and `close_cleanly`.
         """
         before = log
         made: list[int] = []
@@ -159,7 +161,7 @@ class ActiveSegmentWriter:
         return log
 
     def roll(self, log: LogState) -> LogState:
-        """Seal the active segment and begin the next one; the state after that, not yet published."""
+        """Seal the active segment and begin the next. Return the state after that, not yet published."""
         try:
             return self._seal_and_begin(log)
         except BaseException as error:
@@ -167,7 +169,7 @@ class ActiveSegmentWriter:
             raise
 
     def _runs(self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int) -> list[_Run]:
-        """(base offset of the segment, its batches) in order: where the log rolls, and where not."""
+        """Return (base offset of the segment, its batches) in order, split where the log rolls."""
         runs: list[_Run] = [(log.active_base_offset, [])]
         for batch in batches:
             count = batch.last_offset_delta + 1
@@ -227,7 +229,10 @@ class ActiveSegmentWriter:
     # ------------------------------------------------------------ published, or not
 
     def finish_rolls(self) -> list[int]:
-        """Complete what the rolls left behind, once they are published; base offsets of the segments they began."""
+        """Complete the indexes of the segments sealed by published rolls.
+
+        Return the base offsets of the segments begun.
+        """
         sealed, self.sealed = self.sealed, []
         for left in sealed:
             if left.segment.fd >= 0:
@@ -237,17 +242,17 @@ class ActiveSegmentWriter:
         return [left.next_offset for left in sealed]
 
     def handle_failed_write(self) -> None:
-        """A `write` failed. What it left is cut off; if it could not be, the next append does it, whosever it is."""
+        """Clear the append mark if the failed `write` left no bytes; else the next append removes them."""
         if self._segment is None or self._segment.is_cut:
             self._handle.ledger.end_append()
         else:
             self.close_file()
 
     def _undo(self, before: LogState, made: Sequence[int], error: BaseException) -> None:
-        """Take back what was written but not published when ``error`` came, durably: its offsets go to other records.
+        """Remove what was written but not published when ``error`` came, durably: its offsets will be reused.
 
-        What cannot be taken back now stays marked, as after a process's death, and the next append does it. Raises
-        `DiskFailed` for a failed fsync, unless that is what came.
+        If that fails, the page stays marked as after the death of a process, and the next append cleans up. Raises
+        `DiskFailed` if an fsync fails, unless ``error`` is such an error.
         """
         try:
             self._take_back(before, made)
@@ -274,7 +279,7 @@ class ActiveSegmentWriter:
     # ------------------------------------------------------------ closing
 
     def close_file(self) -> None:
-        """Close the file; what is known of the segment stays for the next append, however idle the partition is."""
+        """Close the file. The index stays for the next append, however long the partition was idle."""
         segment, self._segment = self._segment, None  # first: a child forked in between must not close it again
         self.seen = self._mapped = None
         if segment is not None:
@@ -282,12 +287,12 @@ class ActiveSegmentWriter:
                 segment.close()
 
     def close_cleanly(self, log: LogState) -> None:
-        """Close file and index, and give back the space ahead of the end."""
+        """Close file and index, and cut off the preallocated space."""
         self._close_segment()
         truncate_segment(self._handle.fs, self._handle.folder, log.active_base_offset, log.end_position)
 
-    def begin_anew(self) -> None:
-        """In a forked child: another thread of the parent may have been at the index, or in the middle of a roll."""
+    def reset_after_fork(self) -> None:
+        """Discard index and sealed segments in a forked child: a thread of the parent may have been changing them."""
         self._index, self._key = None, (-1, -1)
         self._close_sealed()
 
@@ -297,7 +302,7 @@ class ActiveSegmentWriter:
 
     def _close_segment(self, *, flush: bool = True) -> None:
         self.close_file()
-        # After a truncation or a recovery its entries may be of batches that are gone.
+        # After a truncation or a recovery the entries may describe batches that no longer exist.
         if self._index is not None and flush and self._key[1] == self._handle.page.log.read().epoch:
             self._index.flush()
         self._index, self._key = None, (-1, -1)

@@ -1,7 +1,7 @@
-"""The road of every append: encode, place, and sync as the caller or the topic's policy asks.
+"""The path of every append: encode, place, and sync as the caller or the topic's policy asks.
 
-columns     encode (no lock) -> place (the append lock) -> sync (the sync lock), each in a file of this folder
-durable     the same for all threads that ask at the same time (`group_commit`)
+append_columns   encode (no lock) -> place (append lock) -> sync (sync lock), each in a module of this package
+durable appends  the same, shared by all threads that wait at the same time (`group_commit`)
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class AppendPipeline:
         self._syncer = syncer
         self.group = GroupCommit(handle, appender, syncer)
         self._background = background
-        """Somebody asks `sync_due` now and then; if nobody does, every append asks for itself."""
+        """Whether a background thread calls `sync_due` regularly; if not, each append checks itself."""
 
-    def columns(
+    def append_columns(
         self, columns: RecordColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
     ) -> int:
-        """Append lists that were checked; records without a timestamp get ``create_ms``, or the time.
+        """Append checked columns. Records without a timestamp get ``create_ms``, or the current time.
 
-        Does not check the timestamps. The caller has accepted the records, and they may have waited since.
+        Does not check the timestamps: the caller has accepted the records, which may have waited since.
         """
         handle = self._handle
         if not columns.values:
             return handle.page.log.read().log_end_offset
         config, now_ms = self._current_config(), handle.clock.now_ms()
-        # In a transaction nobody waits for the disk: its commit does, for all of it.
+        # Appends of a transaction do not wait for the disk: the commit waits once for all of them.
         if (ack in _DURABLE or config.fsync.kind == "always") and (stamp is None or not stamp.transactional):
             base_offset = self.group.append(
-                columns if create_ms is None else columns.stamped(create_ms), config, now_ms, stamp
+                columns if create_ms is None else columns.with_timestamps(create_ms), config, now_ms, stamp
             )
             if ack == "shipped":
                 wait_shipped(handle, base_offset, base_offset + len(columns.values))
@@ -73,10 +73,10 @@ class AppendPipeline:
             handle.refresh_config()
         return handle.config
 
-    def batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
-        """Append finished batches; with a ``stamp`` under that producer's numbers, counted on from batch to batch.
+    def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
+        """Append encoded batches. With a ``stamp`` they get that producer's numbers, counted on from batch to batch.
 
-        A batch of Kafka's has its producer's numbers since its client made it: they are the stamp's.
+        A batch of a Kafka client already has its producer's numbers; they are those of the stamp.
         """
         base_offset, next_offset = self.place(batches, stamp)
         self._sync_as_asked(ack, base_offset, next_offset, stamp)
@@ -85,7 +85,7 @@ class AppendPipeline:
     def place(
         self, batches: Sequence[EncodedBatch], stamp: ProducerStamp | None, *, wakes: bool = True
     ) -> tuple[int, int]:
-        """The same, and nothing is synced: (offset of the first record, offset after the last)."""
+        """Append encoded batches without syncing. Return (offset of the first record, offset after the last)."""
         if stamp is not None:
             following = stamp
             for batch in batches:
@@ -98,7 +98,7 @@ class AppendPipeline:
     # ------------------------------------------------------------ when it is synced
 
     def _sync_as_asked(self, ack: Ack | None, base_offset: int, next_offset: int, stamp: ProducerStamp | None) -> None:
-        """What the caller asks of an append of these offsets, or else the policy."""
+        """Sync as the caller of an append of these offsets asks, or as the policy requires."""
         if ack in _DURABLE or self._handle.config.fsync.kind == "always":
             self._syncer.sync_records(base_offset, next_offset)
             if ack == "shipped" and (stamp is None or not stamp.transactional):
@@ -107,7 +107,7 @@ class AppendPipeline:
             self._syncer.sync()
 
     def needs_sync(self) -> bool:
-        """Whether the policy, by count, size or age, wants what was just appended synced before that returns."""
+        """Return whether the policy (by count, size or age) requires a sync before the append returns."""
         handle = self._handle
         policy = handle.config.fsync
         if policy.kind == "always":
@@ -123,7 +123,7 @@ class AppendPipeline:
         return due or (not self._background and self.sync_due())
 
     def sync_due(self, slack_ms: int = 0, now_ms: int | None = None) -> bool:
-        """Whether the policy wants an fsync now (monotonic milliseconds), or within ``slack_ms``, appends or none."""
+        """Return whether the policy requires an fsync now (monotonic milliseconds) or within ``slack_ms``."""
         handle = self._handle
         log, sync = handle.page.log.read(), handle.page.sync.read()
         return background_sync_due(
@@ -137,9 +137,11 @@ class AppendPipeline:
     # ------------------------------------------------------------ a clean close
 
     def close_cleanly(self) -> None:
-        """fsync, and leave the log so that the next open has nothing to do; if others append, the last of them does.
+        """Sync, and leave the log so that the next open has nothing to do.
 
-        Only who appended owes it.
+        If others append, the last to close does this.
+
+        Only a process that has appended must call this.
         """
         handle = self._handle
         self._syncer.sync()
@@ -150,7 +152,7 @@ class AppendPipeline:
             with handle.sync_locked():
                 sync = page.sync.read()
                 if sync.durable_offset != log.log_end_offset or page.writing or page.failed:
-                    return  # another process appended meanwhile, and will close after us
-                # The page first: whoever appends after a death between the two must reserve offsets anew.
+                    return  # another process appended meanwhile, and will close later
+                # The page first: after a death between the two, the next append must reserve offsets again.
                 handle.ledger.release_reserved_offsets(log)
                 self._syncer.advance_recovery_point(log, sync, offset_ceiling=log.log_end_offset, clean=True)

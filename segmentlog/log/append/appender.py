@@ -1,7 +1,6 @@
-"""Appending: batches that are ready get their offsets, are written and published, under one lock.
+"""Assign offsets to encoded batches, write and publish them, under one lock.
 
-The lock is held for the assignment of offsets and one `pwritev`, nothing else: encoding is
-done before, fsync after.
+The lock is held for assigning offsets and one `pwritev`: batches are encoded before and synced after.
 """
 
 from __future__ import annotations
@@ -37,44 +36,44 @@ from segmentlog.storage.state_page import (
 
 _OFFSET_MAX = 2**63 - 2
 _EPOCH_MAX = 2**32 - 2
-# What a batch's header holds; only a forged or damaged log gets there.
+# The limits of a batch header. Only a forged or damaged log reaches them.
 
 
 class ProducerAppend(Protocol):
-    """What one producer appends, among others; and what becomes of it."""
+    """The batches that one producer appends in a group with others, and the result."""
 
     @property
     def stamp(self) -> ProducerStamp:
-        """Of no transaction: the log ends elsewhere for some readers behind one's batches."""
+        """The producer's numbers. Not transactional: a transactional batch changes the last stable offset."""
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
-        """Encoded with the stamp, counted on from batch to batch."""
+        """The batches, encoded with the stamp, counted on from batch to batch."""
 
     count: int
-    """Records."""
+    """The number of records."""
     ahead: int
-    """How many records of the same write come before it."""
+    """The number of records before it in the same write."""
     known_offset: int
-    """Where it was appended before, if it was."""
+    """The offset at which it was appended before; -1 if it was not."""
     error: BaseException | None
 
 
 class Appender:
-    """Places finished batches at the end of the log. Thread-safe; any number of processes have one."""
+    """Places encoded batches at the end of the log. Thread-safe; any number of processes may have one."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._end = ActiveSegmentWriter(handle)
         self._begun: list[int] = []
-        """Segments that the last append began, where a snapshot of the states belongs."""
+        """Base offsets of segments that the last append began, where a producer snapshot must be written."""
         self._states = ProducerStates(handle)
         self._wakes = True
-        """Whether the append in hand tells those who follow; under the append lock."""
+        """Whether the running append wakes followers. Protected by the append lock."""
         self.appended = False
-        """Whether this process appended since it opened the partition: it then owes a clean close."""
+        """Whether this process has appended since it opened the partition. If so, it must close cleanly."""
         handle.closers.append(self._end.close_file)
-        handle.after_fork.append(self._begin_anew)
+        handle.after_fork.append(self._reset_after_fork)
 
     def place(
         self,
@@ -85,16 +84,21 @@ class Appender:
         *,
         wakes: bool = True,
     ) -> tuple[int, int]:
-        """Append the batches, all or none: (offset of the first record, offset after the last).
+        """Append the batches, all or none. Return (offset of the first record, offset after the last).
 
-        Their offsets are consecutive, across batches and segments. With a ``stamp``, the one
-        that they were encoded with, batches that were appended before are not appended again:
-        the offsets are those that they have. Behind the ``batches`` go those that are ``numbered``, each by a
-        producer of its own; whichever may not be appended is told so and left out. Unless it ``wakes``, its caller
-        does, with `Handle.wake_followers`; and it never waits for the object store to grant more offsets. Raises
-        `DiskFull`, `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, `GrantExhausted`,
-        `StoreFenced`, and `LocalError` for what is this process's own affair: the log is as before then, here and for
-        everybody else.
+        The offsets are consecutive, across batches and segments. ``stamp`` must be the stamp that the batches were
+        encoded with. Batches that the producer appended before are not appended again; their earlier offsets are
+        returned.
+
+        The batches of ``numbered`` follow ``batches``, each under the numbers of its own producer. A producer that may
+        not append gets its error in its item, and the rest is appended.
+
+        Unless ``wakes``, the caller must wake followers with `Handle.wake_followers`, and this call does not wait until
+        the object store grants more offsets.
+
+        Raises `DiskFull`, `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, `GrantExhausted`,
+        `StoreFenced`, and `LocalError` for a limit of this process. After an error the log is unchanged for all
+        processes.
         """
         handle = self._handle
         exhausted = None
@@ -105,15 +109,15 @@ class Appender:
             self._wakes = wakes
             flock, fd = handle.fs.flock, handle.lock_fd
             try:
-                flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
-                log = self._look()
+                flock(fd, EXCLUSIVE)  # inside the try: an interrupt may come before it returns
+                log = self._current_log()
                 if numbered:
                     return self._place_numbered(log, batches, numbered, now_ms)
                 if stamp is None and not handle.page.words[PRODUCERS_WORD]:
                     return self._place_locked(log, batches, now_ms)
                 return self._place_tracked(log, batches, now_ms, stamp)
             except FileNotFoundError:
-                handle.check_in_place()  # renamed or deleted a moment ago
+                handle.check_in_place()  # raises if the topic was renamed or deleted just now
                 raise
             except OSError as error:
                 handle.raise_local_error(error, "nothing was appended")
@@ -128,13 +132,13 @@ class Appender:
         return self.place(batches, now_ms, stamp, numbered, wakes=wakes)
 
     def end_transaction(self, producer_id: int, epoch: int, *, committed: bool, now_ms: int) -> int | None:
-        """Write the marker that decides the producer's open transaction; its offset, or None when none is open.
+        """Write the marker that decides the producer's open transaction. Return its offset, or None if none is open.
 
-        Raises `ProducerFenced` when a newer epoch of the producer has one open.
+        Raises `ProducerFenced` if a newer epoch of the producer has a transaction open.
         """
         handle = self._handle
         with handle.translating_errors(), handle.append_locked(by_names=False):
-            log = self._look()
+            log = self._current_log()
             states = self._states
             states.catch_up(log)
             first_offset = states.open_transaction(producer_id)
@@ -145,36 +149,41 @@ class Appender:
                 raise ProducerFenced(str(producer_id), epoch, known.epoch)
             marker = encode_marker(producer_id, epoch, committed=committed, first_offset=first_offset, now_ms=now_ms)
             if not committed:
-                handle.ledger.count_abort()  # before it is published: who reads behind it must know
+                handle.ledger.count_abort()  # before publishing: a reader that sees the marker must look for aborts
             stable_offset = states.stable_offset(-1, without=producer_id)
 
-            def note(at: int, count: int) -> None:
-                states.ended(producer_id, epoch, at, now_ms)
+            def record(at: int, count: int) -> None:
+                states.record_end(producer_id, epoch, at, now_ms)
 
             offset, _ = self._place_locked(
-                log, [marker], now_ms, stable_offset, lambda _: self._take_note(log, [marker], note, now_ms)
+                log, [marker], now_ms, stable_offset, lambda _: self._record_placed(log, [marker], record, now_ms)
             )
             return offset
 
     def require_transaction(self, producer_id: int) -> None:
-        """Raise `InvalidWireBatch` unless the producer has a transaction open here. Under the append lock."""
+        """Raise `InvalidWireBatch` unless the producer has a transaction open here. Call under the append lock."""
         if self._states.open_transaction(producer_id) < 0:
-            why = f"producer {producer_id} has no transaction open in this partition"
+            why = f"producer {producer_id} has no open transaction in this partition; nothing was appended"
             raise InvalidWireBatch("transaction", why)
 
     def require_no_transaction(self, producer_id: int) -> None:
-        """Raise `InvalidWireBatch` if the producer has a transaction open here, as Kafka does. Under the append lock.
+        """Raise `InvalidWireBatch` if the producer has a transaction open here, as Kafka does.
 
-        What it wrote in between would be seen by everybody, and held back with the transaction until that ends.
+        Call under the append lock.
+
+        A batch outside the transaction would be visible to all readers, but withheld until the transaction ends.
         """
         if self._states.open_transaction(producer_id) >= 0:
-            why = f"producer {producer_id} has a transaction open in this partition, and the batch is of none"
+            why = (
+                f"producer {producer_id} has an open transaction in this partition, but the batch is not transactional;"
+                " nothing was appended"
+            )
             raise InvalidWireBatch("transaction", why)
 
     def require_known(self, producer_id: int, epoch: int) -> None:
         """Raise `InvalidWireBatch` unless the producer has appended here, under this epoch or the one before.
 
-        Also raises what `require_no_transaction` does. Under the append lock.
+        Also raises what `require_no_transaction` does. Call under the append lock.
         """
         entry = self._states.find(producer_id, self._handle.clock.now_ms())
         if entry is None or not entry.epoch <= epoch <= entry.epoch + 1:
@@ -183,13 +192,13 @@ class Appender:
 
     @interrupt_safe_context
     def producers(self) -> Iterator[ProducerStates]:
-        """What is known of producers up to the end of the log, under the append lock."""
+        """Yield the producer states up to the end of the log, under the append lock."""
         with self._handle.append_locked(by_names=False):
-            self._states.catch_up(self._look())
+            self._states.catch_up(self._current_log())
             yield self._states
 
-    def _look(self) -> LogState:
-        """The state of the log, once nothing keeps it from being appended to. Under the append lock."""
+    def _current_log(self) -> LogState:
+        """Return the current log state after checking that appends are allowed. Call under the append lock."""
         handle = self._handle
         page = handle.page
         words = page.words
@@ -205,19 +214,21 @@ class Appender:
                 finish_interrupted_append(handle)
         log = page.log.read()
         if self._end.seen is not log:
-            self._begun = []  # of an append that was interrupted
+            self._begun = []  # left by an interrupted append
             self._end.catch_up(log)
         return log
 
     def _place_tracked(
         self, log: LogState, batches: Sequence[EncodedBatch], now_ms: int, stamp: ProducerStamp | None
     ) -> tuple[int, int]:
-        """`_place_locked` in a log that has producers."""
+        """Place batches in a log that has producers."""
         states = self._states
         if states.seen is not log:
             states.catch_up(log)
         if stamp is None:
-            return self._place_locked(log, batches, now_ms, note=lambda _: self._take_note(log, batches, None, now_ms))
+            return self._place_locked(
+                log, batches, now_ms, record=lambda _: self._record_placed(log, batches, None, now_ms)
+            )
         count = batches[0].last_offset_delta + 1
         if len(batches) > 1:
             count = sum(batch.last_offset_delta + 1 for batch in batches)
@@ -225,26 +236,27 @@ class Appender:
         if known_offset is not None:
             return known_offset, known_offset + count
         if not self._handle.page.words[PRODUCERS_WORD]:
-            self._note_producers(log, now_ms)
-        # In a transaction: it ends before this transaction's first batch, or an earlier one's.
+            self._record_first_producer(log, now_ms)
+        # In a transaction the last stable offset stays before the transaction's first batch, or an earlier
+        # transaction's.
         stable_offset = log.last_stable_offset if stamp.transactional else None
 
-        def note(after: LogState) -> None:
+        def record(after: LogState) -> None:
             first = log.log_end_offset
             if len(batches) == 1 and not self._begun:
-                states.applied(stamp, first, count, now_ms)
-                states.reached(after)
+                states.record_append(stamp, first, count, now_ms)
+                states.mark_seen(after)
                 return
-            self._take_note(
-                log, batches, lambda at, some: states.applied(stamp.after(at - first), at, some, now_ms), now_ms
+            self._record_placed(
+                log, batches, lambda at, some: states.record_append(stamp.after(at - first), at, some, now_ms), now_ms
             )
 
-        return self._place_locked(log, batches, now_ms, stable_offset, note)
+        return self._place_locked(log, batches, now_ms, stable_offset, record)
 
     def _place_numbered(
         self, log: LogState, batches: Sequence[EncodedBatch], numbered: Sequence[ProducerAppend], now_ms: int
     ) -> tuple[int, int]:
-        """`_place_tracked` for several producers: one write, and each is asked for itself before that."""
+        """Place batches of several producers in one write, after asking for each producer whether it may append."""
         states = self._states
         if states.seen is not log:
             states.catch_up(log)
@@ -263,23 +275,28 @@ class Appender:
         if not placed:
             return log.log_end_offset, log.log_end_offset
         if not self._handle.page.words[PRODUCERS_WORD]:
-            self._note_producers(log, now_ms)
+            self._record_first_producer(log, now_ms)
         of_batch = iter(stamps)
 
-        def note(offset: int, count: int) -> None:
+        def record(offset: int, count: int) -> None:
             stamp = next(of_batch)
             if stamp is not None:
-                states.applied(stamp, offset, count, now_ms)
+                states.record_append(stamp, offset, count, now_ms)
 
-        return self._place_locked(log, placed, now_ms, note=lambda _: self._take_note(log, placed, note, now_ms))
+        return self._place_locked(
+            log, placed, now_ms, record=lambda _: self._record_placed(log, placed, record, now_ms)
+        )
 
     def _may_append(self, item: ProducerAppend, now_ms: int) -> bool:
-        """Whether a producer's batches come next; else it knows why not, or where they are already."""
+        """Return whether a producer's batches are next.
+
+        If not, set the item's error or the offset of the earlier append.
+        """
         try:
             known_offset = self._states.admit(item.stamp, item.count, now_ms)
         except SegmentlogError as error:
             item.error = error
-        except OSError as error:  # of its fence: no affair of the others
+        except OSError as error:  # raised by its fence check: it concerns this producer only
             if is_interrupt(error):
                 raise
             try:
@@ -294,10 +311,10 @@ class Appender:
             item.known_offset = known_offset
         return False
 
-    def _note_producers(self, log: LogState, now_ms: int) -> None:
-        """Write down that the log has producers, durably: from then on every recovery looks for them.
+    def _record_first_producer(self, log: LogState, now_ms: int) -> None:
+        """Record durably that the log has producers: from now on every recovery reads their batches.
 
-        It looks no further back than here: what lies before may be much, and in an object store alone.
+        Recovery reads no further back than this segment: earlier segments may be many, or only in the object store.
         """
         handle = self._handle
         if log.active_base_offset:
@@ -308,16 +325,16 @@ class Appender:
             except DiskFailed as error:
                 handle.fail(f"writing the checkpoint failed ({error})")
 
-    def _take_note(
+    def _record_placed(
         self,
         log: LogState,
         batches: Sequence[EncodedBatch],
-        note: Callable[[int, int], None] | None,
+        record: Callable[[int, int], None] | None,
         now_ms: int,
     ) -> None:
-        """Tell ``note`` the offset and length of each batch that was published behind ``log``.
+        """Call ``record`` with the offset and record count of each batch published after ``log``.
 
-        And leave a snapshot of the states where a segment was begun.
+        Write a producer snapshot at the start of each new segment.
         """
         begun, self._begun = self._begun, []
         has_rolled = bool(begun)
@@ -326,14 +343,14 @@ class Appender:
             while begun and begun[0] <= offset:
                 self._states.write_snapshot(begun.pop(0), now_ms)
             count = batch.last_offset_delta + 1
-            if note is not None:
-                note(offset, count)
+            if record is not None:
+                record(offset, count)
             offset += count
         for base in begun:
             self._states.write_snapshot(base, now_ms)
         if has_rolled:
-            self._states.forget_expired(now_ms)
-        self._states.reached(self._handle.page.log.read())
+            self._states.drop_expired(now_ms)
+        self._states.mark_seen(self._handle.page.log.read())
 
     def _place_locked(
         self,
@@ -341,11 +358,11 @@ class Appender:
         batches: Sequence[EncodedBatch],
         now_ms: int,
         stable_offset: int | None = None,
-        note: Callable[[LogState], None] | None = None,
+        record: Callable[[LogState], None] | None = None,
     ) -> tuple[int, int]:
-        """Write and publish; ``stable_offset`` is the last stable one after that, -1 the new end.
+        """Write and publish batches. ``stable_offset`` is the new last stable offset, or -1 for the new log end.
 
-        ``note`` is told the state after that, while the folder still stays where a segment was begun in it.
+        ``record`` is called with the new state. If a segment began, the folder is still locked then.
         """
         handle = self._handle
         size_bytes = record_count = 0
@@ -353,7 +370,7 @@ class Appender:
             size_bytes += batch.size_bytes
             record_count += batch.last_offset_delta + 1
         next_offset = log.log_end_offset + record_count
-        if next_offset >= log.offset_ceiling:  # so that a position at the log end lies below the ceiling, too
+        if next_offset >= log.offset_ceiling:  # >=, so that a position at the log end lies below the ceiling, too
             log = self._raise_ceiling(log, next_offset)
         rolls = should_roll(
             handle.config,
@@ -365,13 +382,13 @@ class Appender:
         )
         if not rolls and (log.end_position or len(batches) == 1):
             after = self._write_and_publish(log, batches, now_ms, next_offset, stable_offset, is_one_run=True)
-            if note is not None:
-                note(after)
+            if record is not None:
+                record(after)
         else:
             with handle.folder_locked():
                 after = self._write_and_publish(log, batches, now_ms, next_offset, stable_offset, is_one_run=False)
-                if note is not None:
-                    note(after)
+                if record is not None:
+                    record(after)
         return log.log_end_offset, next_offset
 
     def _write_and_publish(
@@ -384,11 +401,11 @@ class Appender:
         *,
         is_one_run: bool,
     ) -> LogState:
-        """The rest of `_place_locked`; ``is_one_run``: no segment begins in it."""
+        """Do the second half of `_place_locked`. ``is_one_run``: all batches go to the active segment."""
         handle = self._handle
         ledger = handle.ledger
         end = self._end
-        end.seen = None  # whatever ends this early: the next one looks for itself what is open here
+        end.seen = None  # if this ends early, the next append checks what is open
         ledger.start_append()
         observed: list[Observed] = []
         try:
@@ -407,17 +424,17 @@ class Appender:
         ledger.publish(after)
         if handle.page.words[WAITING_WORD] and self._wakes:
             handle.wake_followers()
-        # Only now: an index must not know of batches that were never published.
+        # After publishing: an index must never contain batches that were not published.
         for index, position, first, following, max_timestamp, size_bytes in observed:
             index.observe(position, first, following, max_timestamp, size_bytes)
         if end.sealed:
-            self._close_rolled()
+            self._finish_rolls()
         end.seen = after
         self.appended = True
         return after
 
     def roll(self) -> bool:
-        """Seal the active segment and begin the next, though nothing is appended; False when it is empty."""
+        """Seal the active segment and begin the next without appending. Return False if the active segment is empty."""
         handle = self._handle
         with handle.append_locked():
             handle.check_appendable()
@@ -439,20 +456,20 @@ class Appender:
             except DiskFailed as error:
                 handle.fail(f"an fsync failed ({error})")
             handle.ledger.publish(after)
-            self._close_rolled()
+            self._finish_rolls()
             end.seen = after
             self.appended = True
             if tracked:
-                self._take_note(log, [], None, handle.clock.now_ms())
+                self._record_placed(log, [], None, handle.clock.now_ms())
             return True
 
     def _raise_ceiling(self, log: LogState, next_offset: int) -> LogState:
-        """Reserve offsets durably before any of them is handed out: one fsync for a million records."""
+        """Reserve offsets durably before any of them is assigned: one fsync for a million records."""
         handle = self._handle
         ceiling = next_offset + OFFSET_CEILING_STEP
         if ceiling > _OFFSET_MAX or log.epoch > _EPOCH_MAX:
             handle.fail(
-                f"it has used up its numbers (offset {log.log_end_offset}, epoch {log.epoch}): make a new topic"
+                f"it has used up its numbers (offset {log.log_end_offset}, epoch {log.epoch}): create a new topic"
             )
         granted = read_grant(handle.fs, handle.folder)
         if granted is not None:
@@ -467,20 +484,20 @@ class Appender:
                 handle.fail(f"writing the checkpoint failed ({error})")
         return log
 
-    def _close_rolled(self) -> None:
-        """After an append that rolled is published."""
+    def _finish_rolls(self) -> None:
+        """Complete the sealed segments after publishing an append that rolled."""
         self._begun = self._end.finish_rolls()
-        self._handle.rolled()
+        self._handle.notify_rolled()
 
-    def _begin_anew(self) -> None:
-        """In a forked child: nothing of what a thread of the parent was in the middle of."""
-        self._end.begin_anew()
+    def _reset_after_fork(self) -> None:
+        """Discard in a forked child what a thread of the parent may have half done."""
+        self._end.reset_after_fork()
         self._begun = []
         self._states = ProducerStates(self._handle)
-        self.appended = False  # the clean close of what the parent appended is the parent's
+        self.appended = False  # the parent closes what the parent appended
 
     def close_cleanly(self, log: LogState) -> None:
-        """Give back the space ahead of the end, and leave what is known, at a clean close. Under the append lock."""
+        """Cut off preallocated space and write the producer states, at a clean close. Call under the append lock."""
         self._end.close_cleanly(log)
         if self._handle.page.words[PRODUCERS_WORD]:
-            self._states.leave(log, self._handle.clock.now_ms())
+            self._states.write_end_snapshot(log, self._handle.clock.now_ms())

@@ -1,4 +1,4 @@
-"""From a caller's lists to finished batches: checked, split where they are too large, encoded."""
+"""Check a caller's columns, split them where they exceed a batch, and encode them as batches."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from segmentlog.quantities import UNLIMITED_MS
 from segmentlog.records import Headers
 
 MAX_BATCH_RECORDS = 1 << 16
-"""Longer lists become several batches: a reader decodes a whole column at a time."""
+"""Longer columns become several batches, because a reader decodes a whole column at a time."""
 
 
-_NOBODY = ProducerStamp(-1, -1, -1)
+_NO_PRODUCER = ProducerStamp(-1, -1, -1)
 
 
 class RecordColumns(msgspec.Struct, frozen=True, gc=False):
-    """What a caller wants appended, checked: lists of one length, timestamps in milliseconds or None for now."""
+    """Checked records to append: lists of equal length, timestamps in milliseconds or None for the current time."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     timestamps: Int64Array | None
     headers: Sequence[Headers] | None
 
-    def stamped(self, timestamp_ms: int) -> RecordColumns:
-        """The same with timestamps: their own, or this one for all."""
+    def with_timestamps(self, timestamp_ms: int) -> RecordColumns:
+        """Return the columns with timestamps: their own, or ``timestamp_ms`` for all records."""
         if self.timestamps is not None:
             return self
         return RecordColumns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
 
     def part(self, start: int, stop: int) -> RecordColumns:
-        """Some of the records; a column that says nothing of them is left out, as if they had come alone."""
+        """Return the records ``[start, stop)``. A column without content in that range is None."""
         keys = None if self.keys is None else self.keys[start:stop]
         headers = None if self.headers is None else self.headers[start:stop]
         return RecordColumns(
@@ -70,9 +70,9 @@ _scratch = _Scratch()
 
 
 def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> RecordColumns:
-    """The caller's columns, with as many items each. Raises `InvalidRecord` that names the column and the index.
+    """Check that a caller's columns have equal lengths. Raises `InvalidRecord` with the column and the index.
 
-    What the items of values and keys are is checked when they are encoded, or by `check_items`.
+    The types of values and keys are checked when they are encoded, or by `check_items`.
     """
     if values.__class__ is not list:
         values = as_list("values", values)
@@ -102,7 +102,7 @@ def check_items(columns: RecordColumns) -> None:
 def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -> None:
     """Raise `InvalidRecord` for timestamps that are further from the clock than the topic accepts."""
     if config.message_timestamp_after_max_ms is None and config.message_timestamp_before_max_ms == UNLIMITED_MS:
-        return  # nor beyond what readers can hold: `as_timestamps` made them
+        return  # `as_timestamps` has already checked that readers can represent them
     if len(timestamps) == 0:
         return
     if refused := refused_timestamps(timestamps, config, now_ms):
@@ -111,7 +111,7 @@ def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -
 
 
 def check_size(columns: RecordColumns, config: TopicConfig) -> None:
-    """Raise `RecordTooLarge` for one record that is too large for a batch of its own."""
+    """Raise `RecordTooLarge` if a single record exceeds a batch of its own."""
     scratch = bytearray()
     encode_columns(scratch, columns.values, columns.keys, columns.timestamps, columns.headers, None, 0)
     if len(scratch) > config.max_message_bytes:
@@ -119,9 +119,9 @@ def check_size(columns: RecordColumns, config: TopicConfig) -> None:
 
 
 def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> InvalidRecord:
-    """The error for a record without a key in a topic that needs one; ``indices`` of all of them."""
-    wanted = "a key for each record: the topic is compacted (cleanup.policy) and retains the last record of each key"
-    return InvalidRecord("keys", index, "None", wanted, indices)
+    """Return the error for a record without a key in a topic that needs keys. ``indices``: all such records."""
+    expected = "a key for each record: the topic is compacted (cleanup.policy) and retains the last record of each key"
+    return InvalidRecord("keys", index, "None", expected, indices)
 
 
 def _require_keys(columns: RecordColumns) -> None:
@@ -133,7 +133,7 @@ def _require_keys(columns: RecordColumns) -> None:
 
 
 def as_list(column: str, items: Any) -> list[Any]:
-    """A caller's column as a list. Raises `InvalidRecord` for what is one item."""
+    """Return a caller's column as a list. Raises `InvalidRecord` for a single value instead of a sequence."""
     if isinstance(items, str | bytes | bytearray | memoryview | dict) or not hasattr(items, "__iter__"):
         raise InvalidRecord(column, 0, f"part of one {type(items).__name__}", f"a list of {column}: [b'...', ...]")
     return list(items)
@@ -146,10 +146,10 @@ def encode_columns_as_batches(
     scratch: bytearray | None = None,
     stamp: ProducerStamp | None = None,
 ) -> list[EncodedBatch]:
-    """Finished batches of the columns, in order, none above the topic's limits, with a producer's ``stamp`` or none.
+    """Encode the columns as batches within the topic's limits, in order, with the numbers of ``stamp`` if given.
 
-    Raises `InvalidRecord`, and `RecordTooLarge` when a single record is. Without ``scratch`` the batch may use a
-    buffer that belongs to this thread: place it before encoding anything else here.
+    Raises `InvalidRecord`, and `RecordTooLarge` if a single record exceeds the limits. Without ``scratch`` a batch may
+    use a buffer of this thread: place it before encoding anything else in this thread.
     """
     if config.compacts:
         _require_keys(columns)
@@ -161,7 +161,7 @@ def encode_columns_as_batches(
         except RecordTooLarge:
             pass
     else:
-        check_items(columns)  # for the index of one that is wrong: that in a part would say little
+        check_items(columns)  # first, so that an error has the index in the whole column, not in a part
     encode_part = partial(_encode_part, columns, config, now_ms, stamp)
     batches: list[EncodedBatch] = []
     for start in range(0, count, limit):
@@ -179,7 +179,7 @@ def _encode_part(
 def _encode(
     columns: RecordColumns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
 ) -> EncodedBatch:
-    stamp = stamp or _NOBODY
+    stamp = stamp or _NO_PRODUCER
     return encode_batch(
         columns.values,
         columns.keys,

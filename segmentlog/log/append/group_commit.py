@@ -1,27 +1,27 @@
-"""Durable appends: one write and one fsync for all threads that ask at the same time.
+"""Group commit: one write and one fsync for all threads that append durably at the same time.
 
-A thread leaves its records in a queue. If nobody leads, it leads: it takes what is in the
-queue, merges small appends into one batch, writes, syncs, and wakes those it did it for;
-then the first of those who came meanwhile leads. Threads that merely queued for the sync
-lock reached 1.2 times one thread's rate here, this 2 to 5 times. Batches of producers with numbers are not
-merged, as each has its own, but written together: whoever of them may not append is told so, and the others go on.
+A thread puts its records into a queue. If no thread leads, it becomes the leader. The leader takes the queue, merges
+small appends into one batch, writes, syncs and wakes the threads whose records it wrote. Then the first thread that
+queued meanwhile leads. Threads that merely queued for the sync lock reached 1.2 times one thread's rate here; this
+reaches 2 to 5 times. Batches with a producer's numbers are not merged, because each has its own numbers, but they are
+written together. A producer that may not append gets its error, and the others continue.
 
-An interrupt may come anywhere, in the leader as well, and leaves nobody waiting (`storage.interrupt_safe`):
+An interrupt may come anywhere, also in the leader, and must not leave a thread waiting (see `storage.interrupt_safe`):
 
-- Leading is holding the lock ``_leading`` by ``with``, nothing else. It is never handed over while it is held.
-- What is in the queue stays there until it is done, and only who leads removes it. An append that is taken points
-  to its `_Group`; whatever happens to a whole group is one store into that.
-- Only the main thread runs signal handlers. While it is here, or was interrupted here, a wake-up is a hint: whoever
-  sleeps looks around every `LOOK_EVERY_S`, and leads if nobody does. Who leads and finds a group that is not settled
-  knows that its leader was interrupted.
-- As long as it is not, the others sleep until they are told: a wait with a time-out takes 2 us more, a twentieth of an
-  append among 32 threads. It says that it is here before it looks whether anybody else is. So whoever sleeps without
-  a time-out was in the queue before, and the main thread is the last to be woken and to lead: one of the others is
-  on his way. Should it lead all the same, it wakes them first.
-- Whoever is interrupted leaves at once, and says so (``left``): what he wants appended is not taken any more.
-- A main thread that was interrupted here does not lead on its next try while another thread waits. It wakes that
-  thread and waits too. A signal every millisecond leaves the main thread no time to finish the repair that its own
-  interrupted write made necessary. It used to take the lead again at once, every time, and no thread could append.
+- A thread leads while it holds the lock ``_leading`` by ``with``, and only then. The lock is never handed over.
+- An append stays in the queue until it is done, and only the leader removes it. An append that was taken points to its
+  `_CommitGroup`. Each change of a group's fate is one store into the group.
+- Only the main thread runs signal handlers. While it is in `append`, or was interrupted there, a wake-up is only a
+  hint. Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds a group
+  that is not settled knows that the group's leader was interrupted.
+- While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
+  more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
+  threads are there. So a thread that sleeps without a time-out queued earlier, and the main thread is the last to be
+  woken and to lead: another thread is about to lead. If the main thread leads all the same, it wakes them first.
+- An interrupted thread leaves at once and sets ``left``: its append is not taken any more.
+- A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
+  waits, too. With a signal every millisecond the main thread never finishes the repair that its own interrupted write
+  made necessary. It used to take the lead again at once, every time, and no thread could append.
 """
 
 from __future__ import annotations
@@ -47,52 +47,53 @@ from segmentlog.storage.interrupt_check import is_failure
 from segmentlog.storage.interrupt_safe import POLL_INTERVAL_S, is_main_thread, wake_sleeper
 
 _MERGE_RECORDS = 16
-"""Appends of up to so many records are merged; larger ones are encoded by their own thread, before they queue."""
+"""Appends of at most this many records are merged. A larger append is encoded by its own thread before it queues."""
 _MERGE_BYTES = 64 << 10
 _GATHER_TRIES = 3
 
 
-class _Group:
-    """Appends that are written together, and how far that came. Changed by who leads."""
+class _CommitGroup:
+    """Appends that are written together, and their progress. Only the leader changes it."""
 
     __slots__ = ("base_offset", "error", "is_kept", "is_placing", "is_synced", "is_void", "next_offset")
 
     def __init__(self) -> None:
         self.is_placing = False
         self.base_offset = self.next_offset = -1
-        """Once they are appended."""
+        """Offsets of the group, once its records are appended."""
         self.is_synced = False
         self.is_kept = False
-        """Nobody has dropped any of it, as far as its leader saw: else each looks for its own records."""
+        """Whether the leader saw that no record of the group was dropped. If false, each thread checks its own records.
+        """
         self.is_void = False
-        """Nothing was appended: the next who leads takes them anew."""
+        """Whether nothing was appended: the next leader takes the appends into a new group."""
         self.error: BaseException | None = None
 
     @property
     def is_settled(self) -> bool:
         return self.is_synced or self.error is not None
 
-    def broke_off(self, error: BaseException) -> None:
-        """What becomes of it when its leader ends in ``error``."""
+    def end_with(self, error: BaseException) -> None:
+        """Record that the leader ended with ``error``."""
         if is_failure(error):
-            self.error = error  # the log's, or the disk's: it is every one's
+            self.error = error  # an error of the log or the disk: it concerns all appends of the group
         else:
-            self.orphan()
+            self.end_interrupted()
 
-    def orphan(self) -> None:
-        """Settle it, as far as that goes, when its leader was interrupted: an interrupt is not the others' affair."""
+    def end_interrupted(self) -> None:
+        """Record that the leader was interrupted. The interrupt's exception must not reach the other threads."""
         if not self.is_placing:
             self.is_void = True
         elif self.next_offset < 0:
             self.error = SegmentlogError(
-                "the thread that was appending for several was interrupted: these records may or may not be appended;"
-                " read the end of the log before trying again"
+                "the thread that appended for a group of threads was interrupted: these records may or may not have"
+                " been appended; read the end of the log before appending them again"
             )
-        # Else all of it is appended: somebody else of the group syncs.
+        # Else all records are appended: another thread of the group syncs.
 
 
-class _Waiting:
-    """One append in the queue. ``wake`` is a held lock that is released when there is news."""
+class _QueuedAppend:
+    """An append in the queue. Its thread sleeps on the lock ``wake``, which is released to wake it."""
 
     __slots__ = (
         "_stamp", "ahead", "batches", "columns", "count", "error", "following", "group", "is_main", "known_offset",
@@ -106,27 +107,27 @@ class _Waiting:
         self.batches = batches
         self._stamp = stamp
         self.known_offset = -1
-        """Where a producer's batches were appended before, if they were."""
+        """The offset at which a producer's batches were appended before; -1 if they were not."""
         self.is_main = False
-        self.group: _Group | None = None
+        self.group: _CommitGroup | None = None
         self.ahead = 0
-        """How many records of its group come before it."""
+        """The number of records before it in its group."""
         self.count = 0
         self.error: BaseException | None = None
-        """Its own, as opposed to the group's."""
+        """The error of this append, as opposed to its group's."""
         self.left = False
-        self.following: _Waiting | None = None
+        self.following: _QueuedAppend | None = None
         self.wake: Any = _thread.allocate_lock()
         self.wake.acquire()
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it is a producer's, under its numbers: then it is never merged with others."""
+        """Whether it has a producer's numbers: then it is never merged with other appends."""
         return self._stamp is not None
 
     @property
     def stamp(self) -> ProducerStamp:
-        """Of one that is numbered."""
+        """The stamp of an append with a producer's numbers."""
         assert self._stamp is not None
         return self._stamp
 
@@ -137,30 +138,30 @@ class _Waiting:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its thread still waits for a leader: to be taken into a group, or for the fsync of its group."""
+        """Whether its thread still waits for a leader, to be taken into a group or for the fsync of its group."""
         return not self.left and self.error is None and (self.group is None or not self.group.is_settled)
 
 
 class GroupCommit:
-    """Appends and syncs for whoever is waiting. Thread-safe; processes share fsyncs through `Syncer`."""
+    """Appends and syncs for all waiting threads. Thread-safe; processes share fsyncs through `Syncer`."""
 
     def __init__(self, handle: Handle, appender: Appender, syncer: Syncer) -> None:
         self._handle = handle
         self._appender = appender
         self._syncer = syncer
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedAppend] = deque()
         self._leading = fork_safety.lock(self, "_leading")
         self._main_is_here = False
-        """Or was interrupted here. Only the main thread writes it."""
-        self._heir: _Waiting | None = None
-        """Who was woken to lead next. A hint: he may be interrupted on his way."""
+        """Whether the main thread is in `append`, or was interrupted there. Only the main thread sets it."""
+        self._heir: _QueuedAppend | None = None
+        """The thread that was woken to lead next. Only a hint: it may be interrupted before it leads."""
         self._last_group = 1
-        # Not the leading thread's own: that may hold its batch, which is in the group.
+        # Not the buffer of the leading thread: that may hold its own batch, which is in the group.
         self._scratch = bytearray()
         handle.after_fork.append(self._reset)
 
     def _reset(self) -> None:
-        """In a forked child: nobody waits, and whoever was leading is gone with what it was encoding."""
+        """Discard the queue in a forked child: the waiting threads and the leader do not exist there."""
         self._queue = deque()
         self._main_is_here = False
         self._heir = None
@@ -170,14 +171,14 @@ class GroupCommit:
     def append(
         self, columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
     ) -> int:
-        """Append the columns and return the offset of the first record once all of them are on disk.
+        """Append the columns. Return the offset of the first record once all records are on disk.
 
-        With the ``stamp`` of a producer, which must be of no transaction, as `Appender.place` does.
+        A ``stamp`` has the meaning of `Appender.place`; it must not be transactional.
         """
         if not is_main_thread():
             return self._append(columns, config, now_ms, stamp)
-        gives_way = self._main_is_here  # the last append of this thread was interrupted: this one may be, too
-        self._main_is_here = True  # and stays so when an error, or an interrupt, ends it
+        gives_way = self._main_is_here  # the last append of this thread was interrupted, so this one may be, too
+        self._main_is_here = True  # and stays set if an error or an interrupt ends the append
         base_offset = self._append(columns, config, now_ms, stamp, is_main=True, gives_way=gives_way)
         self._main_is_here = False
         return base_offset
@@ -194,7 +195,8 @@ class GroupCommit:
     ) -> int:
         leading = self._leading
         if self._last_group == 1 and not self._queue and not leading.locked():
-            # Alone: nothing to share, nobody to wake. Who comes at the same moment waits here, and shares nothing once.
+            # Alone: no fsync to share, no thread to wake. A thread that comes at the same moment waits here once,
+            # without sharing.
             try:
                 with leading:
                     batches = encode_columns_as_batches(columns, config, now_ms, stamp=stamp)
@@ -202,29 +204,29 @@ class GroupCommit:
                     self._syncer.sync_records(base_offset, next_offset)
                     return base_offset
             finally:
-                self._rouse_next()
-        mine = self._waiting(columns, config, now_ms, stamp, is_main=is_main)
+                self._wake_next_leader()
+        mine = self._prepare(columns, config, now_ms, stamp, is_main=is_main)
         try:
             self._queue.append(mine)
-            is_told = True
+            was_woken = True
             while True:
-                group = mine.group  # as `_is_done`, without a call
+                group = mine.group  # like `_is_done`, without a call
                 if mine.error is not None or (group is not None and (group.is_synced or group.error is not None)):
                     break
-                # While an heir is on his way, those who were just woken come back and queue for him.
+                # While an heir is about to lead, the threads just woken come back and queue for it.
                 if (
                     not leading.locked()
-                    and (not is_told or self._may_lead(mine))
-                    and not (gives_way and self._has_other_lead())
+                    and (not was_woken or self._may_lead(mine))
+                    and not (gives_way and self._wake_other_leader())
                 ):
                     with leading:
                         self._lead(mine)
-                    self._rouse_next()
+                    self._wake_next_leader()
                 else:
-                    is_told = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
+                    was_woken = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
         except BaseException:
             mine.left = True
-            self._rouse_next()  # it may have been this one's turn
+            self._wake_next_leader()  # it may have been this thread's turn to lead
             raise
         finally:
             if mine.following is not None:
@@ -239,12 +241,12 @@ class GroupCommit:
             self._syncer.raise_if_lost(base_offset, base_offset + mine.count)
         return base_offset
 
-    def _may_lead(self, mine: _Waiting) -> bool:
+    def _may_lead(self, mine: _QueuedAppend) -> bool:
         heir = self._heir
         return heir is None or heir is mine or not heir.is_unfinished
 
-    def _has_other_lead(self) -> bool:
-        """Wake the first thread that waits to lead, except the main thread; False when no other thread waits."""
+    def _wake_other_leader(self) -> bool:
+        """Wake the first thread that waits to lead, except the main thread. Return False if no other thread waits."""
         other = next((one for one in list(self._queue) if not one.is_main and one.is_unfinished), None)
         if other is None:
             return False
@@ -252,28 +254,28 @@ class GroupCommit:
         wake_sleeper(other.wake)
         return True
 
-    def _is_done(self, mine: _Waiting) -> bool:
+    def _is_done(self, mine: _QueuedAppend) -> bool:
         group = mine.group
         return mine.error is not None or (group is not None and group.is_settled)
 
     @staticmethod
-    def _waiting(
+    def _prepare(
         columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
-    ) -> _Waiting:
+    ) -> _QueuedAppend:
         if stamp is None and _is_small(columns, config):
-            # An interrupt ends the wait of the main thread while another thread may be writing its records: neither its
-            # lists, which are the caller's again then, nor its buffer may be used for that.
-            mine = _Waiting(columns.part(0, len(columns.values)) if is_main else columns, [])
+            # An interrupt ends the wait of the main thread while another thread may be writing its records. So that
+            # thread must use neither its lists, which then belong to the caller again, nor its buffer.
+            mine = _QueuedAppend(columns.part(0, len(columns.values)) if is_main else columns, [])
         else:
             scratch = bytearray() if is_main else None
-            mine = _Waiting(None, encode_columns_as_batches(columns, config, now_ms, scratch, stamp), stamp)
+            mine = _QueuedAppend(None, encode_columns_as_batches(columns, config, now_ms, scratch, stamp), stamp)
         mine.is_main = is_main
         return mine
 
     # ------------------------------------------------------------ leading
 
-    def _lead(self, mine: _Waiting) -> None:
-        """Append and sync for everyone in the queue, ``mine`` among them."""
+    def _lead(self, mine: _QueuedAppend) -> None:
+        """Append and sync for all threads in the queue, ``mine`` among them."""
         self._heir = None
         if self._is_done(mine):
             return
@@ -282,26 +284,28 @@ class GroupCommit:
         if mine.is_main:
             for one in list(queue):
                 wake_sleeper(one.wake)
-        if group is not None and not group.is_void:  # not settled, and nobody else leads: its leader was interrupted
+        # not settled, and no other thread leads: its leader was interrupted
+        if group is not None and not group.is_void:
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)
                 group.is_synced = True
             else:
-                group.orphan()
+                group.end_interrupted()
             if group.is_settled:
                 self._wake([one for one in list(queue) if one.group is group], mine)
                 return
             if mine not in queue:
                 queue.append(mine)
         for _ in range(_GATHER_TRIES):
-            # Those who were just woken are about to come back: let them, rather than sync for one alone.
+            # The threads that were just woken are about to come back. Let them, instead of syncing for one thread
+            # alone.
             if len(queue) * 2 >= self._last_group:
                 break
             _yield_processor()
         taken = list(queue)
         self._last_group = len(taken)
         try:
-            # `is_free`, without a call for each.
+            # The conditions of `is_free`, without a call for each.
             self._append_group(
                 [
                     one
@@ -313,13 +317,13 @@ class GroupCommit:
             while queue:
                 group = queue[0].group
                 is_settled = group is not None and (group.is_synced or group.error is not None)
-                # An append that still waits for its fsync stays: a main thread that gives way has to see it.
+                # An append that still waits for its fsync stays, so that a main thread that gives way sees it.
                 if not is_settled and queue[0].is_unfinished:
                     break
                 queue.popleft()
             self._wake(taken, mine)
 
-    def _append_group(self, waiting: Sequence[_Waiting]) -> None:
+    def _append_group(self, waiting: Sequence[_QueuedAppend]) -> None:
         handle = self._handle
         config, now_ms = handle.config, handle.clock.now_ms()
         small = [append for append in waiting if append.columns is not None]
@@ -329,11 +333,11 @@ class GroupCommit:
         if small:
             try:
                 batches = encode_columns_as_batches(_merged(small, now_ms), config, now_ms, self._scratch)
-            except SegmentlogError:  # one's records cannot be encoded: that is its own affair
+            except SegmentlogError:  # one append cannot be encoded: find which one
                 batches, small = self._encode_apart(small, config, now_ms)
         if not batches and not large and not numbered:
             return
-        group = _Group()
+        group = _CommitGroup()
         try:
             ahead = 0
             for append in small:
@@ -343,7 +347,7 @@ class GroupCommit:
             for append in large:
                 append.group, append.ahead, append.count = group, ahead, _count_of(append.batches)
                 ahead += append.count
-            for append in numbered:  # what is ahead of them is known once it is known who of them may append
+            for append in numbered:  # `ahead` is known once it is known which of them may append
                 append.group, append.count = group, _count_of(append.batches)
             batches = [*batches, *(batch for append in large for batch in append.batches)]
             group.is_placing = True
@@ -352,16 +356,16 @@ class GroupCommit:
             group.is_kept = self._syncer.is_kept(group.base_offset, group.next_offset)
             group.is_synced = True
         except BaseException as error:
-            group.broke_off(error)
+            group.end_with(error)
             raise
 
     @staticmethod
     def _encode_apart(
-        small: Sequence[_Waiting], config: TopicConfig, now_ms: int
-    ) -> tuple[list[EncodedBatch], list[_Waiting]]:
-        """Batches for each of them, and those for which there are some; the others are told why not."""
+        small: Sequence[_QueuedAppend], config: TopicConfig, now_ms: int
+    ) -> tuple[list[EncodedBatch], list[_QueuedAppend]]:
+        """Return batches for each append that can be encoded, and those appends; set the error of the others."""
         batches: list[EncodedBatch] = []
-        good: list[_Waiting] = []
+        good: list[_QueuedAppend] = []
         for one in small:
             assert one.columns is not None
             try:
@@ -374,20 +378,23 @@ class GroupCommit:
     # ------------------------------------------------------------ waking
 
     @staticmethod
-    def _wake(taken: Sequence[_Waiting], mine: _Waiting) -> None:
-        """Wake one, who wakes the next: each wakes the other core once, where one thread waking all blocks it."""
+    def _wake(taken: Sequence[_QueuedAppend], mine: _QueuedAppend) -> None:
+        """Wake one thread, which wakes the next.
+
+        Each wakes the other core once, where one thread waking all would block it.
+        """
         others = [one for one in taken if one is not mine and not one.left]
         if len(others) > 1 and any(one.is_main for one in others):
-            others.sort(key=lambda one: one.is_main)  # last: nobody's wake-up depends on it
+            others.sort(key=lambda one: one.is_main)  # last: no other thread's wake-up depends on it
         for one, following in pairwise(others):
             one.following = following
         if others:
             wake_sleeper(others[0].wake)
 
-    def _rouse_next(self) -> None:
-        """Have the first of those who wait lead, unless another thread does that is not the main one."""
+    def _wake_next_leader(self) -> None:
+        """Wake the first waiting thread to lead, unless a thread other than the main thread leads."""
         if self._queue and (self._main_is_here or not self._leading.locked()):
-            if self._has_other_lead():
+            if self._wake_other_leader():
                 return
             main = next((one for one in list(self._queue) if one.is_unfinished), None)
             if main is not None:
@@ -399,9 +406,9 @@ def _count_of(batches: Sequence[EncodedBatch]) -> int:
     return sum(batch.last_offset_delta + 1 for batch in batches)
 
 
-def _first_of_each_producer(waiting: Sequence[_Waiting]) -> list[_Waiting]:
-    """Those with numbers, but of each producer the first alone: whether the next one follows is known after that."""
-    first: dict[int, _Waiting] = {}
+def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedAppend]:
+    """Return the first append of each producer. Whether its next append follows is known only after that."""
+    first: dict[int, _QueuedAppend] = {}
     for append in waiting:
         if append.is_numbered:
             first.setdefault(append.stamp.producer_id, append)
@@ -409,7 +416,10 @@ def _first_of_each_producer(waiting: Sequence[_Waiting]) -> list[_Waiting]:
 
 
 def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
-    """Whether the append is to be merged with others. Raises `InvalidRecord`: before others depend on it."""
+    """Return whether the append is to be merged with others.
+
+    Raises `InvalidRecord`, before other appends depend on the check.
+    """
     values, keys = columns.values, columns.keys
     if len(values) > _MERGE_RECORDS or (config.segment_records or _MERGE_RECORDS) < _MERGE_RECORDS:
         return False
@@ -422,8 +432,8 @@ def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
     return size_bytes <= min(_MERGE_BYTES, config.max_message_bytes // 2)
 
 
-def _merged(small: Sequence[_Waiting], now_ms: int) -> RecordColumns:
-    """The columns of several appends one after another; those without timestamps get the time."""
+def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> RecordColumns:
+    """Return the concatenated columns of several appends. Records without a timestamp get ``now_ms``."""
     parts = [one.columns for one in small if one.columns is not None]
     if len(parts) == 1:
         return parts[0]
@@ -440,7 +450,7 @@ def _merged(small: Sequence[_Waiting], now_ms: int) -> RecordColumns:
 
 
 def _yield_processor() -> None:
-    """Let other threads of this process run for a moment."""
+    """Let other threads of this process run briefly."""
     import time
 
     time.sleep(0)

@@ -1,4 +1,4 @@
-"""Making appends durable: one fsync for all who wait, in all threads and processes (group commit)."""
+"""Sync appended records: one fsync for all waiting threads and processes."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from segmentlog.storage.state_page import REWRITING, WAITING_WORD, LogState, Syn
 logger = logging.getLogger("segmentlog")
 
 CHECKPOINT_BYTES = 32 << 20
-"""The recovery point follows the durable offset once so much was synced: what a recovery reads at most, twice over."""
-_UNSYNCED = "what was appended stays, but is not known to be on the disk"
+"""The recovery point advances after this many synced bytes. A recovery reads at most twice as many."""
+_UNSYNCED = "the records are appended, but may not be on the disk; call flush() once the cause is fixed"
 
 
 class Syncer:
-    """fsyncs what was appended. Thread-safe; any number of processes have one."""
+    """Syncs the segments of one partition. Thread-safe; any number of processes may have one."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._fd = -1
         self._key = (-1, -1)
         self._lost: tuple[int, tuple[LostRange, ...]] = (0, ())
-        """(epoch, the ranges that were lost up to then): before the first one nothing is."""
-        self._told = ""
+        """(epoch, the lost ranges up to that epoch); epoch 0 has none."""
+        self._last_warning = ""
         handle.closers.append(self._close)
 
     def sync(self, upto_offset: int | None = None) -> int:
-        """Return the durable offset once everything below ``upto_offset`` (default: the log end) is on disk.
+        """Sync until everything below ``upto_offset`` (default: the log end) is durable. Return the durable offset.
 
-        Whoever gets the sync lock syncs everything written so far, so that those who waited
-        for it find their records durable. Raises `PartitionFailed` when an fsync fails (now or
-        before): it is never tried again. And `LocalError`, with ``appended``, when this process cannot open what is
-        to be synced: then nothing happened, and it can be asked again.
+        The process that gets the sync lock syncs everything written so far, so that waiting processes find their
+        records durable. Raises `PartitionFailed` if an fsync fails now or failed before: it is never retried. Raises
+        `LocalError` with ``appended`` if this process cannot open the files: nothing was synced, and the call may be
+        repeated.
         """
         handle = self._handle
         page = handle.page
@@ -58,7 +58,7 @@ class Syncer:
                 handle.ensure_open(_UNSYNCED, appended=True)
             flock, fd = handle.fs.flock, handle.state_fd
             try:
-                flock(fd, EXCLUSIVE)  # inside: an interrupt may come before it has returned
+                flock(fd, EXCLUSIVE)  # inside the try: an interrupt may come before it returns
                 sync = page.sync.read()
                 if sync.durable_offset >= upto_offset:
                     return sync.durable_offset
@@ -70,28 +70,28 @@ class Syncer:
                 flock(fd, UNLOCK)
 
     def sync_records(self, base_offset: int, end_offset: int) -> int:
-        """`sync` of records that were appended as ``[base_offset, end_offset)``, if they are still there.
+        """Sync the records that were appended as ``[base_offset, end_offset)``. Return the durable offset.
 
-        Raises `LogTruncated` when a recovery, a truncation or a repair by whatever process has dropped one of them
-        since: what is durable then is the log that goes on behind them.
+        Raises `LogTruncated` if a recovery, a truncation or a repair by any process has dropped one of them since. The
+        log after them is durable even then.
         """
         durable_offset = self.sync(end_offset)
         self.raise_if_lost(base_offset, end_offset)
         return durable_offset
 
     def raise_if_lost(self, base_offset: int, end_offset: int) -> None:
-        """Raise `LogTruncated` when one of the records that were appended there was dropped since."""
+        """Raise `LogTruncated` if one of the records appended at these offsets was dropped since."""
         try:
             lost = self.find_lost_range(base_offset, end_offset)
         except OSError as error:
-            why = "what was appended was synced, and may have been dropped before"
+            why = "the records were synced, but may have been dropped before; read the log at their offsets to check"
             self._handle.raise_local_error(error, why, appended=True)
             raise
         if lost is not None:
             raise LogTruncated(self._handle.log_name, max(base_offset, lost.base_offset), lost)
 
     def is_kept(self, base_offset: int, end_offset: int) -> bool:
-        """Whether nothing of it was dropped; False also when that cannot be seen."""
+        """Return whether no record in the range was dropped; False also if that cannot be checked."""
         try:
             return self.find_lost_range(base_offset, end_offset) is None
         except OSError as error:
@@ -100,10 +100,14 @@ class Syncer:
             return False
 
     def find_lost_range(self, base_offset: int, end_offset: int) -> LostRange | None:
-        """The first lost range that touches these offsets; they are never used again, so no epoch is asked."""
+        """Return the first lost range that overlaps these offsets, or None.
+
+        Offsets are never reused, so no epoch is needed.
+        """
         handle = self._handle
         epoch = handle.page.log.read().epoch
-        if self._lost[0] != epoch:  # a range only ever comes with an epoch, and is in the checkpoint before that shows
+        # a new range comes with a new epoch, and is in the checkpoint before the page shows the epoch
+        if self._lost[0] != epoch:
             with handle.folder_locked():
                 self._lost = (epoch, handle.ledger.checkpoint().lost_ranges)
         for lost in self._lost[1]:
@@ -119,30 +123,30 @@ class Syncer:
         return log.log_end_offset
 
     def sync_all(self, log: LogState, sync: SyncState) -> SyncState:
-        """fsync everything that ``log`` shows, and no more is done. The caller holds the sync lock."""
+        """Sync everything that ``log`` shows. Does not advance the recovery point. The caller holds the sync lock."""
         handle = self._handle
         page = handle.page
         if page.moved != handle.moved:
             handle.check_usable()
         if handle.failed is not None or page.failed:
             handle.fail(handle.failed or "an fsync failed")
-        is_known = self._key == (log.active_base_offset, log.epoch)
-        is_known = is_known and log.active_base_offset == sync.synced_base_offset
+        is_open = self._key == (log.active_base_offset, log.epoch)
+        is_open = is_open and log.active_base_offset == sync.synced_base_offset
         try:
-            if is_known:
+            if is_open:
                 handle.fs.fdatasync(self._fd)
             else:
-                with handle.folder_locked():  # or another log's files would be synced for this one's
+                with handle.folder_locked():  # else the files of another log could be synced instead
                     self._sync_files(log, sync)
         except OSError as error:
             if not is_from_a_call(error):
                 raise
-            has_failed = is_known or isinstance(error, DiskFailed)  # else a file could not be opened, say
+            has_failed = is_open or isinstance(error, DiskFailed)  # else, for example, a file could not be opened
             if has_failed:
-                # Before anything else is called: an interrupt must not have it forgotten, and then tried again.
+                # Before any other call: after an interrupt here, the fsync would be tried again.
                 handle.ledger.mark_failed()
             try:
-                handle.check_usable()  # deleted since the look above: no failure of the disk
+                handle.check_usable()  # deleted since the check above: the disk has not failed
                 handle.check_in_place()
             except UnknownTopic:
                 if has_failed:
@@ -150,7 +154,7 @@ class Syncer:
                 raise
             if not has_failed:
                 raise
-            # Not retried: after a failed fsync the pages are marked clean whatever happened to them.
+            # Not retried: after a failed fsync the kernel marks the pages clean, whether or not they were written.
             handle.fail(f"an fsync failed ({error})")
         sync = handle.ledger.record_sync(log, sync)
         if page.words[WAITING_WORD]:
@@ -158,16 +162,16 @@ class Syncer:
         return sync
 
     def checkpoint_now(self) -> int:
-        """fsync everything, sealed segments and names included, and put the recovery point there.
+        """Sync everything, sealed segments and names included, and advance the recovery point to the log end.
 
-        Returns the base offset of the segment that it lies in: no segment before that is needed
-        by a recovery, or changes any more. Raises `DiskFull`, `PartitionFailed`.
+        Return the base offset of the segment with the recovery point. A recovery reads no segment before it, and none
+        of those changes any more. Raises `DiskFull`, `PartitionFailed`.
         """
         handle = self._handle
         while True:
-            self._settle()
+            self._finish_truncation()
             with handle.sync_locked():
-                if self._is_rewritten:  # another one since
+                if self._is_rewritten:  # another truncation began since
                     continue
                 log = handle.page.log.read()
                 self._sync_locked(handle.page.sync.read())
@@ -176,42 +180,50 @@ class Syncer:
 
     @property
     def _is_rewritten(self) -> bool:
-        """Whether a truncation was cut short, if asked under the sync lock: whoever is at one holds that, too.
+        """Whether a truncation was interrupted, if called under the sync lock: a running truncation holds that lock.
 
-        The recovery that is to end it begins at the point that the checkpoint has, and nobody moves that before.
+        The recovery that completes it begins at the checkpoint's recovery point, which must not advance before.
         """
         page = self._handle.page
         return page.writing == REWRITING and not page.failed
 
-    def _settle(self) -> None:
-        """End a truncation that was cut short. The caller holds no lock."""
+    def _finish_truncation(self) -> None:
+        """Complete an interrupted truncation. The caller holds no lock."""
         if self._is_rewritten:
             with self._handle.append_locked():
                 if self._is_rewritten:
                     finish_interrupted_append(self._handle)
 
     def advance_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
-        """Write down that everything ``log`` shows is on disk. The caller holds the sync lock, and synced it."""
+        """Record that everything ``log`` shows is on disk. The caller holds the sync lock and has synced it.
+
+        If that fails, the old recovery point stays valid, and only costs a longer recovery.
+        """
         try:
             self._write_recovery_point(log, sync, **changes)
         except DiskFull:
-            pass  # the old recovery point is as true as ever, and only costs a longer scan
+            pass  # the old recovery point stays valid, and only costs a longer recovery
         except (CorruptBatch, OSError) as error:
             if is_interrupt(error):
                 raise
-            if str(error) != self._told:  # once, and not with each fsync
-                self._told = str(error)
-                logger.warning("%s: the recovery point stays where it is: %s", self._handle.log_name, error)
+            if str(error) != self._last_warning:  # once, not with each fsync
+                self._last_warning = str(error)
+                logger.warning(
+                    "%s: the recovery point cannot advance, so a recovery would read more: %s",
+                    self._handle.log_name,
+                    error,
+                )
 
     def _write_recovery_point(self, log: LogState, sync: SyncState, **changes: object) -> None:
         with self._handle.folder_locked():
-            self._write_recovery_point_there(log, sync, **changes)
+            self._write_recovery_point_locked(log, sync, **changes)
 
-    def _write_recovery_point_there(self, log: LogState, sync: SyncState, **changes: object) -> None:
+    def _write_recovery_point_locked(self, log: LogState, sync: SyncState, **changes: object) -> None:
         handle = self._handle
         if sync.synced_base_offset != log.active_base_offset:
-            # Rolled since, when every record was durable: where the sealed file was cut off is not, nor the next one's
-            # name. Behind the recovery point the space that comes back after a power cut would be damage.
+            # The log rolled since, when every record was durable. But the truncation of the sealed file and the name of
+            # the next segment are not. Preallocated space that returns after a power cut would be damage below the
+            # recovery point.
             sync = self.sync_all(handle.page.log.read(), sync)
         try:
             handle.ledger.advance_recovery_point(log, sync, **changes)
@@ -226,14 +238,14 @@ class Syncer:
             raise
 
     def _sync_files(self, log: LogState, sync: SyncState) -> None:
-        """fsync every segment written to since the last time, and the folder if one was begun since."""
+        """Sync every segment written since the last sync, and the folder if a segment began since."""
         handle = self._handle
         fs = handle.fs
         if log.active_base_offset != sync.synced_base_offset:
             for base in handle.segments(log):
                 if sync.synced_base_offset <= base < log.active_base_offset:
                     self._sync_sealed(base, log.epoch)
-            # The folder too: until then a power cut may take the new segment's name, and with it the segment.
+            # Sync the folder, too: until then a power cut may undo the new segment's name, and so lose the segment.
             fs.sync_folder(handle.folder)
         key = (log.active_base_offset, log.epoch)
         if self._key != key:
@@ -246,7 +258,7 @@ class Syncer:
             handle.drop_sealed(base)
 
     def _sync_sealed(self, base: int, epoch: int) -> None:
-        """fsync a sealed segment: where it was sealed here, through the descriptor that it was written with."""
+        """Sync a sealed segment, through the descriptor that wrote it if this process sealed it."""
         handle = self._handle
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
         kept = handle.sealed.get(base)
@@ -254,14 +266,14 @@ class Syncer:
             kept.sync()
             return
         with (
-            contextlib.suppress(FileNotFoundError),  # retention was faster
+            contextlib.suppress(FileNotFoundError),  # retention has deleted it
             opened(handle.fs, path, os.O_RDONLY | os.O_CLOEXEC) as fd,
         ):
             sync_data(handle.fs, fd, path)
 
     def _close(self) -> None:
         close_file = self._handle.fs.close
-        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before: its number may be another file's right after
+        fd, self._fd, self._key = self._fd, -1, (-1, -1)  # before closing: the number may then belong to another file
         if fd >= 0:
             try:
                 close_file(fd)

@@ -1,4 +1,4 @@
-"""Waiting for who ships the store: until records lie in the object store, or more offsets are granted."""
+"""Wait for the shipper: until records are in the object store, or until more offsets are granted."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from segmentlog.storage.grant_file import read_grant
 from segmentlog.storage.state_page import CONFIG_WORD, SHIPPED_WORD
 
 WAIT_S: Final = 120.0
-"""As long as Kafka's clients take for a delivery (delivery.timeout.ms)."""
+"""The default delivery time-out of Kafka's clients (delivery.timeout.ms)."""
 GRANT_WAIT_S: Final = 10.0
-_LOOK_S: Final = 0.5
-"""So often it is looked at whether somebody ships at all."""
+_POLL_S: Final = 0.5
+"""How often to check that a process ships the store at all."""
 
 
 def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
     """Return once everything below ``next_offset``, which is on disk, was shipped.
 
-    Raises `NotShipped` when nobody ships, or the object store cannot be reached for `WAIT_S`; `StoreFenced`.
+    Raises `NotShipped` if no process ships the store, or if that takes longer than `WAIT_S`; `StoreFenced`.
     """
     signals = handle.ship_signals
     words = handle.page.words
     if signals is None:
-        raise NotShipped(handle.log_name, base_offset, next_offset, "the partition is of no store")
+        raise NotShipped(handle.log_name, base_offset, next_offset, "the partition does not belong to a store")
     ends_s = time.monotonic() + WAIT_S
-    look_s = 0.0
+    check_s = 0.0
     while handle.page.words[SHIPPED_WORD] < next_offset:
         now_s = time.monotonic()
         if words[CONFIG_WORD] != handle.config_version:
             handle.refresh_config()
             if handle.fenced:
                 raise StoreFenced(handle.log_name, handle.fenced)
-        if now_s >= look_s:
-            look_s = now_s + _LOOK_S
+        if now_s >= check_s:
+            check_s = now_s + _POLL_S
             signals.want()
             if not signals.is_shipping:
-                raise NotShipped(handle.log_name, base_offset, next_offset, "nobody ships this store")
+                raise NotShipped(handle.log_name, base_offset, next_offset, "no process ships this store")
         if now_s >= ends_s:
-            why = signals.trouble or f"the shipper did not come to it in {WAIT_S:.0f} s"
+            why = signals.trouble or f"the shipper did not upload them within {WAIT_S:.0f} s"
             raise NotShipped(handle.log_name, base_offset, next_offset, why)
-        signals.wait(min(_LOOK_S, ends_s - now_s))
+        signals.wait(min(_POLL_S, ends_s - now_s))
 
 
 def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
-    """Ask for offsets from ``ceiling`` on, and wait until they are granted: whether they are.
+    """Request offsets from ``ceiling`` on, and wait until they are granted. Return whether they are.
 
-    False when nobody ships, when it cannot be done in time, and, where it is to be ``at_once``, as long as it is not.
+    Return False if no process ships, if the grant takes too long, or, with ``at_once``, if it is not there already.
     """
     signals = handle.ship_signals
     if signals is None or not signals.is_shipping:
@@ -59,5 +59,5 @@ def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
         granted = read_grant(handle.fs, handle.folder)
         if granted is None or granted.ceiling > ceiling or granted.fenced:
             return True
-        signals.wait(_LOOK_S)
+        signals.wait(_POLL_S)
     return False

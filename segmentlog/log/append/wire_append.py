@@ -1,9 +1,9 @@
-"""Append a batch that a Kafka client sent: check its records as readers do, then hash and store it.
+"""Append a batch of a Kafka client: check its records as readers do, then hash and store it.
 
-Readers must not refuse a batch that the server acknowledged. So the records are decoded by the function that readers
-use (`decode_records`), and all of them are checked, before anything is stored. The error names the reason and the wrong
-records. The largest timestamp in the header is corrected, as Kafka does: searches by time and retention rely on it. A
-topic with a codec of its own gets the records recompressed; otherwise the client's bytes are stored unchanged.
+Readers must not refuse a batch that the server acknowledged. So `decode_records`, the function that readers use,
+decodes the records, and all of them are checked before anything is stored. An error names the reason and the wrong
+records. The largest timestamp in the header is corrected, as Kafka does: searches by time and retention rely on it. If
+the topic sets a codec of its own, the records are recompressed; otherwise the client's bytes are stored unchanged.
 """
 
 from __future__ import annotations
@@ -35,31 +35,33 @@ from segmentlog.storage.state_page import CONFIG_WORD
 
 SMALL_STORED_BYTES: Final = 64 * KIB
 SMALL_RAW_BYTES: Final = 256 * KIB
-"""A compressed batch of at most so many bytes, stored and decompressed, is checked without ``unpacking``: it takes no
-more memory and time than one that is not compressed. Unless a slow codec has to compress it again."""
+"""A compressed batch of at most this size, stored and decompressed, is checked without ``unpacking``.
+
+It takes no more memory and time than an uncompressed batch, unless a slow codec has to compress it again.
+"""
 
 
 class WireAppended(msgspec.Struct, frozen=True, gc=False):
-    """What a server tells the client that sent a batch."""
+    """The result of an append, for the server's answer to the client."""
 
     base_offset: int
-    """Of the first record; where it is already, when the same producer sent the same batch before."""
+    """Offset of the first record; the earlier offset if the same producer sent the same batch before."""
     next_offset: int
     log_append_time_ms: int
-    """The timestamp that all of its records have got; -1 where they keep their own, or were there before."""
+    """The timestamp that all records got; -1 if they keep their own, or were appended before."""
     log_start_offset: int
     epoch: int
-    """Of the partition."""
+    """The partition epoch."""
     needs_sync: bool = False
-    """Whether the topic's policy wants it synced before it is acknowledged, and its caller said to see to that."""
+    """Whether the topic's policy requires a sync before the answer, which the caller has taken over."""
 
 
 def append_wire(
-    handle: Handle, appender: Appender, appends: AppendPipeline, data: Buffer, ack: Ack | None, *, sync: bool,
+    handle: Handle, appender: Appender, pipeline: AppendPipeline, data: Buffer, ack: Ack | None, *, sync: bool,
     transaction: Callable[[], None] | None = None, owns: Callable[[int], bool] | None = None,
     unpacking: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> WireAppended:  # fmt: skip
-    """`Partition.append_wire`."""
+    """See `Partition.append_wire`."""
     if handle.page.words[CONFIG_WORD] != handle.config_version:
         handle.refresh_config()
     config = handle.config
@@ -75,9 +77,9 @@ def append_wire(
             check = partial(appender.require_known, wire.producer_id, wire.producer_epoch)
         stamp = ProducerStamp(wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.is_transactional, check)
     if sync:
-        base_offset, needs_sync = appends.batches([batch], ack, stamp), False
+        base_offset, needs_sync = pipeline.append_batches([batch], ack, stamp), False
     else:
-        base_offset, needs_sync = appends.place([batch], stamp, wakes=False)[0], appends.needs_sync()
+        base_offset, needs_sync = pipeline.place([batch], stamp, wakes=False)[0], pipeline.needs_sync()
     log = handle.page.log.read()
     append_time_ms = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
     next_offset = base_offset + wire.record_count
@@ -88,10 +90,10 @@ def _encode(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int,
     unpacking: Callable[[], AbstractContextManager[object]],
 ) -> EncodedWireBatch:  # fmt: skip
-    """Check the batch as its readers will, and return it as it is to be stored.
+    """Check the batch as its readers will, and return it in the form to store.
 
     Raise `InvalidWireBatch` for records that a reader would refuse, or with timestamps that the topic does not accept.
-    Raise `InvalidRecord` for records that lack a key which the topic needs, or are larger than it allows.
+    Raise `InvalidRecord` for records that lack a required key, or are larger than the topic allows.
     """
     try:
         recompresses = config.recompresses(wire.codec)
@@ -117,11 +119,12 @@ def _is_fast(compression: Compression) -> bool:
 def _encode_checked(
     data: memoryview, wire: WireHeader, config: TopicConfig, now_ms: int, limit_bytes: int | None = None
 ) -> EncodedWireBatch:
-    """`_encode`, in this thread. Raise `TooManyBytes` where the batch decompresses to more than ``limit_bytes``."""
+    """Check and encode in this thread. Raise `TooManyBytes` if the batch decompresses to more than ``limit_bytes``."""
     count = wire.record_count
     try:
-        records = decode_records(data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes)
-        records.check()
+        records = decode_records(
+            data, wire.codec, count, wire.last_offset_delta, limit_bytes=limit_bytes, wants_fields=False
+        )
     except TooManyBytes:
         raise
     except ValueError as error:
@@ -135,13 +138,13 @@ def _encode_checked(
         _check_sizes(records, config.max_decompressed_message_bytes)
     if not config.recompresses(wire.codec):
         return encode_wire(data, wire, largest_ms)
-    # As in `encode_wire`: a client that says LogAppendTime is not believed.
+    # As in `encode_wire`, ignore LogAppendTime in a client's batch.
     own = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=largest_ms)
     return recompress_wire(own, records.kept(None), config.compression, config.max_message_bytes)
 
 
 def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
-    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, as Kafka counts them: without its length."""
+    """Raise `InvalidRecord` for a record of more than ``limit_bytes``, counted without its length, as in Kafka."""
     sizes = records.body_sizes()
     larger = np.flatnonzero(sizes > limit_bytes)
     if larger.size:
@@ -151,12 +154,12 @@ def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
 
 
 def _check_timestamps(records: WireRecords, base_ms: int, config: TopicConfig, now_ms: int) -> int:
-    """Return the largest timestamp. Raise `InvalidWireBatch` for those that the topic does not accept."""
+    """Return the largest timestamp. Raise `InvalidWireBatch` for timestamps that the topic does not accept."""
     after_ms = CLIENT_TIMESTAMP_AFTER_MAX_MS
     least, largest = records.timestamp_delta_range
     first_ms, last_ms = base_ms + least, base_ms + largest
     if not accepts_timestamps(first_ms, last_ms, config, now_ms, after_ms):
-        # Sums beyond 64 bits wrap around, as in every reader. Then either the sum is refused or the base.
+        # Sums beyond 64 bits wrap around, as in every reader. Then either the sum or the base is refused.
         refused = refused_timestamps(records.timestamp_deltas + np.int64(base_ms), config, now_ms, after_ms)
         if refused is not None:
             first = refused.indices[0]

@@ -1,4 +1,4 @@
-"""Compaction of one partition: when it is due, who may do it, and what has to be on disk before."""
+"""Compact a partition: when it is due, which process may do it, and what must be on disk before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.records import CompactionReport, SegmentInfo
 
 
 class Cleaner:
-    """Compacts one partition. One pass at a time, by the lease; thread-safe."""
+    """Compacts one partition, one pass at a time by the lease. Thread-safe."""
 
     def __init__(self, handle: Handle, syncer: Syncer, catalogs: SegmentCatalogs, lease: CleanerLease) -> None:
         self._handle = handle
@@ -30,24 +30,24 @@ class Cleaner:
         self._lease = lease
 
     def compacted(self) -> Compacted:
-        """How far the log is clean, as the checkpoint says."""
+        """Return how far the log is compacted, from the checkpoint."""
         return self._handle.ledger.last_checkpoint().compacted
 
     def why_due(self, now_ms: int) -> str | None:
-        """Why a pass is worth it now; None when it is not."""
+        """Return why a compaction pass is worth it now; None if it is not."""
         handle = self._handle
         handle.refresh_config()
         if not handle.config.compacts:
             return None
-        return why_due(handle.config, self.dirt(now_ms), self.compacted().due_ms, now_ms)
+        return why_due(handle.config, self.measure_dirt(now_ms), self.compacted().due_ms, now_ms)
 
-    def dirt(self, now_ms: int) -> Dirt:
-        """How much there is to clean."""
+    def measure_dirt(self, now_ms: int) -> Dirt:
+        """Return how much there is to compact."""
         plan = self._plan(now_ms)
         return measure(plan.segments, plan.dirty_offset, plan.end_offset)
 
     def read_note(self) -> CleanerNote:
-        """What whoever held the lease wrote down last."""
+        """Return the result that the last lease holder wrote."""
         return self._lease.read_note()
 
     def run(
@@ -59,24 +59,23 @@ class Cleaner:
         pace: Pace = lambda size_bytes: None,
         wait_s: float = 0.0,
     ) -> CompactionReport:
-        """Clean everything that can be cleaned. With ``dry_run`` nothing is changed, but counted.
+        """Compact everything that can be compacted. With ``dry_run`` only count.
 
-        Raises `CorruptBatch`, `DiskFull`, OSError and what ``pace`` raises: the log is whole then, and as clean
-        as it came.
+        Raises `CorruptBatch`, `DiskFull`, OSError and what ``pace`` raises. The log is then complete, and compacted as
+        far as the pass got.
         """
         handle = self._handle
         handle.refresh_config()
         if dry_run:
             return CompactionPass(handle, partial(self._plan, now_ms), now_ms, buffer_bytes, pace, dry_run=True).run()
         handle.check_writable()
-        with self._lease.hold(wait_s) as held:
-            if not held:
+        with self._lease.hold(wait_s) as is_held:
+            if not is_held:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
             with handle.folder_locked():
-                self._tidy_up()
-            # A record must not go for the sake of a newer one that a power cut could take, or whose transaction
-            # was decided by a marker that it could take, nor the file that a recovery would begin in: only what is
-            # below this is cleaned.
+                self._finish_passes()
+            # Only what is below this is compacted. A power cut must not lose a newer record for whose sake an older
+            # record was removed, nor the marker that decides its transaction, nor the file in which a recovery begins.
             decided_offset = handle.page.log.read().last_stable_offset
             durable_base = min(self._syncer.checkpoint_now(), decided_offset)
             plan = partial(self._plan, now_ms, durable_base)
@@ -94,14 +93,14 @@ class Cleaner:
             )
             return report
 
-    def give_up(self, why: str) -> None:
-        """Write down for people why the partition is not cleaned."""
-        with self._lease.hold() as held:
-            if held:
+    def record_uncleanable(self, why: str) -> None:
+        """Record for users why the partition is not compacted."""
+        with self._lease.hold() as is_held:
+            if is_held:
                 self._lease.write_note(replace(self._lease.read_note(), uncleanable=why))
 
-    def _tidy_up(self) -> None:
-        """Complete or drop what a process left that died in a pass."""
+    def _finish_passes(self) -> None:
+        """Complete or delete what a process left that died in a compaction pass."""
         handle = self._handle
         if any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
             with handle.append_locked():
@@ -113,19 +112,19 @@ class Cleaner:
         handle.fs.sync_folder(handle.folder)
 
     def _plan(self, now_ms: int, durable_base: int | None = None) -> CompactionPlan:
-        """What can be cleaned now, and what of it is dirty: segments below ``durable_base``."""
+        """Return what can be compacted now, and which part of it is dirty: segments below ``durable_base``."""
         handle = self._handle
         config, log = handle.config, handle.page.log.read()
-        catalog = self._catalogs.of(log)
+        catalog = self._catalogs.get(log)
         compacted = self.compacted()
         dirty_offset = min(max(compacted.cleaned_offset, log.log_start_offset), log.log_end_offset)
         if compacted.keep_last != config.compaction_keep_last:
             dirty_offset = log.log_start_offset
 
-        def behind() -> Iterator[SegmentInfo]:
-            yield from (one for one in catalog.sealed() if one.end_offset > dirty_offset)
+        def dirty_segments() -> Iterator[SegmentInfo]:
+            yield from (segment for segment in catalog.sealed() if segment.end_offset > dirty_offset)
             yield catalog.active(log)
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
-        end = cleanable_end(config, behind(), dirty_offset, limit, now_ms)
+        end = cleanable_end(config, dirty_segments(), dirty_offset, limit, now_ms)
         return CompactionPlan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)

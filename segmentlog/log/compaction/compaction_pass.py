@@ -1,14 +1,14 @@
-"""One pass of the cleaner: what stays of some segments is copied, and the copy takes their place.
+"""One pass of the cleaner: copy the records that stay, and replace segments by the copies.
 
-    fill     the dirty section's keys go into an offset map, as far as that has room (`survivors`)
-    weigh    segment by segment: which records stay? nothing to do where all of them do
-    copy     what stays goes into a copy beside the segments (`rewriter`)
-    swap     the copy takes their place (`swap`), oldest segments first
-    note     the checkpoint says how far the log is clean
+    fill    put the keys of the dirty section into an offset map, as far as it has room (`survivors`)
+    weigh   decide for each segment which records stay; nothing to do if all do
+    copy    copy the records that stay to a new file (`segment_copy`)
+    swap    replace the segments by the copy (`swap`), oldest segments first
+    record  write into the checkpoint how far the log is compacted
 
-and again from there while the map was too small for all of it. Segments are replaced in
-order of their offsets, each durably before the next, so that a crash never leaves an older
-record of a key without the newer one that made it old.
+If the map was too small for all keys, the pass repeats from where it ended. Segments are replaced in order of their
+offsets, each durably before the next. So a crash never leaves an older record of a key without the newer record that
+supersedes it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.state_page import REWRITING
 
 Pace = Callable[[int], None]
-"""Told how many bytes were read or written; may wait, and may raise to end the pass."""
+"""Called with the number of bytes read or written. It may wait, and may raise to end the pass."""
 
 
 class CompactionPlan(NamedTuple):
-    """Sealed segments below ``end_offset``, where cleaning ends; the dirt begins at ``dirty_offset``. By ``config``."""
+    """Sealed segments to compact: below ``end_offset``, dirty from ``dirty_offset`` on, under ``config``."""
 
     segments: list[SegmentInfo]
     dirty_offset: int
@@ -52,16 +52,16 @@ class CompactionPlan(NamedTuple):
     config: TopicConfig
 
 
-class _Weighed(msgspec.Struct):
-    """One batch of a source segment, and what is to become of it."""
+class _BatchVerdict(msgspec.Struct):
+    """A batch of a source segment, and which of its records stay."""
 
     position: int
     header: BatchHeader
-    kept: Flags | None  # None: all of its records
+    kept: Flags | None  # None: all records
 
 
 class _Totals(msgspec.Struct):
-    """The counts of a `CompactionReport`, as far as the maps so far go."""
+    """The counts of a `CompactionReport`, up to the current map."""
 
     records_before: int = 0
     records_after: int = 0
@@ -76,8 +76,8 @@ class _Totals(msgspec.Struct):
     bytes_read: int = 0
     bytes_written: int = 0
 
-    def follow(self, before: _Totals, survivors: Survivors, *, first: bool) -> None:
-        """Make these the counts of all maps: from what there was before the first to what is left after this one."""
+    def add_earlier(self, before: _Totals, survivors: Survivors, *, first: bool) -> None:
+        """Make these the counts of all maps: from the state before the first map to the state after this one."""
         self.tombstones_removed += survivors.tombstone_count + before.tombstones_removed
         self.expired += survivors.expired_count + before.expired
         self.keyless += survivors.keyless_count + before.keyless
@@ -90,7 +90,7 @@ class _Totals(msgspec.Struct):
 
 
 class CompactionPass:
-    """One run of the cleaner, of as many maps as it takes."""
+    """One run of the cleaner, with as many offset maps as it needs."""
 
     def __init__(
         self,
@@ -108,26 +108,26 @@ class CompactionPass:
         self._buffer_bytes = buffer_bytes
         self._pace = pace
         self._dry_run = dry_run
-        self._config: TopicConfig  # the plan's: how far the log is clean is noted for what was kept by it
+        self._config: TopicConfig  # the plan's configuration, which is recorded with how far the log is compacted
         log = handle.page.log.read()
         self._log_start, self._epoch = log.log_start_offset, log.epoch
         self._decided: TransactionOutcomes
-        self._survivors: Survivors  # one for each map
+        self._survivors: Survivors  # a new one for each map
         self._totals = _Totals()
         self._weighed_before: dict[tuple[int, int], Flags] = {}
-        """A dry run of several maps: what the ones before it did not keep, by segment and position."""
+        """In a dry run with several maps: what the earlier maps did not keep, by segment and position."""
         self._unreadable: dict[int, UnreadableBatch] = {}
         """Batches whose records do not decode, by base offset."""
 
     def run(self) -> CompactionReport:
-        """Clean up to the end of the plan. Raises what `Cleaner.run` says."""
+        """Compact up to the end of the plan. Raises what `Cleaner.run` does."""
         handle = self._handle
         started = time.monotonic()
         segments, dirty_offset, end, self._config = self._plan()
-        # After the plan: what was decided by then, all of it below `end`, is known now.
+        # After the plan: all transactions below `end` are decided now.
         self._decided = TransactionOutcomes(handle, handle.page.log.read(), self._now_ms)
         if self._config.compaction_keep_last > 1:
-            # What expires decides about older records that were kept beside it: all have to be looked at together.
+            # An expired record decides about older records that were retained next to it, so all are checked together.
             dirty_offset = self._log_start
         passes = 0
         while dirty_offset < end or not passes:
@@ -142,38 +142,38 @@ class CompactionPass:
             except UnreadableBatch as error:
                 if error.offset in self._unreadable:
                     raise
-                # Columns, which nothing decodes beforehand. The map is made again, with the batch as one that stays.
+                # Columns are not decoded beforehand. Build the map again, treating the batch as one that stays.
                 self._unreadable[error.offset] = error
                 self._totals, self._weighed_before = before, weighed_before
-                segments, end = self._left(end)
+                segments, end = self._remaining(end)
                 continue
-            self._totals.follow(before, self._survivors, first=not passes)
+            self._totals.add_earlier(before, self._survivors, first=not passes)
             passes += 1
-            if not done:  # somebody truncated or trimmed the log meanwhile: the rest is for the next time
+            if not done:  # another process truncated or trimmed the log: leave the rest to the next pass
                 break
             dirty_offset = max(self._survivors.map_end, dirty_offset)
             if not self._dry_run:
-                self._note_progress(dirty_offset)
-                segments, end = self._left(end)
+                self._record_progress(dirty_offset)
+                segments, end = self._remaining(end)
         counts = {name: getattr(self._totals, name) for name in _Totals.__struct_fields__}
         seconds = time.monotonic() - started
         return CompactionReport(handle.topic, handle.partition, dirty_offset, passes, seconds=seconds, **counts)
 
-    def _left(self, end: int) -> tuple[list[SegmentInfo], int]:
-        """(the segments as they are now, where cleaning ends)."""
-        left = self._plan()
-        end = min(end, left.end_offset)  # less than before, if that was altered meanwhile, or a marker cut off
-        return [one for one in left.segments if one.base_offset < end], end
+    def _remaining(self, end: int) -> tuple[list[SegmentInfo], int]:
+        """Return (the segments as they are now, where compaction ends)."""
+        plan = self._plan()
+        end = min(end, plan.end_offset)  # less than before if a setting changed, or a marker was truncated
+        return [segment for segment in plan.segments if segment.base_offset < end], end
 
     def _clean(self, segments: Sequence[SegmentInfo]) -> bool:
-        """Everything that one map does; False when somebody trimmed or truncated the log meanwhile."""
+        """Do everything for one map. Return False if another process trimmed or truncated the log meanwhile."""
         log, survivors = self._handle.page.log.read(), self._survivors
         try:
             survivors.fill(self._batches_from(segments, survivors.dirty_offset))
             if survivors.needs_clean_section:
-                survivors.note_clean(self._batches_from(segments, self._log_start))
+                survivors.add_clean_section(self._batches_from(segments, self._log_start))
             if not self._dry_run:
-                # What was aborted goes in all of the segments, as far as the map may reach.
+                # Aborted records are removed in all segments that the map may reach.
                 end = segments[-1].end_offset if self._decided.any_aborted and segments else 0
                 self._announce(max(survivors.map_end, survivors.dirty_offset, end))
             groups = group_segments(segments, self._config.segment_bytes, self._lost_ranges())
@@ -182,15 +182,15 @@ class CompactionPass:
             page = self._handle.page
             now = page.log.read()
             is_changed = (now.log_start_offset, now.epoch) != (log.log_start_offset, log.epoch)
-            if is_changed or page.writing == REWRITING:  # or others stand in a segment now than when it was weighed
+            if is_changed or page.writing == REWRITING:  # or a segment has other batches now than when it was weighed
                 return False
             if isinstance(error, CorruptBatch):
                 raise
-            self._handle.check_in_place()  # renamed or deleted a moment ago
+            self._handle.check_in_place()  # raises if the topic was renamed or deleted just now
             raise CorruptBatch(str(error.filename), 0, "a segment file", "none") from None
 
     def _announce(self, offset: int) -> None:
-        """Write down how far records may be missing from now on, before the first of them is."""
+        """Record up to where records may be missing from now on, before removing the first of them."""
         handle = self._handle
         with handle.sync_locked():
             handle.ledger.announce_compaction(offset)
@@ -198,8 +198,8 @@ class CompactionPass:
     def _lost_ranges(self) -> Sequence[LostRange]:
         return self._handle.ledger.last_checkpoint().lost_ranges
 
-    def _note_progress(self, cleaned_offset: int) -> None:
-        """Write down what was reached."""
+    def _record_progress(self, cleaned_offset: int) -> None:
+        """Record how far the log is compacted."""
         handle = self._handle
         with handle.sync_locked():
             handle.ledger.record_compaction(cleaned_offset, self._config.compaction_keep_last, self._survivors.due_ms)
@@ -209,9 +209,9 @@ class CompactionPass:
     def _batches(
         self, segment: SegmentInfo, from_offset: int, checked_from: int = 0
     ) -> Iterator[tuple[int, RecordBatch, memoryview]]:
-        """(position, batch, its payload) of a segment's batches that end behind ``from_offset``.
+        """Yield (position, batch, its payload) of a segment's batches that end after ``from_offset``.
 
-        Checksums and all, but for payloads of batches that begin at or behind ``checked_from``, if that is given.
+        Checks checksums, except of payloads in batches that begin at or after ``checked_from``, if given.
         """
         mapped = self._handle.map_segment(segment.base_offset)
         view = mapped.view
@@ -228,7 +228,7 @@ class CompactionPass:
             yield position, record_batch(header, payload, path=mapped.path, position=position), payload
 
     def _batches_from(self, segments: Sequence[SegmentInfo], offset: int) -> Iterator[RecordBatch]:
-        """Every batch that ends behind ``offset``."""
+        """Yield every batch that ends after ``offset``."""
         for segment in segments:
             if segment.end_offset > offset:
                 for _, batch, _ in self._batches(segment, offset):
@@ -237,9 +237,9 @@ class CompactionPass:
     # ------------------------------------------------------------ segment by segment
 
     def _clean_group(self, group: list[SegmentInfo]) -> bool:
-        """Replace some adjacent segments by one copy of what stays, unless that is what they are.
+        """Replace adjacent segments by one copy of the records that stay, unless nothing changes.
 
-        False when they are not there any more.
+        Return False if the segments are no longer there.
         """
         totals = self._totals
         weighed = [self._weigh(segment) for segment in group]
@@ -259,27 +259,27 @@ class CompactionPass:
         totals.bytes_written += 0 if self._dry_run else copy.size_bytes
         return done
 
-    def _weigh(self, segment: SegmentInfo) -> list[_Weighed]:
+    def _weigh(self, segment: SegmentInfo) -> list[_BatchVerdict]:
         weighed = []
-        # What went into the map was checked on its way, and is checked again before it is copied.
+        # The payload was checked when it went into the map, and is checked again before it is copied.
         for position, batch, _ in self._batches(segment, 0, checked_from=max(self._survivors.dirty_offset, 1)):
             kept = self._survivors.kept_of(batch)
             if self._dry_run:
                 kept = self._with_earlier_maps((segment.base_offset, position), kept)
-            weighed.append(_Weighed(position, batch.header, kept))
+            weighed.append(_BatchVerdict(position, batch.header, kept))
         return weighed
 
-    def _with_earlier_maps(self, place: tuple[int, int], kept: Flags | None) -> Flags | None:
-        """Of a dry run: nothing was removed between its maps, so it is remembered what would have been."""
-        before = self._weighed_before.get(place)
+    def _with_earlier_maps(self, batch_key: tuple[int, int], kept: Flags | None) -> Flags | None:
+        """Leave out what earlier maps of a dry run did not keep, because a dry run removes nothing between its maps."""
+        before = self._weighed_before.get(batch_key)
         if before is not None:
             kept = before if kept is None else kept & before
         if kept is not None:
-            self._weighed_before[place] = kept
+            self._weighed_before[batch_key] = kept
         return kept
 
-    def _must_copy(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> bool:
-        """Whether the copy would differ: records go, or tombstones change, or small batches could be one."""
+    def _must_copy(self, segment: SegmentInfo, weighed: Sequence[_BatchVerdict]) -> bool:
+        """Return whether the copy would differ: records or tombstones change, or small batches could be joined."""
         if any(one.kept is not None for one in weighed):
             return True
         if any(one.header.attributes & TRANSACTIONAL and self._decided.strips(one.header) for one in weighed):
@@ -287,7 +287,7 @@ class CompactionPass:
         horizons = [horizon for one in weighed if (horizon := one.header.delete_horizon_ms) is not None]
         for horizon_ms in horizons:
             if horizon_ms > self._now_ms:
-                self._survivors.note_due(horizon_ms)
+                self._survivors.add_due_time(horizon_ms)
         if any(horizon_ms <= self._now_ms for horizon_ms in horizons):
             return True
         if segment.end_offset <= self._survivors.dirty_offset:
@@ -298,8 +298,10 @@ class CompactionPass:
             for batch in batches
         )
 
-    def _copy(self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]]) -> tuple[SegmentCopy, bool]:
-        """(the copy, whether it is in place)."""
+    def _copy(
+        self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_BatchVerdict]]
+    ) -> tuple[SegmentCopy, bool]:
+        """Write the copy and swap it in. Return (the copy, whether it replaced the segments)."""
         handle = self._handle
         base, end = group[0].base_offset, group[-1].end_offset
         index = handle.index_of(base, writable=False)
@@ -318,23 +320,23 @@ class CompactionPass:
             return copy, True
         replaced = [one.base_offset for one in group]
         with handle.folder_locked():
-            for one in replaced:  # what they say of transactions is not what the copy says
+            for one in replaced:  # the copy has other transactions than these snapshots
                 with contextlib.suppress(FileNotFoundError):
                     handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
             return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
-    def _end_of(self, segment: SegmentInfo, weighed: Sequence[_Weighed]) -> int:
-        """Where the last batch ends; the segment's end may lie behind a lost range."""
+    def _end_of(self, segment: SegmentInfo, weighed: Sequence[_BatchVerdict]) -> int:
+        """Return where the last batch ends. The segment itself may end later, after a lost range."""
         if weighed:
             return weighed[-1].header.next_offset
-        # One that holds nothing, since a machine died before anything in it was on the disk.
+        # The segment is empty: a machine died before anything in it was on the disk.
         is_lost = any(lost.base_offset == segment.base_offset for lost in self._lost_ranges())
         return segment.base_offset if is_lost else segment.end_offset
 
     def _copy_batches(
-        self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_Weighed]], copy: SegmentCopy
+        self, group: Sequence[SegmentInfo], weighed: Sequence[Sequence[_BatchVerdict]], copy: SegmentCopy
     ) -> tuple[int, int]:
-        """Hand what stays to the copy; (time the newest source was written to, its last epoch)."""
+        """Add the records that stay to the copy. Return (last write time of the newest source, its last epoch)."""
         handle = self._handle
         written_ns = epoch = 0
         for segment, batches in zip(group, weighed, strict=True):

@@ -1,10 +1,10 @@
-"""Writing the compacted copy of some segments: what is left of their batches, tiled without a hole.
+"""Write the compacted copy of segments: the remaining records, in batches without gaps between them.
 
-A batch of which everything stays is copied as it is, and of one of Kafka's that stays of it. What is left of others is
-decoded and put together to batches of some 64 KiB, so that a thousand batches of a few survivors each do
-not stay a thousand batches. Each batch reaches to where the next one begins, so that every
-offset of the copy lies in exactly one batch; only in front of the first, or behind a batch
-whose end says something (that of a producer), does a batch without records fill the room.
+A batch whose records all stay is copied unchanged. A batch in Kafka's format keeps that format. The remaining records
+of other batches are decoded and joined to batches of about 64 KiB, so that a thousand batches with a few survivors each
+do not stay a thousand batches. Each batch extends to the start of the next, so that every offset of the copy is in
+exactly one batch. A batch without records fills a gap only before the first batch, or after a batch whose end must not
+change (a producer's).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from segmentlog.storage.segment_index import SegmentIndex
 
 _TARGET_BYTES = 64 << 10
 _WHOLE_BYTES = 16 << 10
-"""A batch of at least so many bytes, uncompressed, is copied as it is if all of it stays."""
+"""A batch of at least this size, uncompressed, is copied unchanged if all its records stay."""
 _WRITE_BYTES = 1 << 20
 
 
-class _Pending(msgspec.Struct):
-    """Records that wait to become a batch: columns in parts, and what they have in common."""
+class _PendingRecords(msgspec.Struct):
+    """Records that wait to become a batch: parts of columns, and the attributes that all records share."""
 
     attributes: int
     epoch: int
@@ -68,9 +68,9 @@ class _Pending(msgspec.Struct):
 
 
 class SegmentCopy:
-    """The copy, batch by batch. With no ``path`` it is only measured.
+    """The copy of some segments, written batch by batch. Without a ``path`` it is only measured.
 
-    Raises `DiskFull` and OSError; whoever asked then removes the file.
+    Raises `DiskFull` and OSError; the caller then deletes the file.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class SegmentCopy:
         self._epoch = 0
         self._held: tuple[BatchHeader, Buffer] | EncodedBatch | None = None
         self._held_base = base_offset
-        self._pending: _Pending | None = None
+        self._pending: _PendingRecords | None = None
         self._buffers: list[Buffer] = []
         self._buffered_bytes = 0
         self._written_bytes = 0
 
     @interrupt_safe_context
     def opened(self, folder_locked: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-        """The file is open for as long as the context lasts; it goes by its name, what ``staying`` is for, only now."""
+        """Keep the file open for the duration of the context. ``folder_locked`` is needed only to open it by name."""
         try:
             if self.path is not None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -113,15 +113,15 @@ class SegmentCopy:
             if fd >= 0:
                 self._fs.close(fd)
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ input
 
     def add(
         self, batch: RecordBatch, payload: memoryview, kept: Flags | None, horizon_ms: int | None, *, whole: bool
     ) -> None:
-        """Take over the records of ``batch`` for which ``kept`` is true (None: all).
+        """Add the records of ``batch`` for which ``kept`` is true (None: all).
 
-        ``horizon_ms``: delete horizon of the tombstones among them, or `UNDECIDED`; None when there are none.
-        ``whole``: copy the batch as it is, without decoding it, if all of it stays.
+        ``horizon_ms`` is the delete horizon of the tombstones among them, `UNDECIDED`, or None if there are none.
+        ``whole``: copy the batch unchanged, without decoding it, if all its records stay.
         """
         header = batch.header
         count = header.record_count if kept is None else int(np.count_nonzero(kept))
@@ -144,10 +144,10 @@ class SegmentCopy:
     def _add_wire(
         self, batch: WireRecordBatch, payload: memoryview, kept: Flags | None, unchanged: bool, horizon_ms: int | None
     ) -> bool:
-        """`add` of a batch of Kafka's, which stays one, its records the bytes that they were.
+        """Add a batch in Kafka's format, which it keeps, with the record bytes unchanged.
 
-        False where the rest of it, compressed anew, is larger than a batch may be: what the client's compressor
-        could do, ours cannot. It goes on as columns.
+        Return False if the rest, compressed again, exceeds the batch limit: the client's compressor may be better than
+        ours. The records are then stored as columns.
         """
         header = batch.header
         if unchanged:
@@ -158,13 +158,14 @@ class SegmentCopy:
             if made.size_bytes - HEADER_SIZE > self._batch_limit:
                 if header.producer_id < 0:
                     return False
-                made = stored_wire(header, payload)  # a producer's is not split: all of it stays until its numbers go
+                # a producer's batch is not split: all of it stays until its numbers are removed
+                made = stored_wire(header, payload)
         self._flush_pending()
         self._hold(header.base_offset, header.partition_epoch, made)
         return True
 
     def add_empty(self, header: BatchHeader) -> None:
-        """Keep the numbers of a producer's batch of which no record stays."""
+        """Add a producer's batch without records, to keep its numbers."""
         self._flush_pending()
         self._hold(header.base_offset, header.partition_epoch, emptied(header))
 
@@ -184,7 +185,7 @@ class SegmentCopy:
             self._flush_pending()
             pending = None
         if pending is None:
-            pending = self._pending = _Pending(attributes, header.partition_epoch, horizon_ms)
+            pending = self._pending = _PendingRecords(attributes, header.partition_epoch, horizon_ms)
         if horizon_ms is not None:
             pending.horizon_ms = horizon_ms
         table = _table_of(batch.values_column, header.record_count)
@@ -198,10 +199,10 @@ class SegmentCopy:
         pending.count += count
         pending.size_bytes += size
 
-    # ------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------ output
 
     def _flush_pending(self, producer: BatchHeader | None = None) -> None:
-        """Make a batch of what was gathered; with ``producer`` one of just its extent and numbers."""
+        """Make a batch of the gathered records. With ``producer``, give it the extent and numbers of that batch."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -211,20 +212,23 @@ class SegmentCopy:
         try:
             self._join(pending, keys, values, pending.headers, offsets, timestamps, producer)
         except RecordTooLarge:  # offsets and horizons take room that they did not take before
-            if producer is not None:  # its extent is one batch's
+            if producer is not None:  # its extent must stay one batch
                 raise
             decoded = decode_blobs(memoryview(keys), count), decode_blobs(memoryview(values), count)
             self._join_part(pending, decoded, offsets, timestamps, slice(0, count))
 
     def _join_part(
         self,
-        pending: _Pending,
+        pending: _PendingRecords,
         decoded: tuple[list[bytes | None], list[bytes | None]],
         offsets: Int64Array,
         timestamps: Int64Array,
         part: slice,
     ) -> None:
-        """Batches of some of the records, halved until they fit; one alone that has no room for a horizon gets none."""
+        """Make batches of some records, halving until they fit.
+
+        A single record without room for a horizon gets none.
+        """
         keys, values = (array_of(items[part]) for items in decoded)
         headers, count = pending.headers[part], part.stop - part.start
         try:
@@ -240,7 +244,7 @@ class SegmentCopy:
 
     def _join(
         self,
-        pending: _Pending,
+        pending: _PendingRecords,
         keys: bytes,
         values: bytes,
         headers: list[Headers],
@@ -270,14 +274,14 @@ class SegmentCopy:
         self._hold(base, pending.epoch, batch)
 
     def _hold(self, base: int, epoch: int, batch: tuple[BatchHeader, Buffer] | EncodedBatch) -> None:
-        """Let the batch before reach up to this one, and write it."""
+        """Extend the held batch up to this one, write it, and hold this one."""
         self._write_held(base)
         if self._next_offset < base:
             self._fill(base, epoch)
         self._held, self._held_base, self._epoch = batch, base, epoch
 
     def _write_held(self, upto: int) -> None:
-        """Write the batch that is held, which may end as far as at ``upto``."""
+        """Write the held batch, which may extend up to ``upto``."""
         held, self._held = self._held, None
         base = self._held_base
         if held is None:
@@ -294,7 +298,7 @@ class SegmentCopy:
 
     @staticmethod
     def _may_extend(producer_id: int, attributes: int) -> bool:
-        """Whether nobody computes anything from where the batch ends."""
+        """Return whether the end of the batch has no meaning, so that it may change."""
         return producer_id < 0 and not attributes & (CONTROL | TRANSACTIONAL)
 
     def _fill(self, upto: int, epoch: int) -> None:
@@ -326,10 +330,10 @@ class SegmentCopy:
         self._buffers.clear()
         self._buffered_bytes = 0
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ end
 
     def finish(self, end_offset: int, epoch: int, modified_ns: int) -> None:
-        """Everything is in: the copy ends at ``end_offset``. Durable when it returns; its name is not."""
+        """End the copy at ``end_offset`` and make its content durable. Its name is not durable yet."""
         self._flush_pending()
         self._write_held(end_offset)
         if self._next_offset < end_offset:
@@ -346,7 +350,10 @@ class SegmentCopy:
 
 
 def _table_of(column: memoryview, count: int) -> Table | None:
-    """The items as rows, if they can be; a malformed column is left for the batch, whose error names its place."""
+    """Return the items as rows if they can be.
+
+    The error of a malformed column is left to the batch, which names itself.
+    """
     with contextlib.suppress(MalformedColumn):
         return as_table(column, count)
     return None

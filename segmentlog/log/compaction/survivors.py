@@ -1,7 +1,7 @@
-"""Which records a compaction keeps: the offset map, and what it says of each batch.
+"""Decide which records a compaction keeps, with the offset map.
 
-The log in the order of its offsets, as in `segmentlog.policy.compaction`: the clean section
-up to ``dirty_offset``, what the map holds up to ``map_end``, and what no map has met.
+The log has three parts, in order of offsets, as in `segmentlog.policy.compaction`: the clean section up to
+``dirty_offset``, the section whose keys are in the map up to ``map_end``, and the rest that no map has covered yet.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from segmentlog.policy.expiry import NEVER, expiry_times
 from segmentlog.policy.offset_map import OffsetMap
 
 UNDECIDED = -1
-"""In place of a delete horizon: tombstones may be among the records, and get none yet."""
+"""Stands for a delete horizon: there may be tombstones among the records, which get no horizon yet."""
 
 _NOWHERE = 2**63
 _DUE_AGAIN_MS = 60_000
-# Passes that only look for what has expired are so far apart, at least.
+# Minimum time between passes that only look for expired records.
 
 
 class Survivors:
-    """The verdict on every record, for one map. `fill` first."""
+    """Decides on every record, with one offset map. Call `fill` first."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Survivors:
         self.decided = decided
         self.dirty_offset = dirty_offset
         self.map_end = end
-        """Records below it were met: their keys are in the map, or were below ``dirty_offset`` already."""
+        """Records below it are covered: their keys are in the map, or they are below ``dirty_offset``."""
         self.due_ms = 0
-        """When something that is kept now may go; 0 for never."""
+        """When a record that is kept now may be removed; 0 for never."""
         self.expired_count = self.tombstone_count = 0
-        """Records that were found to go because of their time; tombstones behind their delete horizon."""
+        """Records removed because they expired, and tombstones removed after their delete horizon."""
         self.unreadable = unreadable
         """Batches whose records do not decode, by base offset: they stay. `reads` adds to them."""
         self._config = config
@@ -67,13 +67,13 @@ class Survivors:
 
     @property
     def keyless_count(self) -> int:
-        """Records without a key that were met: they stay."""
+        """The number of records without a key: they stay."""
         return len(self._keyless)
 
     # ------------------------------------------------------------ the map
 
     def fill(self, batches: Iterator[RecordBatch]) -> None:
-        """Take in the batches from ``dirty_offset`` on, as far as the map goes: to `map_end`."""
+        """Put the keys of the batches from ``dirty_offset`` on into the map, as far as it has room: up to `map_end`."""
         keyless = []
         for batch in batches:
             if batch.header.base_offset >= self.map_end:
@@ -99,11 +99,11 @@ class Survivors:
 
     @property
     def needs_clean_section(self) -> bool:
-        """Whether `note_clean` is to be called: where several records of a key stay, the older ones are counted."""
+        """Whether `add_clean_section` must be called: if several records of a key stay, older ones are counted."""
         return self._keep_last > 1 and self.dirty_offset > self._log_start
 
-    def note_clean(self, batches: Iterator[RecordBatch]) -> None:
-        """Take in the batches below ``dirty_offset``: which of their records the map leaves no place."""
+    def add_clean_section(self, batches: Iterator[RecordBatch]) -> None:
+        """Find the records below ``dirty_offset`` that are superseded, given the keys in the map."""
         for batch in batches:
             if batch.header.base_offset >= self.dirty_offset:
                 break
@@ -117,14 +117,14 @@ class Survivors:
         self._superseded = self._map.superseded()
 
     def _holds_nothing(self, header: BatchHeader) -> bool:
-        """Whether no record of the batch counts: none is there, or it was aborted."""
+        """Return whether no record of the batch counts: it is empty, or it was aborted."""
         return bool(header.attributes & CONTROL) or not header.record_count or self.decided.is_aborted(header)
 
     def reads(self, batch: RecordBatch) -> bool:
-        """Whether a batch's records can be read, as far as is known.
+        """Return whether a batch's records can be read, as far as is known.
 
-        Decodes a batch of Kafka's, which a client encoded. Columns are the library's own: `CompactionPass` notes one
-        that turns out not to decode, and begins again.
+        Decodes a batch in Kafka's format, which a client encoded. Columns were encoded by this package: if one does not
+        decode later, `CompactionPass` records the batch and begins again.
         """
         offset = batch.header.base_offset
         if offset in self.unreadable:
@@ -143,30 +143,33 @@ class Survivors:
         return min(self.unreadable, default=_NOWHERE)
 
     def _dead_among(self, batch: RecordBatch) -> Flags:
-        """Tombstones and expired records: what stands before them goes, whatever `compaction.keep.last` says."""
+        """Return the tombstones and expired records.
+
+        Older records of their keys go, whatever `compaction.keep.last` says.
+        """
         dead = tombstones_among(batch)
         expired = self._expired_among(batch)
         return dead if expired is None else dead | expired
 
     def _expired_among(self, batch: RecordBatch) -> Flags | None:
-        """The records whose time is over; None when there are none. Notes when the next one's is."""
+        """Return the records that have expired; None if there are none. Records when the next one expires."""
         ends_ms = expiry_times(batch, self._config.record_ttl_ms)
         if ends_ms is None:
             return None
         later = ends_ms[ends_ms > self._now_ms]
         if len(later) and int(later.min()) != NEVER:
-            self.note_due(int(later.min()))
+            self.add_due_time(int(later.min()))
         return ends_ms <= self._now_ms if len(later) < len(ends_ms) else None
 
-    def note_due(self, at_ms: int) -> None:
-        """Something that is kept may go at that time; not sooner than is worth another pass."""
+    def add_due_time(self, at_ms: int) -> None:
+        """Record that a kept record may be removed at ``at_ms``, but not sooner than another pass is worth it."""
         at_ms = max(at_ms, self._now_ms + _DUE_AGAIN_MS)
         self.due_ms = at_ms if not self.due_ms else min(self.due_ms, at_ms)
 
     # ------------------------------------------------------------ verdicts
 
     def kept_of(self, batch: RecordBatch) -> Flags | None:
-        """Which records of a batch stay, as far as keys and expiry decide; None for all."""
+        """Return which records of a batch stay, as far as keys and expiry decide; None for all."""
         header = batch.header
         if header.attributes & CONTROL:
             goes = self.decided.may_drop_marker(header, batch.payload, self.dirty_offset)
@@ -192,13 +195,14 @@ class Survivors:
             kept &= batch.offsets >= self._log_start
         expired = self._expired_among(batch)
         if expired is not None:
-            expired &= batch.offsets < self.map_end  # others may have older records that no map has met
+            # an expired record after the map may still have older records that no map has covered
+            expired &= batch.offsets < self.map_end
             self.expired_count += int(np.count_nonzero(expired & kept))
             kept &= ~expired
         return None if kept.all() else kept
 
     def _kept_of_mixed(self, batch: RecordBatch) -> Flags:
-        """The same of a batch that lies in the clean section, behind the map's end, or across."""
+        """Do the same for a batch that lies in the clean section, after the map's end, or across a border."""
         offsets = batch.offsets
         kept: Flags = offsets >= self.map_end
         inside = (offsets >= self.dirty_offset) & ~kept
@@ -217,7 +221,7 @@ class Survivors:
         return kept | (clean & stays)
 
     def without_old_tombstones(self, batch: RecordBatch, kept: Flags | None) -> tuple[Flags | None, int | None]:
-        """(which records stay now, horizon of the tombstones among them)."""
+        """Return (which records stay, delete horizon of the tombstones among them)."""
         header = batch.header
         horizon_ms = header.delete_horizon_ms
         if header.attributes & CONTROL or (kept is None and header.next_offset <= self.dirty_offset and not horizon_ms):
@@ -225,7 +229,7 @@ class Survivors:
         if not self.reads(batch):
             return kept, None
         if header.next_offset > self.map_end:
-            return kept, UNDECIDED  # its tombstones may have older records that no map has met
+            return kept, UNDECIDED  # its tombstones may have older records that no map has covered
         if not batch.values_may_be_null():
             return kept, None
         nulls = tombstones_among(batch)
@@ -233,17 +237,17 @@ class Survivors:
             nulls &= kept
         if not nulls.any():
             return kept, None
-        # Not behind a batch that nobody here can read: it may hold what the tombstone deletes.
+        # Keep tombstones after an unreadable batch: it may contain the record that they delete.
         if horizon_ms is not None and horizon_ms <= self._now_ms and header.base_offset < self._unreadable_from:
             self.tombstone_count += int(np.count_nonzero(nulls))
             return ~nulls if kept is None else kept & ~nulls, None
         if horizon_ms is None:
             horizon_ms = self._horizon_ms
-        self.note_due(horizon_ms)
+        self.add_due_time(horizon_ms)
         return kept, horizon_ms
 
 
 def tombstones_among(batch: RecordBatch) -> Flags:
-    """The records with a null value; without a key one deletes nothing, and is none."""
+    """Return the records with a null value. Without a key such a record deletes nothing, and is not a tombstone."""
     pairs = zip(batch.keys, batch.values, strict=True)
     return np.fromiter((value is None and key is not None for key, value in pairs), np.bool_, len(batch))

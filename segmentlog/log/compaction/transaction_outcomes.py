@@ -1,9 +1,9 @@
-"""What a compaction has to know of producers and transactions: whose batches go, whose numbers stay.
+"""What compaction must know of producers and transactions: which batches go, which producer numbers stay.
 
-aborted data       goes, all of it
-committed data     stays as if no transaction had written it: its producer's numbers go
-a producer's last  stays with its numbers, empty if need be: a reload counts on from there
-markers            go once the pass before this one has dealt with all that they decide
+aborted records    are removed
+committed records  stay, and become records outside a transaction: their producer's numbers are removed
+a producer's last  batch keeps its numbers, even without records: a reload continues counting from there
+markers            are removed once an earlier pass has dealt with everything that they decide
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from segmentlog.storage.state_page import PRODUCERS_WORD, LogState
 
 
 class TransactionOutcomes:
-    """The producers of a log as they are when a pass begins; everything below its end is decided."""
+    """The producers and transactions of a log when a compaction pass begins.
+
+    All transactions below its end are decided.
+    """
 
     def __init__(self, handle: Handle, log: LogState, now_ms: int) -> None:
-        self._aborted = AbortedTransactions(handle).look()
+        self._aborted = AbortedTransactions(handle).read_ranges()
         states = ProducerStates(handle)
         if handle.page.words[PRODUCERS_WORD]:
             with handle.folder_locked():
@@ -33,32 +36,31 @@ class TransactionOutcomes:
 
     @property
     def any_aborted(self) -> bool:
-        """Whether there is data that goes whatever its keys are."""
+        """Whether there are aborted records, which are removed whatever their keys are."""
         return bool(self._aborted)
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether it is data of an aborted transaction."""
+        """Return whether the batch belongs to an aborted transaction."""
         return bool(header.attributes & TRANSACTIONAL and self._aborted) and is_aborted(self._aborted, header)
 
     def is_protected(self, header: BatchHeader) -> bool:
-        """Whether the batch must stay with its producer's numbers, though its records may go."""
+        """Return whether the batch must keep its producer's numbers, even if its records are removed."""
         return header.producer_id >= 0 and self._any_protected(header.base_offset, header.next_offset)
 
     def strips(self, header: BatchHeader) -> bool:
-        """Whether the batch is committed data that is to lose its producer's numbers."""
+        """Return whether the batch has committed records that must lose their producer's numbers."""
         return header.producer_id >= 0 and not header.attributes & CONTROL and not self.is_protected(header)
 
     def may_drop_marker(self, header: BatchHeader, payload: memoryview, cleaned_offset: int) -> bool:
-        """Whether nothing depends on a marker any more. What it decided went, or was stripped, in an earlier pass.
+        """Return whether nothing depends on a marker any more: an earlier pass removed or stripped what it decided.
 
-        Not in the same one: a reader may have opened the files of before, and look for markers
-        in those of after.
+        Not the same pass: a reader may have opened the old files, and look for markers in the new ones.
         """
         if header.next_offset > cleaned_offset:
             return False
         try:
             marker = decode_marker(header, payload)
-        except ValueError:  # damaged: it stays, for a repair
+        except ValueError:  # damaged: keep it for a repair
             return False
         return marker is not None and not self._any_protected(marker.first_offset, marker.offset + 1)
 
@@ -68,6 +70,6 @@ class TransactionOutcomes:
 
 
 def stripped(header: BatchHeader) -> BatchHeader:
-    """The header as if nobody in particular had written the batch."""
+    """Return the header without the numbers of its producer."""
     attributes = header.attributes & ~TRANSACTIONAL
     return replace(header, attributes=attributes, producer_id=-1, producer_epoch=-1, base_sequence=-1)

@@ -1,4 +1,4 @@
-"""The segments of a partition that are open to be read, mapped and with an index each; those used last stay open."""
+"""The segments of a partition that are open for reading: mapped, with an index, least recently used closed first."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from segmentlog.weak_sets import members_of
 
 _KEPT_SEGMENTS = 64
 _KEPT_IN_PROCESS = 1024
-"""Mapped segments with their indexes, three maps each: Linux lets a process have 65,530 (`vm.max_map_count`)."""
+"""Mapped segments with their indexes take three maps each. Linux allows a process 65,530 maps (`vm.max_map_count`)."""
 _CHECKED_IN_PROCESS = 1 << 20
-"""Batches of which is known where they lie, 8 bytes each: 8 MB, and twice that while others' parts are in use."""
+"""Batches whose positions are cached, 8 bytes each: 8 MB. Up to twice that until other partitions release theirs."""
 
 
 class OpenSegment:
     """A mapped segment with its index.
 
-    One that was mapped while active is not used any more once it is sealed: sealing gives
-    the preallocated end of the file back, and touching a mapped page that is gone kills the process.
+    A segment that was mapped while active must not be used once it is sealed. Sealing truncates the preallocated end of
+    the file, and touching a mapped page that no longer exists kills the process.
     """
 
     __slots__ = ("checked", "index", "mapped", "sealed")
@@ -45,32 +45,35 @@ class OpenSegment:
 
 
 def _no_batches(position: int) -> Iterator[tuple[int, int]]:
-    """For an index that is being made: it says nothing yet of what lies behind."""
+    """Return no batches: an index that is being built does not know any after the damage."""
     return iter(())
 
 
 _in_process: weakref.WeakSet[OpenSegments] = weakref.WeakSet()
-"""Those of every partition that is open: they share what a process may have mapped, and know."""
+"""The open segments of all open partitions, which share the process-wide limits."""
 
 
 class OpenSegments:
-    """Those of one partition. Thread-safe. Takes no lock that an append holds."""
+    """The open segments of one partition. Thread-safe. Takes no lock that an append holds."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._mutex = fork_safety.lock(self, "_mutex", "_begin_empty")
-        self._begin_empty()
+        self._mutex = fork_safety.lock(self, "_mutex", "_reset")
+        self._reset()
         _in_process.add(self)
 
-    def _begin_empty(self) -> None:
-        """Begin without any. In a forked child: another thread of the parent may have been at them."""
+    def _reset(self) -> None:
+        """Drop all segments.
+
+        Also called in a forked child: another thread of the parent may have been changing them.
+        """
         self._open: OrderedDict[int, OpenSegment] = OrderedDict()
         self._generation = -1
         self._checked_count = 0
-        """Batches of which was known where they lie, when one was added to them last."""
+        """The number of cached batch positions when one was added last."""
 
     def get(self, bases: list[int], at: int, log: LogState) -> OpenSegment:
-        """The segment ``bases[at]``, mapped, its index reaching up to its end (or to where the log ends now)."""
+        """Return segment ``bases[at]``, mapped, with its index complete up to its end (or to the end of ``log``)."""
         base, sealed = bases[at], at + 1 < len(bases)
         with self._mutex:
             if log.generation != self._generation:
@@ -89,14 +92,15 @@ class OpenSegments:
                 if sealed:
                     index.log_inode = mapped.inode
                 index.load(sealed=sealed, limit=len(mapped.view) if sealed else log.end_position)
-            handle.check_usable()  # else these may be the files of a topic that has the name since
-            # Both are mapped now: no other file has the number. What was brought into the one is not in the other.
+            handle.check_usable()  # else the files may belong to a topic that has the name now
+            # Both files are mapped now, so their inodes differ if the files do. Blocks downloaded into one are not in
+            # the other.
             is_same = before is not None and before.mapped.inode == mapped.inode and mapped.ranges is None
             segment = OpenSegment(mapped, index, sealed, before.checked if before and is_same else VerifiedBatches())
             with self._mutex:
                 if handle.page.log.read().generation == log.generation:
                     self._open[base] = segment
-                # A reader that is alone keeps 64 GB of default segments: where it jumps to again needs no opening.
+                # A single partition keeps 64 GB of default segments open, so jumping back needs no reopening.
                 while len(self._open) > max(_KEPT_SEGMENTS, _KEPT_IN_PROCESS // len(_in_process)):
                     self._open.popitem(last=False)
         index, mapped = segment.index, segment.mapped
@@ -107,71 +111,75 @@ class OpenSegments:
                 index.catch_up(mapped.view, len(mapped.view), lambda: self.around(segment, bases[at + 1], _no_batches))
                 index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
-            with contextlib.suppress(CorruptBatch):  # shorter than it should be: reading will say so
-                view, end = mapped.upto(log.end_position), log.end_position
+            with contextlib.suppress(CorruptBatch):  # the file is too short, which reading reports
+                view, end = mapped.view_to(log.end_position), log.end_position
                 if mapped.ranges is not None:
                     mapped.ranges.need(index.scanned_position, end)
                 index.catch_up(view, end, lambda: self.around(segment, log.log_end_offset, _no_batches))
         return segment
 
     def around(self, segment: OpenSegment, end_offset: int, known: KnownBatches | None = None) -> Around:
-        """`Handle.around` for a segment whose index is in memory."""
+        """Return `Handle.around` for a segment whose index is in memory."""
         base = segment.mapped.base_offset
         return self._handle.around(base, end_offset, known or segment.index.batches_after)
 
     def known_batches(self, base: int) -> KnownBatches | None:
-        """What the index in memory says of a segment, if it is there: more than its file, perhaps."""
+        """Return the batches in the index in memory, which may know more than its file; None if it is not open."""
         with self._mutex:
             segment = self._open.get(base)
         return None if segment is None else segment.index.batches_after
 
     def unmap(self, base: int) -> None:
-        """A reader has passed a sealed segment: unmap it once its batches are gone, so that memory stays flat."""
+        """Unmap a sealed segment that a reader has passed, so that memory use stays flat.
+
+        The map stays until the batches read from it are dropped.
+        """
         with self._mutex:
             self._open.pop(base, None)
 
     def unmap_deleted(self) -> None:
-        """Unmap everything once segments were deleted or replaced: the disk gets its space back though nobody reads."""
+        """Unmap everything if segments were deleted or replaced, to free disk space even without reads."""
         generation = self._handle.page.log.read().generation
         if self._generation != generation:
             with self._mutex:
                 self._open.clear()
                 self._generation = generation
 
-    # ------------------------------------------------------------ what was checked
+    # ------------------------------------------------------------ verified batches
 
     def find_verified(self, segment: OpenSegment, epoch: int, offset: int) -> tuple[WireRun | None, int | None]:
-        """`CheckedRuns.find` in a segment."""
+        """Call `VerifiedBatches.find` for a segment."""
         with self._mutex:
             return segment.checked.find(epoch, offset)
 
     def add_verified(self, segment: OpenSegment, epoch: int, run: WireRun) -> None:
-        """Keep a run, and of all segments those used last.
+        """Cache the positions of verified batches, and drop those of the least recently used segments.
 
-        As many batches as others leave, or this one's part of all that there may be.
+        A partition may use what other partitions leave free, or its own share of the limit.
         """
         most = _CHECKED_IN_PROCESS // len(_in_process)
-        if self._checked_count + run.batch_count > most // 2:  # or there is no need to ask how many others have
-            others = sum(one._checked_count for one in members_of(_in_process) if one is not self)
+        # below half the share, the other partitions need not be counted
+        if self._checked_count + run.batch_count > most // 2:
+            others = sum(other._checked_count for other in members_of(_in_process) if other is not self)
             most = max(_CHECKED_IN_PROCESS - others, most)
         with self._mutex:
-            segment.checked.keep(epoch, run, most)
-            count = sum(one.checked.count for one in self._open.values())
-            for one in self._open.values():
+            segment.checked.add_run(epoch, run, most)
+            count = sum(opened.checked.count for opened in self._open.values())
+            for opened in self._open.values():
                 if count <= most:
                     break
-                if one is not segment:
-                    count -= one.checked.count
-                    one.checked.clear()
+                if opened is not segment:
+                    count -= opened.checked.count
+                    opened.checked.clear()
             self._checked_count = count
 
-    # ------------------------------------------------------------ what they hold
+    # ------------------------------------------------------------ sizes and times
 
     def max_timestamp(self, base: int, log: LogState) -> int:
-        """Largest timestamp of a segment; -1 when its file is missing or holds nothing."""
+        """Return the largest timestamp of a segment; -1 if its file is missing or empty."""
         bases = self._handle.segments(log)
         with contextlib.suppress(FileNotFoundError, ValueError):
-            if (known := self.remote(base)) is not None:
+            if (known := self.remote_size(base)) is not None:
                 return known[1]
             segment = self.get(bases, bases.index(base), log)
             if base != log.active_base_offset:
@@ -179,10 +187,10 @@ class OpenSegments:
             return segment.index.max_timestamp if len(segment.mapped.view) else -1
         return -1
 
-    def remote(self, base: int) -> tuple[int, int] | None:
-        """(size, largest timestamp) of a segment that lies in the object store alone, as far as nothing is brought.
+    def remote_size(self, base: int) -> tuple[int, int] | None:
+        """Return (size, largest timestamp) of a segment that is only in the object store, without downloading anything.
 
-        None for one that is here, or has no complete index. Raises FileNotFoundError.
+        Return None for a local segment, or one without a complete index. Raises FileNotFoundError.
         """
         handle = self._handle
         stem = segment_stem(handle.folder, base)
@@ -195,7 +203,7 @@ class OpenSegments:
         return (size_bytes, index.max_timestamp) if index.is_complete(size_bytes) else None
 
     def local_start(self) -> int:
-        """The offset from which on all of the log lies here."""
+        """Return the offset from which on the whole log is on the local disk."""
         log = self._handle.page.log.read()
         bases = self._handle.segments(log)
         for at in range(len(bases) - 2, -1, -1):
@@ -206,7 +214,7 @@ class OpenSegments:
         return log.log_start_offset
 
     def describe(self) -> list[SegmentInfo]:
-        """The segments as `Partition.segments` tells them; one whose file is missing has no bytes."""
+        """Return the segments for `Partition.segments`. A segment whose file is missing has no bytes."""
         log = self._handle.page.log.read()
         bases = self._handle.segments(log)
         infos = []
@@ -215,7 +223,7 @@ class OpenSegments:
             path = segment_stem(self._handle.folder, base) + LOG_SUFFIX
             size_bytes, max_timestamp, remote = 0, -1, not active and is_remote(self._handle, base)
             with contextlib.suppress(FileNotFoundError):
-                known = self.remote(base) if remote else None
+                known = self.remote_size(base) if remote else None
                 if known is not None:
                     infos.append(SegmentInfo(base, bases[at + 1], *known, False, path, True))
                     continue

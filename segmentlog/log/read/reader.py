@@ -1,4 +1,4 @@
-"""Reading: from an offset to the batches that hold it and what follows, up to a bound."""
+"""Read batches from an offset on, up to a bound."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ SkipListener = Callable[[int, int, CorruptBatch], None]
 
 _REWRITE_WAIT_S = 0.05
 _WIRE_AHEAD_BYTES = 64 << 10
-"""Brought beyond what is asked for: of batches before it in the same entry of an index, and of headers."""
+"""Bytes to download beyond the requested ones: earlier batches of the same index entry, and headers."""
 
 
 class _Outdated(Exception):
-    """The segments are not any more what the state said that was read before: look again."""
+    """The segments have changed since the log state was read: read it again."""
 
 
 class Reader:
     """Reads one partition through memory maps. Thread-safe.
 
-    Takes no lock that an append holds, unless it finds damage while a truncation is going on.
+    Takes no lock that an append holds, except when it finds damage.
     """
 
     def __init__(self, handle: Handle, opened: OpenSegments) -> None:
@@ -61,23 +61,23 @@ class Reader:
         control: bool = False,
         committed: bool = False,
     ) -> Iterator[RecordBatch]:
-        """Batches from exactly ``offset`` up to ``bound`` or until ``max_bytes`` of batches were handed out.
+        """Yield batches from exactly ``offset`` on, up to ``bound`` or until ``max_bytes`` of batches were returned.
 
-        At least one batch is handed out if there is one. Damage raises `CorruptBatch`, or with
-        ``on_skip`` is stepped over and told. With ``on_skip`` each batch is also decoded before it is handed out, and
-        one that is unreadable is skipped and reported like damage. Control batches only with ``control``; with
-        ``committed`` none of an aborted transaction.
+        At least one batch is returned if there is one. Damage raises `CorruptBatch`, or is skipped and reported to
+        ``on_skip``. With ``on_skip`` each batch is decoded before it is returned, and an unreadable batch is skipped
+        and reported like damage. Control batches are returned only with ``control``. With ``committed`` aborted
+        transactions are left out.
         """
         handed_out, opened = 0, self._opened
-        aborted = self.aborted.look() if committed else {}
+        aborted = self.aborted.read_ranges() if committed else {}
         while offset < bound:
             log = self._handle.page.log.read()
             if offset < log.log_start_offset:
                 raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
             bases = self._handle.segments(log, offset)
             at = bisect_right(bases, offset) - 1
-            if at < 0:  # the segments that held it are gone
-                offset = self._behind_gap(offset, bases[0] if bases else log.log_end_offset, log, on_skip)
+            if at < 0:  # the segments that contained it are deleted
+                offset = self._offset_after_gap(offset, bases[0] if bases else log.log_end_offset, log, on_skip)
                 continue
             next_base = bases[at + 1] if at + 1 < len(bases) else log.log_end_offset
             try:
@@ -95,7 +95,7 @@ class Reader:
                         left = batch.skip_to(begin)
                         if on_skip is not None and left:
                             batch.check()
-                        if offset > bound:  # a truncation that was cut short goes through it
+                        if offset > bound:  # an interrupted truncation cuts through the batch
                             batch = batch.slice(0, bisect_left(batch.offsets, bound))
                             left = len(batch) > 0
                     except UnreadableBatch as unreadable:
@@ -109,7 +109,7 @@ class Reader:
                         if max_bytes is not None and handed_out >= max_bytes:
                             return
             except FileNotFoundError:
-                if not self._tell_gone(bases[at], offset, next_base, log, on_skip):
+                if not self._report_missing(bases[at], offset, next_base, log, on_skip):
                     continue
             except _Outdated:
                 continue
@@ -118,23 +118,31 @@ class Reader:
             opened.unmap(bases[at])
             offset = max(offset, next_base)
 
-    def _behind_gap(self, offset: int, first_base: int, log: LogState, on_skip: SkipListener | None) -> int:
-        """Where reading goes on when the first segment begins behind ``offset``; there, if one has to look again."""
+    def _offset_after_gap(self, offset: int, first_base: int, log: LogState, on_skip: SkipListener | None) -> int:
+        """Return where reading continues if the first segment begins after ``offset``.
+
+        Return ``offset`` if the log has changed, so that the caller reads its state again.
+        """
         try:
             if not is_lost(self.lost_ranges(), offset, first_base):
                 wanted = f"a segment file that holds offset {offset}"
                 damage = CorruptBatch(self._handle.folder, 0, wanted, "none", offset)
-                self._tell(offset, first_base, damage, log, on_skip)
+                self._report_damage(offset, first_base, damage, log, on_skip)
         except _Outdated:
             return offset
         return first_base
 
-    def _tell_gone(self, base: int, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None) -> bool:
-        """`_tell` that a segment's file is gone; False when it was deleted since, and one has to look again."""
+    def _report_missing(
+        self, base: int, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
+    ) -> bool:
+        """Report a missing segment file as damage.
+
+        Return False if it was deleted meanwhile: then read the log state again.
+        """
         missing = segment_stem(self._handle.folder, base) + LOG_SUFFIX
         damage = CorruptBatch(missing, 0, "a segment file", "none", offset)
         try:
-            self._tell(offset, next_base, damage, log, on_skip)
+            self._report_damage(offset, next_base, damage, log, on_skip)
         except _Outdated:
             return False
         return True
@@ -142,19 +150,19 @@ class Reader:
     def _read_segment(
         self, segment: OpenSegment, offset: int, next_base: int, log: LogState, on_skip: SkipListener | None
     ) -> Iterator[RecordBatch]:
-        """Batches of one segment that end behind ``offset``, checked."""
+        """Yield the verified batches of one segment that end after ``offset``."""
         mapped = segment.mapped
         active = mapped.base_offset == log.active_base_offset
         end = log.end_position if active else len(mapped.view)
         try:
-            view = mapped.upto(end)
+            view = mapped.view_to(end)
         except CorruptBatch as error:
             view, end = mapped.view, len(mapped.view)
             short: CorruptBatch | None = error
         else:
             short = None
         position, expected = segment.index.position_for_offset(offset)
-        if position >= end and expected < next_base:  # it may be the index of a segment that was replaced since
+        if position >= end and expected < next_base:  # it may be the index of a segment that was replaced
             position, expected = 0, mapped.base_offset
         landed = position == 0
         topic, partition = self._handle.topic, self._handle.partition
@@ -165,7 +173,8 @@ class Reader:
                     ranges.need(position, min(position + HEADER_SIZE, end))
                 header = decode_header(view, position, mapped.path)
                 if not landed and header.base_offset != expected:
-                    raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", "another one")
+                    actual = f"the batch of offset {header.base_offset}"
+                    raise CorruptBatch(mapped.path, position, f"the batch of offset {expected}", actual)
                 landed = True
                 if header.raw_size > batch_limit and self._handle.exceeds_batch_limit(header.raw_size):
                     limit = f"at most {self._handle.batch_limit} bytes (max.message.bytes)"
@@ -174,13 +183,13 @@ class Reader:
                     if ranges is not None:
                         ranges.need(position, min(position + header.size_bytes, end))
                     payload = check_payload(view, position, header, mapped.path)
-                    # `record_batch`, in as few steps as it takes.
+                    # `record_batch`, in as few steps as possible.
                     kind = WireRecordBatch if header.attributes & KAFKA_LAYOUT else RecordBatch
                     yield kind(header, payload, topic=topic, partition=partition, path=mapped.path, position=position)
                 position += header.size_bytes
                 expected = header.next_offset
             except CorruptBatch as damage:
-                if not landed:  # it is the index that lies: walk from the start of the segment
+                if not landed:  # the index is wrong: walk from the start of the segment
                     position, expected, landed = 0, mapped.base_offset, True
                     continue
                 if ranges is not None:
@@ -188,29 +197,29 @@ class Reader:
                 position, found = step_over(view, position, expected, self._opened.around(segment, next_base))
                 following = next_base if found is None else found
                 if following > offset:
-                    self._tell(max(expected, offset), following, damage, log, on_skip)
+                    self._report_damage(max(expected, offset), following, damage, log, on_skip)
                 expected = following
         if expected < next_base and (short or not active) and not is_lost(self.lost_ranges(), expected, next_base):
             wanted = f"batches up to offset {next_base}"
             missing = short or CorruptBatch(mapped.path, end, wanted, "the end of the file", expected)
-            self._tell(max(expected, offset), next_base, missing, log, on_skip)
+            self._report_damage(max(expected, offset), next_base, missing, log, on_skip)
 
-    def _tell(
+    def _report_damage(
         self, base_offset: int, end_offset: int, damage: CorruptBatch, log: LogState, on_skip: SkipListener | None
     ) -> None:
-        """Raise the damage, or tell the listener what is skipped for it.
+        """Raise the damage, or report the skipped offsets to the listener.
 
-        Raises `_Outdated` when it may be none: the files were replaced since ``log`` was read.
+        Raises `_Outdated` if it may not be damage, because the files were replaced after ``log`` was read.
         """
         handle = self._handle
         page = handle.page
-        if handle.read_only:  # cannot wait at the lock
+        if handle.read_only:  # it cannot wait for the lock
             handle.check_in_place()
             if page.writing == REWRITING or any(map(parse_copy_name, handle.fs.listdir(handle.folder))):
                 time.sleep(_REWRITE_WAIT_S)
         else:
-            with handle.append_locked():  # whoever replaces segments holds it
-                finish_interrupted_append(handle)  # of a process that died in it
+            with handle.append_locked():  # a process that replaces segments holds it
+                finish_interrupted_append(handle)  # complete what a dead process left
                 finish_swaps(handle)
         if page.log.read().generation != log.generation:
             raise _Outdated
@@ -219,10 +228,11 @@ class Reader:
         on_skip(base_offset, end_offset, damage)
 
     def read_wire(self, offset: int, bound: int, max_bytes: int) -> tuple[list[Buffer], int, bool]:
-        """(batches of Kafka's as they lie, from the one that holds ``offset`` on; the offset behind them; is it full).
+        """Return (batches in Kafka's format, unchanged, offset after them, whether the next one has no room).
 
-        As far as one segment, ``bound`` and ``max_bytes`` go, or what was checked together before. None where something
-        else comes first: `read` tells what. Full: the next batch is one of Kafka's, too, and has no room.
+        The batches begin with the one that contains ``offset``. They end at the end of the segment, at ``bound``, at
+        ``max_bytes``, or where the batches verified together end. The list is empty if a batch of another format is
+        next: `read` handles it.
         """
         log = self._handle.page.log.read()
         bases = self._handle.segments(log, offset)
@@ -233,7 +243,7 @@ class Reader:
             segment = self._opened.get(bases, at, log)
             mapped = segment.mapped
             end = log.end_position if mapped.base_offset == log.active_base_offset else len(mapped.view)
-            view = mapped.upto(end)
+            view = mapped.view_to(end)
         except (FileNotFoundError, CorruptBatch):
             return [], offset, False
         run, next_base = self._opened.find_verified(segment, log.epoch, offset)
@@ -258,41 +268,40 @@ class Reader:
     # ------------------------------------------------------------ positions
 
     def check_position(self, offset: int) -> int:
-        """Where reading really begins: ``offset``, or behind the lost range that starts there.
+        """Return where reading begins: at ``offset``, or after the lost range that starts there.
 
-        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: who
-        stands there was handed records that are gone. Who stands at its start has read
-        everything that was kept, and goes on where history resumes.
+        Raises `OffsetOutOfRange`, or `LogTruncated` for a position *inside* a lost range: the reader was given records
+        that are lost. A reader at the start of the range has read everything that was retained, and continues after it.
         """
         log = self._handle.page.log.read()
         for lost in self._lost[1] if self._lost[0] == log.epoch else self.lost_ranges():
-            # Nobody below the log start can have read anything that is not gone anyway.
+            # A reader below the log start has read only records that are deleted anyway.
             base_offset = max(lost.base_offset, log.log_start_offset)
             if base_offset < offset < lost.end_offset:
                 raise LogTruncated(self._handle.log_name, offset, lost)
             if base_offset == offset < lost.end_offset:
                 if lost.end_offset > log.log_end_offset:
-                    return offset  # a truncation was cut short, and nobody opened the log for writing since
+                    return offset  # an interrupted truncation, and no process has opened the log for writing since
                 return self.check_position(lost.end_offset)
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise OffsetOutOfRange(self._handle.log_name, offset, log.log_start_offset, log.log_end_offset)
         return offset
 
     def lost_ranges(self) -> tuple[LostRange, ...]:
-        """Every range of offsets that was given up, ascending."""
+        """Return every lost range of offsets, ascending."""
         epoch = self._handle.page.log.read().epoch
-        if self._lost[0] != epoch:  # a range is only ever added together with an epoch
+        if self._lost[0] != epoch:  # a new range always comes with a new epoch
             checkpoint = self._handle.ledger.last_checkpoint()
-            self._handle.check_usable()  # else it may be that of a topic that has the name since
+            self._handle.check_usable()  # else it may belong to a topic that has the name now
             self._lost = (epoch, checkpoint.lost_ranges)
         return self._lost[1]
 
     # ------------------------------------------------------------ by time
 
     def offset_for_timestamp(self, timestamp: int, bound: int) -> int | None:
-        """Offset of the first record at or after ``timestamp`` below ``bound``; None without one.
+        """Return the offset of the first record at or after ``timestamp`` and below ``bound``; None if there is none.
 
-        First in offset order: timestamps need not ascend.
+        First in the order of offsets: timestamps need not ascend.
         """
         while True:
             with contextlib.suppress(_Outdated):
@@ -304,7 +313,7 @@ class Reader:
         start = bisect_right(bases, log.log_start_offset) - 1
         for at in range(max(start, 0), len(bases)):
             try:
-                known = self._opened.remote(bases[at]) if at + 1 < len(bases) else None
+                known = self._opened.remote_size(bases[at]) if at + 1 < len(bases) else None
                 if known is not None and known[1] < timestamp:
                     continue
                 segment = self._opened.get(bases, at, log)

@@ -1,8 +1,9 @@
-"""Where the batches of Kafka's of a segment lie that this process has checked: a server is asked for them again.
+"""Cache the positions of Kafka batches in a segment that this process has verified, for the next fetch.
 
-Consumers read the same log one after the other. The first one has each batch checked, header and payload; for those
-behind it the batches are looked up. So what is sent was checked once since the segment was mapped, and not each time: a
-byte that rots in between is told by the checksum that Kafka's clients check, and by every other reader here.
+Consumers read the same log one after the other. For the first consumer each batch is verified, header and payload. For
+the next consumers the batches are looked up. So each batch sent was verified once since the segment was mapped, not
+each time. A byte that changes afterwards is detected by the checksum that Kafka's clients check, and by all other
+readers of this package.
 """
 
 from __future__ import annotations
@@ -14,37 +15,42 @@ from typing import Final
 from segmentlog.format.wire_run import WireRun
 
 _JOINED_MAX: Final = 16 << 10
-"""Batches of a run that others are joined to."""
+"""The most batches in a run that other runs are joined to."""
 _FEWEST: Final = 8
 _LEAST_BYTES: Final = 64 << 10
-"""Runs that are smaller in both ways are not kept, unless they go on one that is: they cost little to check again, and
-at the end of a log each fetch finds one."""
+"""Smaller runs (in both count and bytes) are cached only if they extend a cached run.
+
+They are cheap to verify again, and each fetch at the end of a log finds one.
+"""
 _JOINED_SMALL_MAX: Final = 256
-"""Batches of a run that such a small one is joined to: all of them are copied for it."""
+"""The most batches in a run that such a small run is joined to, because joining copies all of them."""
 
 
 class VerifiedBatches:
-    """The runs of one mapped segment, those kept that were used last. Who calls holds the lock of `OpenSegments`."""
+    """The runs of verified batches in one mapped segment, least recently used dropped first.
+
+    The caller holds the lock of `OpenSegments`.
+    """
 
     __slots__ = ("_bases", "_epoch", "_runs", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        """Batches in all of them."""
+        """The number of batches in all runs."""
         self._epoch = -1
         self._bases: list[int] = []
         self._runs: OrderedDict[int, WireRun] = OrderedDict()
         """By their base offsets."""
 
     def find(self, epoch: int, offset: int) -> tuple[WireRun | None, int | None]:
-        """(the run that holds ``offset``, or ends there; where the next one begins).
+        """Return (the run that contains or ends at ``offset``, base offset of the next run).
 
-        A truncation gives the bytes behind it to other batches, in another epoch of the log: then none is left.
+        A truncation may put other batches at the same positions, in a new epoch of the log: then all runs are dropped.
         """
         if epoch > self._epoch:
             self.clear()
             self._epoch = epoch
-        if epoch < self._epoch:  # read before somebody else read the one that there is now
+        if epoch < self._epoch:  # the caller read the log state before another thread saw the current epoch
             return None, None
         at = bisect_right(self._bases, offset)
         following = self._bases[at] if at < len(self._bases) else None
@@ -55,17 +61,17 @@ class VerifiedBatches:
         run = self._runs[base]
         return (run if offset <= run.end_offset else None), following
 
-    def keep(self, epoch: int, run: WireRun, count_max: int) -> None:
-        """Keep a run that was found in that epoch, and no more than so many batches."""
+    def add_run(self, epoch: int, run: WireRun, count_max: int) -> None:
+        """Add a run found in that epoch, and drop runs until at most ``count_max`` batches are left."""
         before, following = self.find(epoch, run.base_offset)
         if epoch != self._epoch or (following is not None and following < run.end_offset):
-            return  # another thread was at it
+            return  # another thread has added the same batches
         if before is not None and (before.end_offset, before.end_position) != (run.base_offset, run.position):
-            return  # it holds some of them already
+            return  # the cached run contains some of the batches
         is_small = run.batch_count < _FEWEST and run.sizes[-1] < _LEAST_BYTES
         if is_small and before is None:
             return
-        # In pieces that are small against all there may be: the one that was used last is not given up with the others.
+        # Keep runs small against the limit, so that the run used last is not dropped with the others.
         most = min(_JOINED_SMALL_MAX if is_small else _JOINED_MAX, count_max // 4)
         if before is not None and before.batch_count + run.batch_count <= most:
             self._drop(before)
@@ -77,7 +83,7 @@ class VerifiedBatches:
             self._drop(next(iter(self._runs.values())))
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all runs."""
         self.count = 0
         self._bases.clear()
         self._runs.clear()

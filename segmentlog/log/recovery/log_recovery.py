@@ -1,9 +1,9 @@
-"""Recovering a log whose shared state cannot be believed: after a machine's death, on a copy, after a failed fsync.
+"""Recover a log whose shared state cannot be trusted: after a machine's death, on a copy, after a failed fsync.
 
-    checkpoint -> scan from the recovery point -> verdict -> cut -> begin -> checkpoint -> state page
+    checkpoint -> scan from the recovery point -> verdict -> truncate -> open segment -> checkpoint -> state page
 
-A recovery that is cut short is done again by the next one, with the same outcome: nothing
-that it does before the checkpoint is written changes where the next scan ends.
+The next recovery repeats an interrupted one, with the same outcome. Nothing that happens before the checkpoint is
+written changes where the next scan ends.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from segmentlog.storage.state_page import REWRITING, LogState, StateDamaged, Sta
 from segmentlog.storage.state_page_check import distrust_reason
 
 _GENERATION_MASK = (1 << 63) - 1
-# A page of ones is read as well as any other.
+# Masked, because a damaged page may contain any number.
 
 
-class _Found(msgspec.Struct):
-    """What a recovery goes by."""
+class _LogScan(msgspec.Struct):
+    """The evidence that a recovery decides by."""
 
     checkpoint: Checkpoint | None
     slot_damaged: bool
     bases: list[int]
     deleted: list[int]
-    """Segments that lie below the log start, back after a crash: no part of the log, whatever their bytes are."""
+    """Segments below the log start that came back after a crash: not part of the log, whatever they contain."""
     before: LogState | None
-    """The state in which this boot's processes left the log, when it is they who call for a recovery."""
+    """The state in which this boot's processes left the log, if they requested the recovery."""
     tail: LogTail
 
     @property
     def is_unsure(self) -> bool:
-        """The checkpoint cannot be believed: there is none, or an older one."""
+        """Whether the checkpoint is missing or may be an older one."""
         return self.checkpoint is None or self.slot_damaged
 
     @property
@@ -58,15 +58,15 @@ class _Found(msgspec.Struct):
 
     @property
     def known(self) -> Checkpoint:
-        """The checkpoint, or one of a log of which only its files tell."""
+        """The checkpoint, or a substitute derived from the files."""
         first = self.bases[0] if self.bases else 0
         return self.checkpoint or Checkpoint(recovery_offset=first, recovery_segment=first, log_start_offset=first)
 
     def verdict(self) -> RecoveryVerdict:
-        """Where the log goes on."""
+        """Decide where the log resumes."""
         checkpoint, bases, seen_offset = self.checkpoint, self.bases, self.tail.end_offset
         if bases and (checkpoint is None or self.slot_damaged or bases[-1] > checkpoint.offset_ceiling):
-            seen_offset = max(seen_offset, bases[-1])  # a file's name was handed out, too
+            seen_offset = max(seen_offset, bases[-1])  # the offset in a file's name was assigned, too
         return decide(
             checkpoint,
             slot_damaged=self.slot_damaged,
@@ -77,7 +77,7 @@ class _Found(msgspec.Struct):
 
 
 class _Recovered(msgspec.Struct):
-    """What the state page is to say, and the caller."""
+    """The result of a recovery for the state page and the caller."""
 
     report: RecoveryReport
     log: LogState
@@ -85,13 +85,13 @@ class _Recovered(msgspec.Struct):
 
 
 def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryReport:
-    """Find where the log ends, decide where it goes on, and make both durable.
+    """Find where the log ends, decide where it resumes, and make both durable.
 
-    The caller holds both locks. With ``write=False`` nothing is changed: the page (a private
-    one) then shows the log up to its recovered end. Raises OSError, DiskFull.
+    The caller holds both locks. With ``write=False`` nothing is changed, and the (private) page shows the log up to its
+    recovered end. Raises OSError, `DiskFull`.
     """
     started_ns = time.monotonic_ns()
-    found = _look(handle, page, write=write)
+    found = _scan_log(handle, page, write=write)
     verdict = found.verdict()
     lost = _lost_range(handle, found, verdict)
     torn = found.tail.torn
@@ -104,16 +104,16 @@ def recover(handle: Handle, page: StatePage, *, write: bool = True) -> RecoveryR
         lost=lost,
         why=verdict.why + (f"; the scan ended at {torn}" if torn else ""),
     )
-    recovered = _apply(handle, page, found, report) if write else _show(handle, page, found, report)
+    recovered = (_apply_recovery if write else _show_recovered)(handle, page, found, report)
     handle.ledger.initialise_page(page, recovered.log, has_producers=recovered.has_producers, fd=handle.state_fd)
     handle.adopt(page)
     return replace(recovered.report, duration_ms=(time.monotonic_ns() - started_ns) / 1e6)
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- the scan
 
 
-def _look(handle: Handle, page: StatePage, *, write: bool) -> _Found:
+def _scan_log(handle: Handle, page: StatePage, *, write: bool) -> _LogScan:
     checkpoint, slot_damaged = handle.ledger.read_checkpoint()
     if write:
         finish_swaps(handle, recovering=True)
@@ -125,11 +125,11 @@ def _look(handle: Handle, page: StatePage, *, write: bool) -> _Found:
     before = _state_before(handle, page)
     tail = scan_tail(handle, checkpoint, bases)
     if before is not None and checkpoint is not None:
-        # Same boot: how far offsets were handed out is known exactly. Where something is lost, the old
-        # end is given up with it: a consumer that had read everything stands there, and must be told.
+        # Same boot: the highest assigned offset is known exactly. If records are lost, give up the offset of the old
+        # log end, too. A consumer that has read everything is positioned there, and must get `LogTruncated`.
         ceiling = before.log_end_offset + (tail.end_offset < before.log_end_offset)
         checkpoint = replace(checkpoint, offset_ceiling=ceiling, clean=False)
-    return _Found(checkpoint, slot_damaged, bases, deleted, before, tail)
+    return _LogScan(checkpoint, slot_damaged, bases, deleted, before, tail)
 
 
 def _state_before(handle: Handle, page: StatePage) -> LogState | None:
@@ -139,7 +139,7 @@ def _state_before(handle: Handle, page: StatePage) -> LogState | None:
     return None
 
 
-def _verdict_name(found: _Found, verdict: RecoveryVerdict) -> str:
+def _verdict_name(found: _LogScan, verdict: RecoveryVerdict) -> str:
     if found.before is not None:
         return "failed fsync"
     if found.checkpoint is None:
@@ -149,8 +149,8 @@ def _verdict_name(found: _Found, verdict: RecoveryVerdict) -> str:
     return "restored" if found.checkpoint.is_restored and not found.slot_damaged else "machine death"
 
 
-def _lost_range(handle: Handle, found: _Found, verdict: RecoveryVerdict) -> LostRange | None:
-    """The range that is given up; the one that a truncation announced in the checkpoint, if it is that."""
+def _lost_range(handle: Handle, found: _LogScan, verdict: RecoveryVerdict) -> LostRange | None:
+    """Return the lost range; the one that a truncation announced in the checkpoint, if it is the same."""
     end_offset = found.tail.end_offset
     if verdict.resume_offset == end_offset:
         return None
@@ -160,30 +160,30 @@ def _lost_range(handle: Handle, found: _Found, verdict: RecoveryVerdict) -> Lost
     return LostRange(end_offset, verdict.resume_offset, verdict.epoch, verdict.why, handle.clock.now_ms())
 
 
-# ---------------------------------------------------------------- showing, or doing it
+# ---------------------------------------------------------------- the outcome
 
 
-def _show(handle: Handle, page: StatePage, found: _Found, report: RecoveryReport) -> _Recovered:
-    """What a reader sees of the log that may not change it: everything up to its recovered end."""
+def _show_recovered(handle: Handle, page: StatePage, found: _LogScan, report: RecoveryReport) -> _Recovered:
+    """Return the log for a reader that must not change it: everything up to its recovered end."""
     tail = found.tail
-    end_offset = max(tail.end_offset, report.log_start_offset)  # what is left may all be trimmed away
+    end_offset = max(tail.end_offset, report.log_start_offset)  # everything left may be trimmed
     position = tail.position
     if tail.split is not None:
-        position += tail.split.header.size_bytes  # readers show of it what lies below the end
+        position += tail.split.header.size_bytes  # readers show its records below the end
     report = replace(report, log_end_offset=end_offset)
     log = _log_state(handle, page, report, tail.base, position)
     return _with_stable_offset(handle, report, log, found, found.known, found.bases)
 
 
-def _apply(handle: Handle, page: StatePage, found: _Found, report: RecoveryReport) -> _Recovered:
-    """Make the files, and then the checkpoint, what the report says."""
+def _apply_recovery(handle: Handle, page: StatePage, found: _LogScan, report: RecoveryReport) -> _Recovered:
+    """Change the files, and then the checkpoint, to match the report."""
     tail = found.tail
     known = found.known
     if found.is_unsure:
-        known = _resume_there(handle, found, report)
-    keep = page.writing != REWRITING  # what a user truncates away is not wanted in quarantine either
+        known = _record_resume_offset(handle, found, report)
+    quarantine = page.writing != REWRITING  # not for records that a user truncates
     rewrite = found.before is not None
-    truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, keep=keep)
+    truncated_bytes, kept = truncate_after(handle, found.bases, tail, copy=rewrite, quarantine=quarantine)
     make_durable(handle, tail.whole, rewrite=rewrite)
     active_base, position = open_active_segment(handle, found.bases, tail, report.log_end_offset)
     report = replace(report, truncated_bytes=truncated_bytes, quarantine_path=kept)
@@ -197,19 +197,19 @@ def _apply(handle: Handle, page: StatePage, found: _Found, report: RecoveryRepor
     if not found.is_new or checkpoint != known:
         handle.ledger.replace_checkpoint(checkpoint)
     deleted = found.deleted
-    # Nothing in it, and the log goes on under another name? What is known of producers must not go with it.
+    # The last segment is empty, and the log resumes in another file. Keep it if it has the only producer snapshot.
     is_left_empty = tail.position == 0 and tail.appendable and active_base != tail.base
     if is_left_empty and (_has_snapshot(handle, active_base) or not _has_snapshot(handle, tail.base)):
         deleted = [*deleted, tail.base]
-    for base in deleted:  # not before: the checkpoint may have named it
+    for base in deleted:  # only now: the old checkpoint may name it
         remove_segment(handle, base)
     return recovered
 
 
-def _resume_there(handle: Handle, found: _Found, report: RecoveryReport) -> Checkpoint:
-    """Write down where the log goes on, before anything is cut or made.
+def _record_resume_offset(handle: Handle, found: _LogScan, report: RecoveryReport) -> Checkpoint:
+    """Write into the checkpoint where the log resumes, before anything is truncated or created.
 
-    Should this recovery die, the next one resumes at the same offset.
+    If this recovery dies, the next one resumes at the same offset.
     """
     known = replace(
         found.known,
@@ -219,8 +219,8 @@ def _resume_there(handle: Handle, found: _Found, report: RecoveryReport) -> Chec
         lost_ranges=(*found.known.lost_ranges, *found.tail.gaps),
     )
     found.tail.gaps = ()
-    # Of a new log this is the last one as well. Its name is on disk before there is a segment: that without
-    # a checkpoint is a log that has lost it, which jumps ahead, and is damaged to `verify` and a strict recovery.
+    # A new log gets its only checkpoint here, before its first segment. A segment without a checkpoint would mean a
+    # lost checkpoint: the log would skip offsets, and `verify` and a strict recovery would report damage.
     handle.ledger.replace_checkpoint(known)
     return known
 
@@ -248,7 +248,7 @@ def _checkpoint_after(handle: Handle, known: Checkpoint, tail: LogTail, recovere
 
 
 def _has_snapshot(handle: Handle, base: int) -> bool:
-    """Whether a segment comes with what was known of producers: once their batches are deleted, nothing else knows."""
+    """Return whether a segment has a producer snapshot: once earlier batches are deleted, it is the only source."""
     with contextlib.suppress(FileNotFoundError):
         handle.fs.stat(segment_stem(handle.folder, base) + SNAPSHOT_SUFFIX)
         return True
@@ -259,7 +259,7 @@ def _has_snapshot(handle: Handle, base: int) -> bool:
 
 
 def _generation_after(page: StatePage) -> int:
-    """One that nobody has seen: where the kernel vouches for no page, others may use this one all the while."""
+    """Return a generation that no process has seen: without mount ids and marks others may be using this page."""
     try:
         return page.log.read().generation + 1 & _GENERATION_MASK
     except StateDamaged:
@@ -286,16 +286,16 @@ def _with_stable_offset(
     handle: Handle,
     report: RecoveryReport,
     log: LogState,
-    found: _Found,
+    found: _LogScan,
     known: Checkpoint,
     bases: Sequence[int],
     begun: int | None = None,
 ) -> _Recovered:
-    """With the offset up to which every transaction is decided, and whether the log has producers.
+    """Add the offset below which all transactions are decided, and whether the log has producers.
 
-    Where the checkpoint cannot be believed about that, the log is asked. ``begun``: the
-    segment that the recovery begins, if it does; like any other it begins with what is known of
-    producers, which would be forgotten once the segments before it are deleted.
+    If the checkpoint cannot be trusted about producers, read the log. ``begun`` is the segment that the recovery
+    begins, if any. It gets a producer snapshot like any other segment: without it, producers would be forgotten once
+    the earlier segments are deleted.
     """
     if not known.has_producers and not found.is_unsure:
         return _Recovered(report, log, False)

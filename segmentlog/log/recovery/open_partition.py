@@ -1,4 +1,4 @@
-"""Opening a partition: believe the shared state page where it can be believed, else recover the log."""
+"""Open a partition: use the shared state page if it can be trusted, else recover the log."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from segmentlog.storage.state_page_check import distrust_reason
 
 
 def open_partition(handle: Handle) -> RecoveryReport:
-    """Make the handle usable: map the state page, recovering the log first if need be.
+    """Make the handle usable: map the state page, after recovering the log if necessary.
 
-    Raises OSError for files that cannot be read, DiskFull when recovery has no room.
+    Raises OSError for files that cannot be read, `DiskFull` if recovery has no room.
     """
     if handle.read_only:
         if handle.recovery == "strict":
             _refuse_damage(handle)
         return _open_read_only(handle)
     with handle.folder_locked():
-        handle.check_named()  # no page tells yet whose folder it is
+        handle.check_topic_name()  # the page does not tell yet whose folder it is
         if handle.recovery == "strict":
             _refuse_damage(handle)
         return _open(handle)
@@ -46,41 +46,41 @@ def _open(handle: Handle) -> RecoveryReport:
     if _is_sound(handle, page):
         handle.adopt(page)
         try:
-            if page.writing and _lock_now(handle) and page.writing:
+            if page.writing and _try_append_lock(handle) and page.writing:
                 return truncate_torn_tail(handle)
             return _live_report(page)
         finally:
             handle.fs.flock(handle.lock_fd, UNLOCK)  # harmless where it is not locked
     try:
         handle.fs.flock(handle.lock_fd, EXCLUSIVE)
-        if _is_sound(handle, page):  # somebody else recovered it while this one waited
+        if _is_sound(handle, page):  # another process recovered it while this one waited
             handle.adopt(page)
             return _live_report(page)
-        doubt = distrust_reason(handle.fs, handle.folder, page, handle.state_fd)
+        reason = distrust_reason(handle.fs, handle.folder, page, handle.state_fd)
         with handle.sync_locked():
             report = recover(handle, page)
-        # What the page is doubted for matters where that costs something.
+        # Report why the page was not trusted only if records were lost.
         matters = report.lost is not None and report.verdict != "restored"
-        return replace(report, why=f"{report.why}; {doubt}") if doubt and matters else report
+        return replace(report, why=f"{report.why}; {reason}") if reason and matters else report
     finally:
         handle.fs.flock(handle.lock_fd, UNLOCK)
 
 
 def _refuse_damage(handle: Handle) -> None:
-    """Raise `CorruptBatch` for the first thing that is not as it was written, before anything is changed."""
+    """Raise `CorruptBatch` for the first damage, before anything is changed."""
     found = inspect_partition(handle.fs, handle.folder, handle.topic, handle.partition, handle.config, Tally())
     damage = [finding for finding in found.findings if finding.severity == "damage"]
     first = damage[0] if damage else found.torn
     if first is not None:
-        wanted = "a whole log (recovery='strict')"
-        raise CorruptBatch(first.path, max(first.position, 0), wanted, first.what, first.base_offset)
+        expected = "a log without damage (recovery='strict')"
+        raise CorruptBatch(first.path, max(first.position, 0), expected, first.what, first.base_offset)
 
 
 def map_page(handle: Handle) -> StatePage:
-    """The page of a partition whose files are open, whatever it says. Raises OSError, DiskFull."""
-    # Through a descriptor of its own: the map keeps it open, in a forked child too, and with it any lock on it.
+    """Map the state page of a partition with open files, whatever it contains. Raises OSError, `DiskFull`."""
+    # Use a separate descriptor: the map keeps the open file, and any lock on it, alive in a forked child, too.
     try:
-        # Mapping may lock it for a moment.
+        # Mapping may lock the file briefly.
         with opened_lockable(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDWR) as fd:
             page = StatePage.map(handle.fs, fd, writable=True)
     except OSError as error:
@@ -98,11 +98,11 @@ def _is_sound(handle: Handle, page: StatePage) -> bool:
     return distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None
 
 
-def _lock_now(handle: Handle) -> bool:
+def _try_append_lock(handle: Handle) -> bool:
     try:
         handle.fs.flock(handle.lock_fd, EXCLUSIVE | NON_BLOCKING)
     except BlockingIOError:
-        return False  # an append is in progress after all
+        return False  # an append is running
     return True
 
 
@@ -112,15 +112,19 @@ def _live_report(page: StatePage) -> RecoveryReport:
         verdict, why = "clean", "it was closed cleanly"
     else:
         unsynced = log.log_end_offset - sync.durable_offset
-        verdict, why = "live", f"the page cache is as the last process left it; {unsynced} records are not fsynced yet"
+        verdict = "live"
+        why = f"the page cache is as the last process left it; {unsynced} records are not synced yet"
     return RecoveryReport(verdict, log.log_start_offset, log.log_end_offset, log.epoch, why=why)
 
 
-# ---------------------------------------------------------------- a process died inside an append
+# ---------------------------------------------------------------- after the death of an appending process
 
 
 def finish_interrupted_append(handle: Handle) -> None:
-    """Finish what a process left that died under the append lock. The caller holds that lock, and not the sync lock."""
+    """Complete what a process left that died with the append lock.
+
+    The caller holds that lock, and not the sync lock.
+    """
     writing = handle.page.writing
     if writing == REWRITING:
         with handle.sync_locked():
@@ -130,9 +134,9 @@ def finish_interrupted_append(handle: Handle) -> None:
 
 
 def truncate_torn_tail(handle: Handle) -> RecoveryReport:
-    """Cut off what an append that never finished left behind the end. The caller holds the append lock.
+    """Remove the bytes of an unfinished append after the end. The caller holds the append lock.
 
-    Done again when something keeps it from being done; but a failed fsync fails the partition.
+    If it fails, the next append tries again; but a failed fsync fails the partition.
     """
     try:
         return _cut_torn_tail(handle)
@@ -150,7 +154,7 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
         if base < log.active_base_offset:
             continue
         start = log.end_position if base == log.active_base_offset else 0
-        with failures_ignored():  # no room to keep them, and never acknowledged: the log goes on
+        with failures_ignored():  # no room for a copy, and the bytes were never acknowledged
             size, path = quarantine_tail(handle, base, start, "torn")
             truncated += size
             kept = path or kept
@@ -158,8 +162,8 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
             remove_segment(handle, base)
         else:
             truncate_durably(fs, handle.folder, base, start)
-    # Segments behind it are durably gone, like what `drop_behind` cuts off: the offsets in them go to other records
-    # next. Also when there were none: who tried this before, or the append itself, may have got so far.
+    # Make the deletion of later segments durable, like `truncate_durably`: their offsets will be reused. Do so even if
+    # there are none, because an earlier attempt may have deleted them.
     fs.sync_folder(handle.folder)
     handle.ledger.end_append()
     return RecoveryReport(
@@ -174,7 +178,7 @@ def _cut_torn_tail(handle: Handle) -> RecoveryReport:
 
 
 def _open_read_only(handle: Handle) -> RecoveryReport:
-    """Look, and change nothing: the live state page if there is one, else a private one made by scanning."""
+    """Open without changing anything: with the live state page, or else with a private page from a scan."""
     page = find_live_page(handle)
     if page is not None:
         handle.adopt(page)
@@ -184,7 +188,7 @@ def _open_read_only(handle: Handle) -> RecoveryReport:
 
 
 def find_live_page(handle: Handle) -> StatePage | None:
-    """The page that those share who have the log open for writing, or had it since the machine started."""
+    """Return the page that the processes share that have, or had since boot, the log open for writing; or None."""
     with (
         contextlib.suppress(FileNotFoundError),
         opened(handle.fs, f"{handle.folder}/{STATE_FILE}", os.O_RDONLY | os.O_CLOEXEC) as fd,

@@ -1,4 +1,4 @@
-"""Where a log ends that has to be recovered: a walk from the recovery point to the first batch that is not whole."""
+"""Find where a log ends that must be recovered: scan from the recovery point to the first incomplete batch."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from segmentlog.storage.segment import MappedSegment
 
 
 class LogTail(msgspec.Struct):
-    """What the scan above the recovery point found."""
+    """The result of the scan above the recovery point."""
 
-    base: int  # the segment in which the log ends
-    position: int  # and where in it
+    base: int  # base offset of the segment in which the log ends
+    position: int  # the position in it
     end_offset: int
     last_epoch: int
-    appendable: bool  # the segment is whole up to there
-    torn: str  # why the scan ended, unless at the end of what was written
+    appendable: bool  # the segment is complete up to there
+    torn: str  # why the scan ended; "" if at the end of what was written
     scanned_bytes: int = 0
     split: RecordBatch | None = None  # a batch that a truncation cuts in two
-    gaps: tuple[LostRange, ...] = ()  # lost ranges that no checkpoint told of
-    stale: tuple[int, ...] = ()  # segments whose offsets stand in others
-    whole: tuple[tuple[int, int], ...] = ()  # the segments before that, with the position where each ends
+    gaps: tuple[LostRange, ...] = ()  # lost ranges that are not in a checkpoint
+    stale: tuple[int, ...] = ()  # segments whose offsets are also in others
+    whole: tuple[tuple[int, int], ...] = ()  # the complete segments before it, with their end positions
 
 
 def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int]) -> LogTail:
-    """Walk the batches above the recovery point, checksums and all, to the first that is not whole."""
+    """Scan the batches above the recovery point, with checksums, to the first incomplete batch."""
     known = checkpoint or Checkpoint()
     first = known.recovery_segment if checkpoint else (bases[0] if bases else 0)
     tail = LogTail(first, 0, known.recovery_offset if checkpoint else first, known.epoch, first in bases, "")
@@ -47,22 +47,22 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
             continue
         given_up = any(lost.base_offset < base < lost.end_offset for lost in (*known.lost_ranges, *tail.gaps))
         if tail.base < base and (base < tail.end_offset or given_up):
-            # Its offsets stand in the segment before it, or were given up: a file that was deleted and came back.
+            # Its offsets are in the segment before it, or were lost: a deleted file that came back after a crash.
             tail.stale = (*tail.stale, base)
             continue
         if base > tail.base:
             if checkpoint is None and base > tail.end_offset:
                 _accept_gap(handle, tail, base)
             if base != tail.end_offset and not is_lost((*known.lost_ranges, *tail.gaps), tail.end_offset, base):
-                tail.torn = tail.torn or f"offset {tail.end_offset}, where the next segment begins at {base}"
+                tail.torn = tail.torn or f"offset {tail.end_offset}, although the next segment begins at {base}"
                 break
             if tail.base in bases:
                 tail.whole = (*tail.whole, (tail.base, tail.position))
             tail.base, tail.position, tail.end_offset, tail.appendable = base, 0, base, True
         mapped = MappedSegment(handle.fs, handle.folder, base)
         if len(mapped.view) < tail.position:
-            # Shorter than what was durable: damage, which reading will report. Nothing is appended to it.
-            tail.torn, tail.appendable = f"{mapped.path}, which has lost bytes below the recovery point", False
+            # Shorter than what was durable: damage, which reading reports. Nothing is appended to the segment.
+            tail.torn, tail.appendable = f"{mapped.path}, which lacks bytes below the recovery point", False
             tail.base, tail.position = base, len(mapped.view)
             break
         if not _scan_segment(mapped, tail, known):
@@ -73,7 +73,7 @@ def scan_tail(handle: Handle, checkpoint: Checkpoint | None, bases: Sequence[int
 
 
 def _accept_gap(handle: Handle, tail: LogTail, base: int) -> None:
-    """Without a checkpoint: a segment of a later epoch stands behind a range that an earlier crash took."""
+    """Without a checkpoint, accept a gap before a segment of a later epoch: an earlier crash lost that range."""
     mapped = MappedSegment(handle.fs, handle.folder, base)
     try:
         header = decode_header(mapped.view, 0, mapped.path)
@@ -86,7 +86,7 @@ def _accept_gap(handle: Handle, tail: LogTail, base: int) -> None:
 
 
 def _scan_segment(mapped: MappedSegment, tail: LogTail, known: Checkpoint) -> bool:
-    """Advance ``tail`` through one segment; False when the log ends in it before its written end."""
+    """Advance ``tail`` through one segment. Return False if the log ends in it before its written end."""
     size = len(mapped.view)
     start = tail.position
     batches = walk(mapped.view, start, size, mapped.path, expected_offset=tail.end_offset, payloads=True)
@@ -111,7 +111,7 @@ def _scan_segment(mapped: MappedSegment, tail: LogTail, known: Checkpoint) -> bo
 
 
 def part_below(view: memoryview, position: int, header: BatchHeader, offset: int, path: str) -> RecordBatch:
-    """The records below ``offset`` of the batch at byte ``position``. Raises `CorruptBatch`."""
+    """Return the records below ``offset`` of the batch at byte ``position``. Raises `CorruptBatch`."""
     payload = check_payload(view, position, header, path)
     batch = record_batch(header, payload, path=path, position=position)
     try:
@@ -121,13 +121,13 @@ def part_below(view: memoryview, position: int, header: BatchHeader, offset: int
 
 
 def _any_after(view: memoryview, position: int) -> bool:
-    """Whether a byte other than zero lies at or after ``position``."""
+    """Return whether there is a byte other than zero at or after ``position``."""
     step = 1 << 20
     return any(np.frombuffer(view[at : at + step], np.uint8).any() for at in range(position, len(view), step))
 
 
 def _truncated_at(header: BatchHeader, known: Checkpoint) -> int | None:
-    """The offset at which a truncation that the checkpoint announces cuts this batch off, if it does."""
+    """Return the offset at which a truncation announced in the checkpoint cuts this batch; None if none does."""
     for lost in known.lost_ranges:
         overlaps = header.base_offset < lost.end_offset and header.next_offset > lost.base_offset
         if overlaps and header.partition_epoch < lost.epoch:

@@ -1,6 +1,6 @@
-"""Making a recovered end the end of the files: what lies behind it goes, what lies before it is durable.
+"""Make the files end where the recovered log ends: remove what follows, sync what precedes.
 
-None of it changes where another scan ends, so that a recovery that dies here is done again.
+None of this changes where another scan would end. So a recovery that dies in between can be repeated.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from segmentlog.storage.segment import create_segment, segment_stem, truncate_du
 
 
 def truncate_after(
-    handle: Handle, bases: Sequence[int], tail: LogTail, *, copy: bool, keep: bool
+    handle: Handle, bases: Sequence[int], tail: LogTail, *, copy: bool, quarantine: bool
 ) -> tuple[int, str | None]:
-    """Leave nothing behind the recovered end; (bytes put into quarantine, the last file of them)."""
+    """Remove everything after the recovered end. Return (bytes put into quarantine, path of the last file of them)."""
     truncated, kept = 0, None
     for base in bases:
         if base < tail.base and base not in tail.stale:
             continue
         start = tail.position if base == tail.base else 0
-        if keep:
+        if quarantine:
             size, path = quarantine_tail(handle, base, start, "cut")
             truncated, kept = truncated + size, path or kept
         if base != tail.base:
@@ -52,9 +52,9 @@ def truncate_after(
 
 
 def make_durable(handle: Handle, whole: Sequence[tuple[int, int]], *, rewrite: bool) -> None:
-    """fsync the whole segments above the recovery point; write them anew if an fsync of theirs may have failed.
+    """Sync the complete segments above the recovery point; rewrite them if an fsync of theirs may have failed.
 
-    What is behind the end of one goes: space that a crash in the middle of a roll left preallocated.
+    Space after the end of a segment, preallocated by an interrupted roll, is cut off.
     """
     for base, position in whole:
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
@@ -65,10 +65,10 @@ def make_durable(handle: Handle, whole: Sequence[tuple[int, int]], *, rewrite: b
 
 
 def _copy_segment(handle: Handle, tail: LogTail) -> None:
-    """Put a copy of the segment up to its new end in its place.
+    """Replace the segment by a copy up to its new end.
 
-    Readers may have the old file mapped: it must not shrink under them. And after a failed
-    fsync only writing the bytes anew makes the kernel try them again.
+    Readers may have the old file mapped, so it must not shrink. And after a failed fsync, the kernel writes the bytes
+    again only if they are rewritten.
     """
     path = segment_stem(handle.folder, tail.base) + LOG_SUFFIX
     data = read_file(handle.fs, path)[: tail.position]
@@ -80,12 +80,12 @@ def _copy_segment(handle: Handle, tail: LogTail) -> None:
 
 
 def split_batch(part: RecordBatch, end_offset: int) -> bytes:
-    """The bytes of the part of a batch that is kept, up to where the log ends now.
+    """Return the bytes of a batch's kept part, extended to the new log end.
 
-    Of an unreadable batch only its offsets are kept: nothing says which of its bytes are before the cut.
+    Of an unreadable batch only the offsets are kept: it does not tell which of its bytes come before the cut.
     """
     header = part.header
-    if len(part):  # else it was compacted: what is left of it is after the cut
+    if len(part):  # else the batch was compacted, and its remaining records come after the cut
         try:
             batch = _split_wire(part, end_offset) if isinstance(part, WireRecordBatch) else _split_columns(part)
         except UnreadableBatch:
@@ -116,14 +116,14 @@ def _split_columns(part: RecordBatch) -> EncodedBatch:
 
 
 def _split_wire(part: WireRecordBatch, end_offset: int) -> EncodedBatch:
-    """Cut a batch of Kafka's, which stays one."""
+    """Cut a batch in Kafka's format, which it keeps."""
     header = part.header
     kept = np.arange(header.record_count) < len(part)
     return cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
 
 
 def open_active_segment(handle: Handle, bases: Sequence[int], tail: LogTail, resume_offset: int) -> tuple[int, int]:
-    """Make the segment that takes the next append, and every name in the folder, durable: (its base, position)."""
+    """Choose or create the segment for the next append, and sync the folder. Return (its base offset, position)."""
     usable = tail.base in bases and tail.appendable
     if usable and resume_offset == tail.end_offset:
         active = (tail.base, tail.position)

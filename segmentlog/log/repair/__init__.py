@@ -1,1 +1,1 @@
-"""Repairing a partition: what is damaged goes to quarantine, what is whole stays where it is."""
+"""Repair a partition: move damaged bytes to quarantine, and leave intact batches where they are."""

@@ -1,4 +1,4 @@
-"""What a repair writes down: the epochs, the lost ranges and the checkpoint that what was found leads to. Pure."""
+"""Compute what a repair writes: epochs, lost ranges and the checkpoint, from the findings of an inspection. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segmentlog.records import EpochStart, LostRange
 
 
 def next_epoch(found: PartitionFindings) -> int:
-    """An epoch that nothing in the log, in the checkpoint or in the state page has had."""
+    """Return an epoch that is not used in the log, the checkpoint or the state page."""
     epochs = [epoch for segment in found.segments for epoch in segment.epochs]
     if found.checkpoint.checkpoint is not None:
         epochs.append(found.checkpoint.checkpoint.epoch)
@@ -24,20 +24,20 @@ def next_epoch(found: PartitionFindings) -> int:
 
 
 def new_ranges(found: PartitionFindings, epoch: int, now_ms: int) -> Iterator[LostRange]:
-    """The offsets of everything that is damaged or missing without a reason, ascending."""
-    ranges = [(cut.base_offset, cut.end_offset, f"{_kind_of(cut)}, cut out by a repair") for cut in found.cuts]
+    """Yield the lost ranges for everything that is damaged, or missing without a reason, ascending."""
+    ranges = [(cut.base_offset, cut.end_offset, f"{_damage_kind(cut)}, cut out by a repair") for cut in found.cuts]
     ranges += [(hole.base_offset, hole.end_offset, f"repaired: {hole.why}") for hole in found.holes]
     for base_offset, end_offset, reason in sorted(ranges):
         if base_offset < end_offset:
             yield LostRange(base_offset, end_offset, epoch, reason, now_ms)
 
 
-def _kind_of(cut: Cut) -> str:
+def _damage_kind(cut: Cut) -> str:
     return "damaged" if cut.record_count is None else "unreadable"
 
 
 def rebuilt_checkpoint(found: PartitionFindings, lost: Iterable[LostRange]) -> Checkpoint:
-    """The checkpoint with more lost ranges, and what the log tells of a slot that is gone."""
+    """Return the checkpoint with the additional lost ranges, replacing a damaged slot's fields from the log."""
     known, log = found.checkpoint.checkpoint, found.state.log
     bases = [segment.base_offset for segment in found.segments]
     end_offset = max([segment.end_offset for segment in found.segments], default=0)
@@ -50,12 +50,12 @@ def rebuilt_checkpoint(found: PartitionFindings, lost: Iterable[LostRange]) -> C
         ceiling = log.offset_ceiling
         checkpoint = replace(checkpoint, log_start_offset=log.log_start_offset)
     elif known is None or found.checkpoint.is_damaged:
-        ceiling = max(end_offset, ceiling) + UNKNOWN_CEILING_GAP  # the slot that is gone may have had a higher one
+        ceiling = max(end_offset, ceiling) + UNKNOWN_CEILING_GAP  # the damaged slot may have had a higher ceiling
         checkpoint = replace(checkpoint, clean=False)
     if known is None or known.recovery_segment not in bases:
-        # From the next segment on: what lies before is below the recovery point.
-        behind = [base for base in bases if known is not None and base > known.recovery_segment] or bases or [0]
-        checkpoint = replace(checkpoint, clean=False, **point_at(behind[0]))
+        # Begin with the next segment: everything before is below the recovery point.
+        later = [base for base in bases if known is not None and base > known.recovery_segment] or bases or [0]
+        checkpoint = replace(checkpoint, clean=False, **point_at(later[0]))
     return replace(
         checkpoint,
         offset_ceiling=ceiling,
@@ -66,7 +66,7 @@ def rebuilt_checkpoint(found: PartitionFindings, lost: Iterable[LostRange]) -> C
 
 
 def _epochs(found: PartitionFindings, known: tuple[EpochStart, ...]) -> tuple[EpochStart, ...]:
-    """The history, with what the batches say about epochs that it lacks."""
+    """Return the epoch history, completed from the epochs of batches."""
     starts = {started.epoch: started.start_offset for started in known}
     for segment in found.segments:
         for epoch, base_offset in segment.epochs.items():

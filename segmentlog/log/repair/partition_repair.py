@@ -1,22 +1,20 @@
-"""Repairing a partition: what is damaged goes to quarantine, what is whole stays where it is.
+"""Repair a partition: move damaged bytes to quarantine, and leave intact batches where they are.
 
-A damaged batch is cut out of its segment; its offsets become a lost range, so that a reader
-in the middle of it is told, others step over it, and no record is ever given one of them.
-An unreadable batch, which is what was written, stays, unless the caller asks for its removal.
+A damaged batch is cut out of its segment. Its offsets become a lost range, so that a reader in the middle of it gets an
+error, other readers skip it, and no record ever gets one of those offsets. An unreadable batch (intact bytes that do
+not decode) stays, unless the caller asks for its removal.
 
-A partition may be repaired while other processes have it open: they wait at the append lock
-and go on afterwards. For them the log is in a new epoch and its list of segments in a new
-generation, so that they look at the folder anew; what they have mapped stays as it was.
+Other processes may have the partition open during a repair. They wait for the append lock and continue afterwards. The
+log is then in a new epoch and a new generation, so that they list the folder again; their maps stay valid.
 
-    tail      not live: cut out what the recovery would take for the end of the log, and recover
-    roll      begin a new segment, so that no damaged one is appended to, or scanned by a recovery
-    announce  the lost ranges and the new epoch are durable in the checkpoint
-    replace   each damaged segment: bytes to quarantine, a copy without them beside it, rename
-    publish   the new epoch and generation in the state page
-    indexes   made anew from the segments; snapshots and lists of aborts that are not true go
+    tail      log not live: cut out what the recovery would take for the end of the log, and recover
+    roll      begin a new segment, so that no append or recovery touches a damaged one
+    announce  write the lost ranges and the new epoch into the checkpoint
+    replace   for each damaged segment: copy bytes to quarantine, write a copy without them, rename it
+    publish   write the new epoch and generation into the state page
+    indexes   rebuild them from the segments; delete wrong snapshots and lists of aborts
 
-Killed between any two of these, it leaves a partition that is no worse than before, and that
-can be used, or repaired once more.
+If it is killed between any two steps, the partition is no worse than before. It can be used, or repaired again.
 """
 
 from __future__ import annotations
@@ -51,24 +49,24 @@ from segmentlog.storage.state_page import PRODUCERS_WORD, LogState, StatePage
 
 
 class RepairReport(msgspec.Struct):
-    """What a repair did to one partition, or would do."""
+    """What a repair did to a partition, or would do."""
 
     topic: str
     partition: int
     cuts: list[Cut] = []
-    """What was cut out of segments, in the order of the log."""
+    """The ranges cut out of segments, in the order of the log."""
     lost: list[LostRange] = []
-    """The offsets that are given up: those that were cut out, and those whose segments are missing."""
+    """The lost offsets: those cut out, and those of missing segments."""
     quarantine: list[str] = []
-    """The files that hold what was cut out, one for each cut."""
+    """The files with the bytes that were cut out, one for each cut."""
     indexes: list[str] = []
-    """Segments whose index was made anew."""
+    """Segments whose index was rebuilt."""
     caches: list[str] = []
-    """Snapshots of producers and lists of aborted transactions that were not true, and were removed."""
+    """Producer snapshots and lists of aborted transactions that were wrong and were deleted."""
     state: str = ""
-    """What the state page is told of producers that it did not know."""
+    """What the state page lacked about producers."""
     checkpoint: str = ""
-    """Why the checkpoint was written anew, if a slot of it was damaged."""
+    """Why the checkpoint was rewritten, if a slot of it was damaged."""
     recovery: RecoveryReport | None = None
     """The recovery that the next open would have done anyway."""
 
@@ -78,15 +76,15 @@ class RepairReport(msgspec.Struct):
 
 
 def plan_repair(found: PartitionFindings, now_ms: int, *, drop_unreadable: bool = False) -> RepairReport:
-    """What `repair_partition` would do about what was found. Changes no file; called once for each ``found``."""
+    """Return what `repair_partition` would do. Changes no file. Call it once for each ``found``."""
     if drop_unreadable:
         found.cut_unreadable()
     plan = RepairReport(found.topic, found.partition, cuts=sorted(found.cuts, key=_by_position))
     plan.lost = list(new_ranges(found, next_epoch(found), now_ms))
     plan.indexes = [segment_stem(found.folder, base) + INDEX_SUFFIX for base in found.bad_indexes]
     plan.caches = [cache.path for cache in found.bad_caches]
-    plan.state = _state_trouble(found)
-    plan.checkpoint = _checkpoint_trouble(found)
+    plan.state = _state_reason(found)
+    plan.checkpoint = _checkpoint_reason(found)
     return plan
 
 
@@ -101,19 +99,19 @@ def repair_partition(
     clock: Clock | None = None,
     lock_timeout_s: float = 5.0,
 ) -> RepairReport:
-    """Cut the damage out of a partition. Returns what was done; nothing, when there was none.
+    """Cut the damage out of a partition. Return what was done; an empty report if there was no damage.
 
-    With ``drop_unreadable`` batches whose checksums are right and whose records do not decode are cut out, too.
+    With ``drop_unreadable``, batches with correct checksums whose records do not decode are cut out, too.
 
-    Raises `PartitionBusy` when the append lock is not free for a moment, `PartitionFailed`
-    when an fsync fails, DiskFull, OSError.
+    Raises `PartitionBusy` if the append lock is not free for ``lock_timeout_s``, `PartitionFailed` if an fsync fails,
+    `DiskFull`, OSError.
     """
     handle = Handle(fs, folder, topic, partition, load_config, clock or Clock())
     handle.open_files()
     try:
         page = StatePage.map(fs, handle.state_fd, writable=True)
         assert page is not None
-        with handle.folder_locked(), _append_locked_now(handle, lock_timeout_s):
+        with handle.folder_locked(), _append_locked_within(handle, lock_timeout_s):
             return _repair_locked(handle, page, drop_unreadable=drop_unreadable)
     finally:
         handle.close_files()
@@ -123,22 +121,22 @@ def _repair_locked(handle: Handle, page: StatePage, *, drop_unreadable: bool) ->
     found = _inspect(handle)
     report = plan_repair(found, handle.clock.now_ms(), drop_unreadable=drop_unreadable)
     if not found.live or found.state.failed:
-        report.quarantine += _mend_tail(handle, found, report)
+        report.quarantine += _repair_tail(handle, found, report)
         with handle.sync_locked():
             report.recovery = recover(handle, page)
         found = _inspect(handle)
         if drop_unreadable:
             found.cut_unreadable()
     handle.adopt(page)
-    # What was known of producers at the end is of the log as it was.
+    # The producer snapshot at the end describes the log before the repair.
     for path in {f"{handle.folder}/{PRODUCERS_FILE}", *report.caches, *(cache.path for cache in found.bad_caches)}:
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(path)
-    if _state_trouble(found):
+    if _state_reason(found):
         handle.ledger.mark_producers()
-    if found.cuts or found.holes or _checkpoint_trouble(found):
+    if found.cuts or found.holes or _checkpoint_reason(found):
         with handle.sync_locked():
-            report.quarantine += _mend(handle, found)
+            report.quarantine += _repair_live(handle, found)
     for base in {*found.bad_indexes, *(cut.segment for cut in report.cuts)}:
         rebuild_index(handle, base)
     return report
@@ -149,8 +147,8 @@ def _inspect(handle: Handle) -> PartitionFindings:
 
 
 @interrupt_safe_context
-def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
-    """Hold the append lock; appenders hold it for microseconds, so a short wait tells the busy from the stuck."""
+def _append_locked_within(handle: Handle, timeout_s: float) -> Iterator[None]:
+    """Hold the append lock. Appends hold it for microseconds, so a short wait tells busy processes from stuck ones."""
     with handle.append_mutex:
         try:
             if not lock_within(handle.fs, handle.lock_fd, timeout_s):
@@ -163,15 +161,15 @@ def _append_locked_now(handle: Handle, timeout_s: float) -> Iterator[None]:
 # ---------------------------------------------------------------- before a recovery
 
 
-def _mend_tail(handle: Handle, found: PartitionFindings, report: RepairReport) -> list[str]:
-    """Cut out what lies above the recovery point and has whole batches behind it, which a recovery would drop."""
+def _repair_tail(handle: Handle, found: PartitionFindings, report: RepairReport) -> list[str]:
+    """Cut out damage above the recovery point that has intact batches after it, which a recovery would drop."""
     if not (report.lost or report.cuts or report.checkpoint):
         return []
     checkpoint = rebuilt_checkpoint(found, report.lost)
     point = (checkpoint.recovery_segment, checkpoint.recovery_position)
     cuts = [cut for cut in report.cuts if (cut.segment, cut.position) >= point]
     with handle.sync_locked():
-        # First: the recovery lets one segment follow another only where nothing is missing without a reason.
+        # First the checkpoint: recovery accepts a gap between segments only if a lost range explains it.
         handle.ledger.replace_checkpoint(checkpoint)
     return cut_out(handle, cuts, keep_empty=True)
 
@@ -179,8 +177,8 @@ def _mend_tail(handle: Handle, found: PartitionFindings, report: RepairReport) -
 # ---------------------------------------------------------------- a live log
 
 
-def _mend(handle: Handle, found: PartitionFindings) -> list[str]:
-    """Roll, announce, replace, publish. The caller holds both locks; returns the files in quarantine."""
+def _repair_live(handle: Handle, found: PartitionFindings) -> list[str]:
+    """Roll, announce, replace, publish. The caller holds both locks. Return the files in quarantine."""
     ledger, page = handle.ledger, handle.page
     log = page.log.read()
     lost = list(new_ranges(found, next_epoch(found), handle.clock.now_ms()))
@@ -192,7 +190,7 @@ def _mend(handle: Handle, found: PartitionFindings) -> list[str]:
     except DiskFailed as error:
         handle.fail(f"an fsync failed ({error})")
     if is_cut and page.words[PRODUCERS_WORD]:
-        log = _keep_decisions(handle, log)
+        log = _snapshot_decisions(handle, log)
     epoch = next_epoch(found) if is_cut else log.epoch
     rebuilt = rebuilt_checkpoint(found, lost)
     ledger.replace_checkpoint(
@@ -214,15 +212,15 @@ def _mend(handle: Handle, found: PartitionFindings) -> list[str]:
 
 
 def _roll(handle: Handle, log: LogState) -> LogState:
-    """Seal the active segment and begin one at the log end, durably. Returns the state, which is published.
+    """Seal the active segment and begin the next one at the log end, durably. Return the published state.
 
-    Not as an appender does it, who reads the segment for its index: it may be the one that is damaged.
+    Unlike an appender, it does not read the segment for its index, because the segment may be damaged.
     """
     if not log.end_position:
         return log
     fs, folder, ledger = handle.fs, handle.folder, handle.ledger
     base = log.log_end_offset
-    ledger.start_append()  # killed in here: whoever comes next removes the new segment again
+    ledger.start_append()  # if killed in between, the next process removes the new segment
     create_segment(fs, folder, base)
     truncate_durably(fs, folder, log.active_base_offset, log.end_position)
     fs.sync_folder(folder)
@@ -232,11 +230,11 @@ def _roll(handle: Handle, log: LogState) -> LogState:
     return rolled
 
 
-def _keep_decisions(handle: Handle, log: LogState) -> LogState:
-    """Write down what is known of producers before markers are cut out; the state with the last stable offset.
+def _snapshot_decisions(handle: Handle, log: LogState) -> LogState:
+    """Write a producer snapshot before markers are cut out. Return the state with the last stable offset.
 
-    A transaction that began below the last stable offset was decided, whether or not its marker
-    can be read: the snapshot of the new segment says so when the log does not any more.
+    A transaction that began below the last stable offset was decided, even if its marker is unreadable. The snapshot of
+    the new segment records that once the log no longer does.
     """
     states = ProducerStates(handle)
     states.load(log, list(handle.segments(log)))
@@ -253,14 +251,14 @@ def _keep_decisions(handle: Handle, log: LogState) -> LogState:
     return replace(log, last_stable_offset=stable_offset)
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- the report
 
 
 def _by_position(cut: Cut) -> tuple[int, int]:
     return cut.segment, cut.position
 
 
-def _checkpoint_trouble(found: PartitionFindings) -> str:
+def _checkpoint_reason(found: PartitionFindings) -> str:
     if found.checkpoint.missing and (found.segments or found.state.log is not None):
         return "it was missing"
     if found.checkpoint.is_damaged:
@@ -270,7 +268,7 @@ def _checkpoint_trouble(found: PartitionFindings) -> str:
     return ""
 
 
-def _state_trouble(found: PartitionFindings) -> str:
+def _state_reason(found: PartitionFindings) -> str:
     if not found.live:
         return ""
     if found.has_aborts and not found.state.aborts:

@@ -1,4 +1,4 @@
-"""Segments that are damaged: the bad bytes go to quarantine, a copy without them takes their place, indexes are new."""
+"""Repair damaged segments: move bad bytes to quarantine, write a copy without them, rebuild the indexes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from segmentlog.storage.segment_stub import remove_stub
 
 
 def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> list[str]:
-    """Put a copy without the cuts in the place of each segment; the files in quarantine that hold what was cut."""
+    """Replace each segment by a copy without the cuts.
+
+    Return the files in quarantine with the bytes that were cut out.
+    """
     kept: list[str] = []
     for base in dict.fromkeys(cut.segment for cut in cuts):
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
         try:
             _, data, _ = read_segment(handle.fs, path)
-        except SegmentGone:  # it lay in an object store alone: there is nothing to keep
+        except SegmentGone:  # it was only in the object store: there are no bytes to keep
             remove_segment(handle, base)
             handle.fs.sync_folder(handle.folder)
             continue
@@ -38,13 +41,13 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
                 position = cut.end_position
         whole.append(bytes(data[position:]))
         if not whole[-1].strip(b"\0"):
-            del whole[-1]  # zeros at the end of what was cut out: readers know of none in a sealed segment
+            del whole[-1]  # zeros after the last cut: a sealed segment must not end with zeros
         rest = b"".join(whole)
         aborted = _aborts_among(handle, base, len(data), [cut for cut in cuts if cut.segment == base])
         if rest.strip(b"\0") or keep_empty:
             replace_file(handle.fs, path, rest)
             remove_stub(handle.fs, path)
-            _keep_aborts(handle, base, aborted)
+            _rewrite_txn_index(handle, base, aborted)
         else:
             remove_segment(handle, base)
             handle.fs.sync_folder(handle.folder)
@@ -52,7 +55,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
 
 
 def _aborts_among(handle: Handle, base: int, size_bytes: int, cuts: list[Cut]) -> list[AbortedTransaction]:
-    """The aborts that only the segment's ``.txnindex`` still tells of, their markers being damaged."""
+    """Return the aborts that only the segment's ``.txnindex`` still records, because their markers are damaged."""
     with contextlib.suppress(FileNotFoundError, Malformed):
         size, aborted = decode_aborted(read_file(handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX))
         if size == size_bytes:
@@ -62,8 +65,8 @@ def _aborts_among(handle: Handle, base: int, size_bytes: int, cuts: list[Cut]) -
     return []
 
 
-def _keep_aborts(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -> None:
-    """Make the ``.txnindex`` of a replaced segment fit it; what its markers told that were cut out stays in it."""
+def _rewrite_txn_index(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -> None:
+    """Rewrite the ``.txnindex`` of a repaired segment, including the aborts whose markers were cut out."""
     path = segment_stem(handle.folder, base) + ABORTED_SUFFIX
     if not cut_out:
         with contextlib.suppress(FileNotFoundError):
@@ -77,7 +80,7 @@ def _keep_aborts(handle: Handle, base: int, cut_out: list[AbortedTransaction]) -
 
 
 def _quarantine(handle: Handle, cut: Cut, data: bytes) -> str:
-    """Keep what is cut out, durably, before it goes."""
+    """Copy bytes to quarantine, durably, before they are cut out."""
     with contextlib.suppress(FileExistsError):
         handle.fs.mkdir(handle.quarantine)
         handle.fs.sync_folder(handle.folder)
@@ -87,18 +90,18 @@ def _quarantine(handle: Handle, cut: Cut, data: bytes) -> str:
 
 
 def rebuild_index(handle: Handle, base: int) -> None:
-    """Make the index files of a segment anew; never in place, where a reader may have them mapped."""
+    """Rebuild the index files of a segment as new files: readers may have the old ones mapped."""
     stem = segment_stem(handle.folder, base)
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
         with contextlib.suppress(FileNotFoundError):
             handle.fs.unlink(stem + suffix)
     log = handle.page.log.read()
-    with contextlib.suppress(FileNotFoundError):  # cut out as a whole
+    with contextlib.suppress(FileNotFoundError):  # raises if the whole segment was cut out
         mapped = MappedSegment(handle.fs, handle.folder, base)
         index = SegmentIndex(handle.fs, stem, base, handle.config.index_interval_bytes)
         active = base == log.active_base_offset
         end = log.end_position if active else len(mapped.view)
-        index.catch_up(mapped.upto(end), end)
+        index.catch_up(mapped.view_to(end), end)
         if not active:
             following = [found for found in handle.segments(log) if found > base]
             index.close(min(following, default=log.log_end_offset), end)

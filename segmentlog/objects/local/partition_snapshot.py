@@ -214,7 +214,7 @@ class LocalPartition:
         is_active = bool(segments) and segments[-1].base_offset == log.active_base_offset
         if is_active and end_offset < log.log_end_offset and 0 <= position < log.end_position:
             try:
-                data = self._handle.map_segment(log.active_base_offset).upto(log.end_position)
+                data = self._handle.map_segment(log.active_base_offset).view_to(log.end_position)
                 while position < len(data) and offset - end_offset < _MARKERS_MAX:
                     header = decode_header(data, position)
                     if not header.is_control or (header.base_offset, header.next_offset) != (offset, offset + 1):
@@ -296,7 +296,7 @@ class LocalPartition:
         known = next(one for one in log.segments if one.base_offset == segment)
         try:
             mapped = self._handle.map_segment(segment)
-            data = mapped.upto(position + size_bytes)[position:]
+            data = mapped.view_to(position + size_bytes)[position:]
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
             raise Replaced(str(error)) from error
         now = self._handle.page.log.read()
@@ -383,7 +383,7 @@ class LocalPartition:
     def holds(self, chunk: Chunk) -> bool:
         """Whether a chunk's bytes are what stands in the segment file now."""
         try:
-            data = self._handle.map_segment(chunk.segment).upto(chunk.position + chunk.size_bytes)[chunk.position :]
+            data = self._handle.map_segment(chunk.segment).view_to(chunk.position + chunk.size_bytes)[chunk.position :]
         except (OSError, SegmentlogError):
             return False
         return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64

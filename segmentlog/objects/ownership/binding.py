@@ -52,6 +52,19 @@ def read_binding(fs: FileSystem, path: str) -> Binding | None:
         raise ShippingRefused(path, why) from None
 
 
+def new_owner_of(fs: FileSystem, path: str) -> str:
+    """Return the machine that took over all topics of the store at ``path``; empty where no machine is known to have.
+
+    The shipper of the old machine writes it when it finds the new owner in the manifest. Also empty where only some
+    topics are shipped, or the file is damaged or cannot be read.
+    """
+    try:
+        binding = read_binding(fs, path)
+    except (ShippingRefused, OSError):
+        return ""
+    return "" if binding is None or binding.topics else binding.fenced
+
+
 def is_bound(fs: FileSystem, path: str) -> bool:
     """Whether the store at ``path`` is shipped anywhere."""
     return fs.exists(f"{path}/{SHIP_FILE}")

@@ -102,7 +102,7 @@ def restore(
     ``at``, milliseconds since 1970 or a datetime: each partition ends in front of its first record, or marker of a
     transaction, that is later. ``offsets``, by (topic, partition): these end in front of that offset, others are whole.
     What is left out of a partition is a lost range then, behind which it goes on; no part of a transaction is there
-    without the rest, and no position lies behind a cut: see docs/ship.md.
+    without the rest, and no position lies behind a cut: see docs/point-in-time.md.
     ``parallel`` threads bring what lies there, with 0 the one that calls. ``before_store`` is called when all is there
     but what makes the folder a store.
     Raises `ShippingRefused` (nothing was shipped there, the folder holds something else, there is no such place to cut

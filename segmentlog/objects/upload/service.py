@@ -61,7 +61,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
 
 
 class Shipping:
-    """How a store is shipped from this process. Thread-safe; see docs/ship.md.
+    """How a store is shipped from this process. Thread-safe; see docs/replicate.md.
 
     Of several processes that are to ship a store one does; another takes its place when it is gone.
     """

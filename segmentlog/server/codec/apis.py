@@ -1,4 +1,4 @@
-"""Which APIs there are, in which versions, and where their messages are."""
+"""APIs of Kafka's protocol: their keys, versions and modules."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
-from segmentlog.server.codec.messages import FACTS
+from segmentlog.server.codec.generated import FACTS
 from segmentlog.server.codec.primitives import Buffer
 
 API_VERSIONS_KEY: Final = 18
 
 
 class Codec(Protocol):
-    """What a module of `messages` has beside its classes. What the functions raise is said there."""
+    """Functions of a module of `generated`, beside its classes. Their docstrings name the errors that they raise."""
 
     def decode_request(self, data: memoryview, at: int, version: int) -> Any:
         """The request that begins at ``at``."""
@@ -49,7 +49,7 @@ class Api:
     @cached_property
     def codec(self) -> Codec:
         """Its module, imported when it is first asked for: all of them take longer than a server may take to start."""
-        return cast(Codec, import_module(f"segmentlog.server.codec.messages.{self._module}"))
+        return cast(Codec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
 
     def is_flexible(self, version: int) -> bool:
         """Whether messages of this version have compact sizes and tagged fields."""

@@ -1,5 +1,5 @@
-"""Consumer groups of Kafka's clients, of the classic protocol and of the consumer protocol.
+"""Consumer groups of Kafka's clients, of the classic protocol and of the consumer protocol (KIP-848).
 
-`machine` and `consumer_group` decide, a group at a time, without a clock, a thread or a file; `keeper` has the groups,
-and writes down what they decide before anybody is told; `coordinator` lets callers wait for it.
+`classic_group` and `consumer_group` are state machines, one a group, without clock, threads or files. `group_manager`
+loads the groups and saves each change before a client is answered. `coordinator` lets the callers wait for an answer.
 """

@@ -1,4 +1,4 @@
-"""A group in memory, and threads that wait for it."""
+"""A group in memory with its lock, and the threads that wait for its answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segmentlog.server.groups.migration import Machine
 
 
 class Unavailable(Exception):
-    """The group cannot be asked now: ``code`` tells clients why."""
+    """The group cannot answer now. ``code`` is the error for the client."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code)
@@ -27,21 +27,21 @@ class Waiter:
         self.event = threading.Event()
 
     def tell(self, answer: JoinAnswer | SyncAnswer) -> None:
-        """The answer, for good."""
+        """Store the answer and wake the thread. Must be called once."""
         self.answer = answer
         self.event.set()
 
 
 class Entry:
-    """A group in memory."""
+    """A group in memory, with its lock and the state of its saved file."""
 
     def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self.machine: Machine = machine
         self.lock = threading.Lock()
         self.is_held = False
-        """Whether the file says that clients hold it."""
+        """Whether the group's file names the clients of this worker as owners of the group."""
         self.is_gone = False
         self.told_generation = 0
-        """The last one that the log has heard of."""
+        """The last generation that was logged."""
         self.armed_ms: int | None = None

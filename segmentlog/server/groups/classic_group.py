@@ -1,21 +1,21 @@
-"""A group of the classic protocol, decided: what comes and the time go in, answers come out.
+"""The state machine of a group of the classic protocol: requests and time go in, answers come out.
 
-    Empty ──join──▶ PreparingRebalance ──all have joined, or it took too long──▶ CompletingRebalance
-                      ▲    │ nobody is left: Empty                                 │ the leader assigned
-                      └────┴───────── somebody comes, goes or changes ─────────── Stable
+    Empty ──join──▶ PreparingRebalance ──all have joined, or time-out──▶ CompletingRebalance
+                      ▲    │ no member remains: Empty                      │ the leader has assigned
+                      └────┴─────── a member joins, leaves or changes ─── Stable
 
-Callers that have to wait are tokens here. Each is answered once, by an entry of `Group.answers`, at once or in a later
-call; `next_deadline_ms` is when `expire` has to be called at the latest. After a call that leaves `is_changed` set,
-`snapshot` has to be saved before anybody is given an answer: it is what `restore` goes on from, with the members that
-know of a generation, and without those that are still joining for the first time.
+A token stands for each caller that waits. The group answers each token once, by an entry of `Group.answers`, in the
+same call or in a later one. `expire` must be called at `next_deadline_ms` at the latest. If a call leaves `is_changed`
+set, `snapshot` must be saved before the answers are sent. `restore` continues from a snapshot. It contains the members
+that have received a generation, and omits members that are still joining for the first time.
 
-The rules are those of Kafka's `GroupCoordinator` (4.x: `ClassicGroup`), with KIP-345 (static members), KIP-394 (ids
-before membership) and KIP-814 (a leader that may skip its assignment). Two are others:
+The rules are those of Kafka's `GroupCoordinator` (4.x: `ClassicGroup`), with KIP-345 (static members), KIP-394 (member
+ids before membership) and KIP-814 (a leader that may skip its assignment). There are two differences:
 
-- A static member that comes back makes the others join again when it subscribes to other topics, and not only when
-  another protocol is elected: Kafka would leave it without partitions of them until somebody else came or went.
-- A static member that was away when the others joined is given up by its session timeout alone, not because it did
-  not ask for its assignment either.
+- A static member that returns with other topics starts a rebalance. Kafka starts one only if another protocol is
+  elected, and so leaves the member without partitions of the new topics until the next rebalance.
+- A static member that was away during a rebalance expires by its session time-out alone. Not asking for its assignment
+  does not expire it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from segmentlog.server.groups.members import Membership, TopicsOf
 
 
 class Group(Membership):
-    """One group. Not thread-safe, and nothing of it waits."""
+    """A group of the classic protocol. Not thread-safe; no call blocks."""
 
     def __init__(self, settings: GroupSettings, topics_of: TopicsOf = lambda protocol_type, metadata: ()) -> None:
         super().__init__(settings, topics_of)
@@ -50,7 +50,7 @@ class Group(Membership):
     # ------------------------------------------------------------ joining
 
     def would_add(self, request: JoinRequest) -> bool:
-        """Whether `join` makes a member of who is none yet, if it is not refused."""
+        """Return whether `join` would add a member, provided that it does not refuse the request."""
         if self._refusal(request) is not ErrorCode.NONE:
             return False
         if request.member_id:
@@ -58,7 +58,7 @@ class Group(Membership):
         return request.instance_id not in self._static and not (request.is_told_its_id and request.instance_id is None)
 
     def join(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """A JoinGroup request."""
+        """Handle a JoinGroup request."""
         error = self._refusal(request)
         if error is not ErrorCode.NONE:
             self.answers.append((token, JoinAnswer(error=error, member_id=request.member_id)))
@@ -93,7 +93,7 @@ class Group(Membership):
         is_same = member.protocols == request.protocols
         leads = member.id == self.leader
         if is_same and (self.state is State.COMPLETING or (self.state is State.STABLE and not leads)):
-            # Its answer was lost, or it wants to know what it is to do: that is nobody else's affair.
+            # The member's last answer was lost, or it asks for its assignment. The other members are not affected.
             member.deadline_ms = now_ms + member.session_timeout_ms
             told = self.state is State.COMPLETING and leads
             self.answers.append((token, self._joined(member, is_told_members=told)))
@@ -103,7 +103,7 @@ class Group(Membership):
         self._have_all_join(now_ms)
 
     def _replace(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """A static member has come again, under another id."""
+        """Give the place of a static member to its new process, which has another member id."""
         assert request.instance_id is not None
         old = self.members[self._static[request.instance_id]]
         self._dismiss(old, ErrorCode.FENCED_INSTANCE_ID)
@@ -127,7 +127,7 @@ class Group(Membership):
             skips = leads and request.may_skip_assignment
             answer = self._joined(member, is_told_members=skips, skip_assignment=skips)
             if leads and not skips:
-                # Older clients would assign: told that its former self leads, it does not.
+                # An older client that leads would assign. It does not if the answer names its former id as leader.
                 answer = self._joined(member, is_told_members=False, leader=old.id)
             self.answers.append((token, answer))
             return
@@ -135,11 +135,11 @@ class Group(Membership):
         self._have_all_join(now_ms)
 
     def _wait_to_join(self, member: Member, token: object) -> None:
-        if member.join_token is not None:  # of a connection that its client has given up
+        if member.join_token is not None:  # a connection that the client has abandoned
             self.answers.append((member.join_token, self._refused(member, ErrorCode.REBALANCE_IN_PROGRESS)))
         member.join_token = token
 
-    # ------------------------------------------------------------ the phase in which all join
+    # ------------------------------------------------------------ rebalance: all members join
 
     def _have_all_join(self, now_ms: int) -> None:
         if self.state is State.PREPARING:
@@ -165,7 +165,7 @@ class Group(Membership):
             self._end_joining(now_ms)
 
     def _end_joining_if_complete(self, now_ms: int) -> None:
-        """Before its time: when nobody is waited for."""
+        """Complete the join phase early if the group waits for no other member."""
         waits = self._is_initial or self._promised or not all(one.is_joining for one in self.members.values())
         if not waits or not self.members:
             self._end_joining(now_ms)
@@ -180,7 +180,7 @@ class Group(Membership):
             self._end_joining(now_ms)
 
     def _end_joining(self, now_ms: int) -> None:
-        """Begin the next generation with those who are here, and static members that are away."""
+        """Start the next generation with the members that have joined, and static members that are away."""
         for member in [one for one in self.members.values() if not one.is_joining and one.instance_id is None]:
             self.given_up.append(member.id)
             self._remove(member)
@@ -208,7 +208,7 @@ class Group(Membership):
             member.join_token, member.is_new = None, False
             member.deadline_ms = now_ms + member.session_timeout_ms
 
-    # ------------------------------------------------------------ assigning
+    # ------------------------------------------------------------ assignment
 
     def sync(
         self,
@@ -222,7 +222,8 @@ class Group(Membership):
         protocol_type: str | None = None,
         protocol: str | None = None,
     ) -> None:
-        """A SyncGroup request: a member asks for its assignment, and brings all of them when it leads."""
+        """Handle a SyncGroup request: a member asks for its assignment; the leader's request contains all
+        assignments."""
         error = self._error_of(member_id, instance_id, generation)
         if error is ErrorCode.NONE and (
             (protocol_type is not None and protocol_type != self.protocol_type)
@@ -239,7 +240,7 @@ class Group(Membership):
             return
         member = self.members[member_id]
         self._unsynced.discard(member_id)
-        if member.sync_token is not None:  # of a connection that its client has given up
+        if member.sync_token is not None:  # a connection that the client has abandoned
             self.answers.append((member.sync_token, SyncAnswer(error=ErrorCode.REBALANCE_IN_PROGRESS)))
         member.sync_token = token
         if self.state is State.COMPLETING:
@@ -259,10 +260,10 @@ class Group(Membership):
             member.sync_token = None
             member.deadline_ms = now_ms + member.session_timeout_ms
 
-    # ------------------------------------------------------------ staying, leaving
+    # ------------------------------------------------------------ heartbeats and departures
 
     def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
-        """A Heartbeat request."""
+        """Handle a Heartbeat request."""
         error = self._error_of(member_id, instance_id, generation)
         if error is ErrorCode.NONE:
             self._hear_of(member_id, now_ms)
@@ -279,11 +280,11 @@ class Group(Membership):
         self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
         is_transactional: bool = False,
     ) -> ErrorCode:  # fmt: skip
-        """Whether positions may be committed by who says that he is this member; a member is heard of by it."""
+        """Return NONE if offsets may be committed for this member, else the error. Extends the member's session."""
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not member_id and instance_id is None:
-            # No member at all, but a tool, or a consumer that was told what to read.
+            # Not a member, but a tool, or a consumer with manually assigned partitions.
             may = is_transactional or self.state is State.EMPTY
             return ErrorCode.NONE if may else ErrorCode.UNKNOWN_MEMBER_ID
         if generation < 0 and self.state is State.EMPTY:
@@ -296,9 +297,9 @@ class Group(Membership):
         return error
 
     def leave(self, leavers: Sequence[tuple[str, str | None]], now_ms: int) -> list[tuple[str, ErrorCode]]:
-        """A LeaveGroup request: member ids (empty: whoever has the instance id) and instance ids.
+        """Handle a LeaveGroup request: pairs of member id and instance id.
 
-        What becomes of each: its member id, and an error.
+        With an empty member id, the member with the instance id leaves. Return member id and error of each pair.
         """
         results = []
         for member_id, instance_id in leavers:
@@ -311,7 +312,7 @@ class Group(Membership):
             else:
                 error = self._unknown(known, instance_id)
                 if error is ErrorCode.NONE:
-                    # Or a coordinator that is started again would wait for it.
+                    # Save it: after a restart the coordinator would wait for the member.
                     self.is_changed |= not self.members[known].is_new
                     self._remove(self.members[known])
             results.append((known or member_id, error))
@@ -319,9 +320,9 @@ class Group(Membership):
         return results
 
     def withdraw(self, token: object, now_ms: int) -> None:
-        """Who waits with this token has gone: it is no member any more, and the others need not wait for it.
+        """Remove the member whose request waits with this token, because its connection was lost.
 
-        A static member is one still: to go and to come again is what it is for.
+        A static member stays in the group: it may return until its session expires.
         """
         for member in self.members.copy().values():
             if token not in (member.join_token, member.sync_token):
@@ -335,17 +336,17 @@ class Group(Membership):
         self._go_on_without(now_ms)
 
     def _go_on_without(self, now_ms: int) -> None:
-        """After some may have been removed, or will not come after all."""
+        """Continue after members may have been removed, or the group may wait for fewer members."""
         is_diminished, self._is_diminished = self._is_diminished, False
         if self.state is State.PREPARING:
             self._end_joining_if_complete(now_ms)
         elif is_diminished and self.state in (State.STABLE, State.COMPLETING):
             self._have_all_join(now_ms)
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` has something to do, unless it is put off until then; None: never."""
+        """Return when `expire` must be called next, unless `put_off` moves the time; None: never."""
         deadlines = [member.deadline_ms for member in self.members.values() if not member.is_waiting]
         deadlines.extend(self._promised.values())
         if self.state is State.PREPARING:
@@ -355,7 +356,7 @@ class Group(Membership):
         return min(deadlines, default=None)
 
     def put_off(self, by_ms: int) -> None:
-        """Nobody could be heard of for that long."""
+        """Extend all deadlines by a time in which no heartbeat could be handled."""
         for member in self.members.values():
             member.deadline_ms += by_ms
         self._promised = {promised: until_ms + by_ms for promised, until_ms in self._promised.items()}
@@ -363,7 +364,7 @@ class Group(Membership):
         self._sync_ends_ms += by_ms
 
     def expire(self, now_ms: int) -> None:
-        """Give up whoever was not heard of for too long, and end what took too long."""
+        """Remove members whose session or join has timed out, and complete phases that have timed out."""
         for promised in [one for one, until_ms in self._promised.items() if now_ms >= until_ms]:
             del self._promised[promised]
         overdue = [one for one in self.members.values() if not one.is_waiting and now_ms >= one.deadline_ms]
@@ -376,10 +377,10 @@ class Group(Membership):
         if self.state is State.PREPARING and now_ms >= self._join_ends_ms:
             self._end_joining_in_time(now_ms)
 
-    # ------------------------------------------------------------ what outlives the process
+    # ------------------------------------------------------------ restart
 
     def restore(self, saved: RemoteGroup, now_ms: int) -> None:
-        """Go on from a snapshot, in a group that is as new: everybody's session begins anew, and nobody has to join."""
+        """Continue from a snapshot, in a new group. All sessions start again; no member has to rejoin."""
         self.generation = saved.generation
         self.protocol_type, self.protocol = saved.protocol_type, saved.protocol
         for one in saved.members:

@@ -1,4 +1,4 @@
-"""What is asked of a group and what it answers; and how its members choose a protocol."""
+"""Requests and answers of the classic group protocol, members, settings, and the election of an assignment protocol."""
 
 from __future__ import annotations
 
@@ -11,81 +11,83 @@ import msgspec
 from segmentlog.server.codec.kafka_errors import ErrorCode
 
 Protocols = tuple[tuple[str, bytes], ...]
-"""Ways to assign that a member offers, the best first, each with what it says under it."""
+"""Assignment protocols that a member supports, the preferred one first, each with the member's metadata for it."""
 
 Migration = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 
 NEW_MEMBER_MS: Final = 5 * 60_000
-"""How long who has never been answered may wait to join: Kafka's time, for a client that is gone is not seen to be."""
+"""How long a new member may wait for the answer to its first JoinGroup. The figure is Kafka's. A client that has gone
+away cannot be noticed before, as it sends no heartbeats until it has an answer."""
 
 
 class State(StrEnum):
-    """Of a group, under Kafka's names."""
+    """The state of a group, under Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
-    """Members are to join."""
+    """The group waits for its members to join."""
     COMPLETING = "CompletingRebalance"
-    """They have, and wait for their leader's assignment."""
+    """All members have joined, and wait for the leader's assignment."""
     STABLE = "Stable"
     RECONCILING = "Reconciling"
-    """Partitions change hands, in a group of the consumer protocol."""
+    """A group of the consumer protocol moves partitions from one member to another."""
     DEAD = "Dead"
-    """It was deleted, or somebody else coordinates it."""
+    """The group was deleted, or another process coordinates it."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and delays; where Kafka has them, under its names, and with its defaults but for the first."""
+    """Limits and delays. Names and defaults are Kafka's where Kafka has the setting, except for the first default."""
 
     initial_rebalance_delay_ms: int = 150
-    """`group.initial.rebalance.delay.ms`: how long a group without members waits for more once the first has come, and
-    again as long as more come. Kafka waits 3 s, for brokers that clients reach one after the other over a network, and
-    whoever starts a single consumer waits with it. On one machine processes that are started together join
-    within this; who comes later costs one more rebalance of some milliseconds."""
+    """`group.initial.rebalance.delay.ms`: how long an empty group waits for more members after the first has joined.
+    Each new member extends the wait once more.
+
+    Kafka waits 3 s, because clients may reach brokers one after the other over a network; a single consumer waits as
+    long. Processes that are started together on one machine join within this shorter delay. A member that joins
+    later costs one more rebalance of some milliseconds."""
     min_session_timeout_ms: int = 6_000
     """`group.min.session.timeout.ms`."""
     max_session_timeout_ms: int = 1_800_000
     """`group.max.session.timeout.ms`."""
     max_size: int = 10_000
-    """`group.max.size`: members of a group. Kafka has no limit unless it is told one."""
+    """`group.max.size`: most members of a group. Kafka's default is no limit."""
     group_bytes: int = 64 << 20
-    """What the members of a group say of themselves, together; and what they are assigned. A group is saved as a
-    whole, in Kafka as one record, which may have 1 MiB."""
+    """Most bytes of the metadata of all members of a group together, and of their assignments. A group is saved as a
+    whole. Kafka saves it as one record, which is limited to 1 MiB."""
     consumer_session_timeout_ms: int = 45_000
     """`group.consumer.session.timeout.ms`."""
     consumer_heartbeat_interval_ms: int = 5_000
-    """`group.consumer.heartbeat.interval.ms`: members send one so often."""
+    """`group.consumer.heartbeat.interval.ms`: the interval in which members send heartbeats."""
     consumer_min_heartbeat_interval_ms: int = 1_000
-    """`group.consumer.min.heartbeat.interval.ms`, of what a group may be configured with. Kafka has 5 s; its bounds of
-    sessions, 45 s to 60 s, are those of the classic protocol here."""
+    """`group.consumer.min.heartbeat.interval.ms`: the lowest heartbeat interval that a group may be configured with.
+    Kafka's default is 5 s. Session time-outs (Kafka: 45 s to 60 s) have the bounds of the classic protocol."""
     migration: Migration = "bidirectional"
-    """`group.consumer.migration.policy`: which way a group may go from one protocol to the other while it has
-    members."""
+    """`group.consumer.migration.policy`: in which directions a group with members may change its protocol."""
 
     @property
     def may_upgrade(self) -> bool:
-        """Whether a group of the classic protocol takes members of the consumer protocol."""
+        """Return whether a group of the classic protocol accepts members of the consumer protocol."""
         return self.migration in ("bidirectional", "upgrade")
 
     @property
     def may_downgrade(self) -> bool:
-        """Whether a group goes back to the classic protocol when only members of that are left."""
+        """Return whether a group returns to the classic protocol when only members of that protocol remain."""
         return self.migration in ("bidirectional", "downgrade")
 
 
 def everything(name: str) -> bool:
-    """For a client whose rights are not looked at."""
+    """Return True: the check of a client whose access is not restricted."""
     return True
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants to join."""
+    """A JoinGroup request."""
 
     member_id: str = ""
-    """Empty: it has none yet."""
+    """Empty if the client has no member id yet."""
     instance_id: str | None = None
     fresh_id: str = ""
-    """Which it gets then: one that nobody ever had."""
+    """The member id to assign to a new member. It must never have been used before."""
     client_id: str = ""
     client_host: str = ""
     session_timeout_ms: int = 10_000
@@ -93,15 +95,16 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     protocol_type: str = "consumer"
     protocols: Protocols = ()
     is_told_its_id: bool = False
-    """Whether it is sent away with its id first (KIP-394), so that who never comes back is no member."""
+    """Whether a new client gets its id first and must join again with it (KIP-394). A client that never repeats the
+    request does not become a member then."""
     may_skip_assignment: bool = False
-    """Whether it understands that it leads without having to assign anything."""
+    """Whether the client understands an answer that makes it leader without having to assign (KIP-814)."""
     may_see: Callable[[str], bool] = everything
-    """Whether the member may describe a topic. A group of the consumer protocol assigns it no other."""
+    """Return whether the member may describe a topic. Groups of the consumer protocol assign it no other topic."""
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What it is told; the members only when it leads."""
+    """The answer to a JoinGroup request. Only the leader gets the members."""
 
     error: ErrorCode = ErrorCode.NONE
     member_id: str = ""
@@ -110,12 +113,12 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str | None = None
     leader: str = ""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
-    """Ids, instance ids, and what each says under the protocol."""
+    """Member id, instance id, and metadata for the elected protocol, for each member."""
     skip_assignment: bool = False
 
 
 class SyncAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member is to do."""
+    """The answer to a SyncGroup request: what the member is assigned."""
 
     error: ErrorCode = ErrorCode.NONE
     protocol_type: str | None = None
@@ -124,7 +127,7 @@ class SyncAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct):
-    """A member as the machine has it."""
+    """A member of a classic group."""
 
     id: str
     instance_id: str | None
@@ -134,41 +137,47 @@ class Member(msgspec.Struct):
     rebalance_timeout_ms: int
     protocols: Protocols
     deadline_ms: int
-    """When it is given up, unless it waits for an answer."""
+    """When the member expires, unless it waits for an answer."""
     assignment: bytes = b""
     is_new: bool = False
-    """Whether it has not been told a generation yet."""
+    """Whether the member has not received a generation yet."""
     join_token: object = None
     sync_token: object = None
 
     @property
     def is_joining(self) -> bool:
-        """Whether it waits for the others to join."""
+        """Return whether the member waits for the others to join."""
         return self.join_token is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for an answer, and cannot say that it lives. Not for ever, the first time."""
+        """Return whether the member waits for an answer, and so cannot send heartbeats.
+
+        False for a new member: its first wait is limited (`NEW_MEMBER_MS`).
+        """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
     def metadata(self, protocol: str) -> bytes:
-        """What it says under a protocol."""
+        """Return the member's metadata for a protocol; empty if it does not support the protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
 def size_of(protocols: Protocols) -> int:
-    """Bytes of what is said under them."""
+    """Return the size in bytes of the names and the metadata."""
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def common_protocols(members: Iterable[Member]) -> set[str]:
-    """Those that every member offers."""
+    """Return the protocols that every member supports."""
     offers = [{name for name, _ in member.protocols} for member in members]
     return set.intersection(*offers) if offers else set()
 
 
 def elect_protocol(members: Collection[Member]) -> str:
-    """Each member votes for the best of its protocols that all have; of equals the one that was voted for first."""
+    """Return the elected protocol: each member votes for its preferred one of those that all members support.
+
+    If votes are equal, the protocol that got the first vote wins.
+    """
     common = common_protocols(members)
     votes: dict[str, int] = {}
     for member in members:

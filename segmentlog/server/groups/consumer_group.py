@@ -1,9 +1,10 @@
-"""A group of the consumer protocol, whole: with members that speak the classic one, and with the time.
+"""The state machine of a group of the consumer protocol, with the members that speak the classic protocol, and
+time-outs.
 
-While a group goes from one protocol to the other some members join, sync and send heartbeats as they always did. They
-are told what `consumer_beats` would tell them: a generation is the member's epoch, an assignment what it is
-assigned, and that there is a rebalance what it is to come by for. Nobody leads, and nobody waits. A call is answered
-by an entry of `answers` as in `machine`, which has the same methods.
+While a group migrates, some members join, sync and send heartbeats of the classic protocol. Their answers are derived
+from the rules of `consumer_heartbeat`: the generation is the member's epoch, the assignment are its partitions, and a
+rebalance is signalled when the member has something to fetch or to release. No member leads, and no request waits.
+Calls are answered by entries of `answers`. The methods are those of `classic_group`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from segmentlog.server.groups.subscriptions import encode_partitions, subscripti
 
 
 class ConsumerGroup(ConsumerBeats):
-    """One group. Not thread-safe, and nothing of it waits."""
+    """A group of the consumer protocol. Not thread-safe; no call blocks."""
 
     # ------------------------------------------------------------ joining
 
     def would_add(self, request: JoinRequest) -> bool:
-        """Whether `join` makes a member of who is none yet, if it is not refused."""
+        """Return whether `join` would add a member, provided that it does not refuse the request."""
         is_known = request.member_id in self.members or request.instance_id in self._static
         is_sent_away = request.is_told_its_id and request.instance_id is None and not request.member_id
         return not is_known and not is_sent_away
 
     def join(self, token: object, request: JoinRequest, now_ms: int) -> None:
-        """A JoinGroup request."""
+        """Handle a JoinGroup request."""
         error = self._refusal(request)
         member_id = request.member_id
         if error is ErrorCode.NONE and not member_id:
@@ -101,7 +102,7 @@ class ConsumerGroup(ConsumerBeats):
         return self._refusal_of_place(request, has_partitions=bool(said.owned_partitions))
 
     def _refusal_of_place(self, request: JoinRequest, *, has_partitions: bool) -> ErrorCode:
-        """Whether somebody else is who it says that it is."""
+        """Return an error if another member uses the id or instance id of the request, or the member has expired."""
         if request.instance_id is not None:
             holder = self.members.get(self._static.get(request.instance_id, ""))
             if holder is None:
@@ -114,11 +115,11 @@ class ConsumerGroup(ConsumerBeats):
         member = self.members.get(request.member_id)
         if member is not None:
             return ErrorCode.NONE if member.classic is not None else ErrorCode.UNKNOWN_MEMBER_ID
-        # An id may have been given out just now, or by the group while it was of the other protocol. Who has
-        # partitions has been given up: others may read them by now.
+        # The id may have been assigned a moment ago, or by the group before it changed its protocol. A client that
+        # reports partitions has expired, however, and other members may read these partitions now.
         return ErrorCode.UNKNOWN_MEMBER_ID if request.member_id and has_partitions else ErrorCode.NONE
 
-    # ------------------------------------------------------------ assigning
+    # ------------------------------------------------------------ assignment
 
     def sync(
         self,
@@ -132,14 +133,14 @@ class ConsumerGroup(ConsumerBeats):
         protocol_type: str | None = None,
         protocol: str | None = None,
     ) -> None:
-        """A SyncGroup request; what somebody assigns who believes that it leads is not looked at."""
+        """Handle a SyncGroup request. Assignments of a client that believes to be leader are ignored."""
         error = self._error_of(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
             return
         member = self.members[member_id]
         assert member.classic is not None
-        # Until it has joined again it knows the one that a group of the classic protocol elected.
+        # Until the member has joined again, it uses the protocol that the classic group elected.
         offers = [name for name, _ in member.classic.protocols]
         chosen = offers[0] if protocol is None else protocol
         if protocol_type not in (None, self.protocol_type) or chosen not in offers:
@@ -173,10 +174,11 @@ class ConsumerGroup(ConsumerBeats):
             member.classic.join_ends_ms = now_ms + max(member.rebalance_timeout_ms, 1)
             self._note_due(member)
 
-    # ------------------------------------------------------------ staying, leaving
+    # ------------------------------------------------------------ heartbeats and departures
 
     def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
-        """A Heartbeat request: a member is told to join again when there is something for it to come by for."""
+        """Handle a Heartbeat request. The error asks the member to join again if it must fetch or release
+        partitions."""
         error = self._error_of(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             return error
@@ -198,7 +200,7 @@ class ConsumerGroup(ConsumerBeats):
         self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None,
         is_transactional: bool = False,
     ) -> ErrorCode:  # fmt: skip
-        """Whether positions may be committed by who says that he is this member, in this epoch."""
+        """Return NONE if offsets may be committed for this member in this epoch, else the error."""
         if self._is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not self.members:
@@ -213,7 +215,7 @@ class ConsumerGroup(ConsumerBeats):
         return error
 
     def may_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
-        """Whether positions may be asked for by who says that he is this member, or nobody in particular."""
+        """Return NONE if this member, or a client outside of the group, may fetch committed offsets, else the error."""
         if not member_id and epoch < 0:
             return ErrorCode.NONE
         member = self.members.get(member_id or "")
@@ -222,7 +224,8 @@ class ConsumerGroup(ConsumerBeats):
         return ErrorCode.NONE if epoch == member.holding.epoch else ErrorCode.STALE_MEMBER_EPOCH
 
     def leave(self, leavers: Sequence[tuple[str, str | None]], now_ms: int) -> list[tuple[str, ErrorCode]]:
-        """A LeaveGroup request, as in `machine`: of members of either protocol when a tool names their instance id."""
+        """Handle a LeaveGroup request, as `classic_group` does. By instance id, members of either protocol can
+        leave."""
         results = []
         has_changed = False
         for member_id, instance_id in leavers:
@@ -239,22 +242,22 @@ class ConsumerGroup(ConsumerBeats):
         return results
 
     def withdraw(self, token: object, now_ms: int) -> None:
-        """Nobody waits here, so nobody ceases to."""
+        """Do nothing: no request waits in a group of this protocol."""
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
-        """Before which `expire` has nothing to do; None: never."""
+        """Return a time before which `expire` has nothing to do; None: never."""
         return self._due_ms if self.members else None
 
     def put_off(self, by_ms: int) -> None:
-        """Nobody could be heard of for that long."""
+        """Extend all deadlines by a time in which no heartbeat could be handled."""
         for member in self.all():
             member.put_off(by_ms)
         self._due_ms = min((member.due_ms for member in self.all()), default=None)
 
     def expire(self, now_ms: int) -> None:
-        """Give up whoever was not heard of for too long, or did not do in time what it was told to."""
+        """Remove members whose session, join, sync or revocation has timed out."""
         overdue = [member for member in self.all() if now_ms >= member.due_ms]
         for member in overdue:
             self.given_up.append(member.id)

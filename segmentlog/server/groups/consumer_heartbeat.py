@@ -1,10 +1,10 @@
-"""ConsumerGroupHeartbeat, decided: joining, reconciling, leaving, and who is refused.
+"""Handles ConsumerGroupHeartbeat: members join, reconcile their partitions, and leave.
 
-Each call is answered at once. What somebody is to do is found out when he is heard of, by
-`segmentlog.policy.reconciliation`. The rules are those of KIP-848 as Kafka 4.x has them, but
+Every request is answered at once; no call waits. `segmentlog.policy.reconciliation` computes what a member must do when
+its heartbeat arrives. The rules are those of KIP-848 as Kafka 4.x implements them, with two differences:
 
-- The target assignment is made with the epoch, so no group is ever "Assigning".
-- The topics that a regular expression means are looked up when its member is heard of, and by what that one may see.
+- The target assignment is computed together with the epoch, so a group is never in state "Assigning".
+- The topics that match a member's regular expression are looked up at its heartbeat, among the topics it may see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from segmentlog.server.groups.consumer_types import (
 
 
 class Refused(Exception):
-    """A heartbeat that changes nothing."""
+    """A heartbeat that is rejected and changes nothing."""
 
     def __init__(self, error: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -35,10 +35,11 @@ class Refused(Exception):
 
 
 class ConsumerBeats(ConsumerMembership):
-    """A group whose members send heartbeats."""
+    """A group whose members send heartbeats of the consumer protocol."""
 
     def beat(self, request: Heartbeat, now_ms: int) -> Beat:
-        """A ConsumerGroupHeartbeat request. May raise what the catalog does: then nothing can be said of the group."""
+        """Handle a ConsumerGroupHeartbeat request. May raise what the catalog raises: the group must then be
+        reloaded."""
         if self._is_dead:
             return Beat(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
         try:
@@ -49,7 +50,7 @@ class ConsumerBeats(ConsumerMembership):
             return Beat(error=refused.error, message=str(refused), member_id=request.member_id)
 
     def would_add_by_beat(self, request: Heartbeat) -> bool:
-        """Whether `beat` makes a member of who is none, if it is not refused."""
+        """Return whether `beat` would add a member, provided that it does not refuse the request."""
         is_known = request.member_id in self.members or request.instance_id in self._static
         return request.epoch == JOINS and not is_known
 
@@ -73,7 +74,7 @@ class ConsumerBeats(ConsumerMembership):
         member.deadline_ms = now_ms + self._settings.consumer_session_timeout_ms
         self._note_due(member)
         is_told = (
-            request.epoch in (JOINS, before.previous_epoch)  # it may not have heard what it was told last
+            request.epoch in (JOINS, before.previous_epoch)  # the last answer may have been lost
             or request.is_full
             or member.holding.assigned != before.assigned
         )
@@ -96,14 +97,14 @@ class ConsumerBeats(ConsumerMembership):
         elif before.stage is not Stage.REVOKING or after.epoch != before.epoch:
             member.revoked_by_ms = now_ms + member.rebalance_timeout_ms
 
-    # ------------------------------------------------------------ who may
+    # ------------------------------------------------------------ checks
 
     def _check(self, request: Heartbeat) -> tuple[str, ...]:
-        """The topics that its expression means. Raises `Refused`."""
+        """Return the topics that the member's expression matches. Raises `Refused`."""
         if request.assignor is not None and request.assignor not in ASSIGNORS:
             raise Refused(
                 ErrorCode.UNSUPPORTED_ASSIGNOR,
-                f"assignor {request.assignor!r:.100} is not there; there are {', '.join(ASSIGNORS)}",
+                f"assignor {request.assignor!r:.100} does not exist; choose one of {', '.join(ASSIGNORS)}",
             )
         known = self.members.get(self._static.get(request.instance_id or "", request.member_id))
         said = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
@@ -117,10 +118,12 @@ class ConsumerBeats(ConsumerMembership):
         try:
             return tuple(name for name in self._matching(regex) if request.may_see(name))
         except BadPattern as error:
-            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r:.100} is no expression: {error}") from None
+            raise Refused(
+                ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r:.100} is not a valid expression: {error}"
+            ) from None
 
     def _find(self, request: Heartbeat) -> ConsumerMember | None:
-        """Who it is; None: somebody new. Raises `Refused`."""
+        """Return the member that sends the request; None: a new member. Raises `Refused`."""
         member = self.members.get(request.member_id)
         if request.instance_id is not None:
             holder = self.members.get(self._static.get(request.instance_id, ""))
@@ -128,13 +131,13 @@ class ConsumerBeats(ConsumerMembership):
                 if holder is None:
                     raise Refused(ErrorCode.FENCED_INSTANCE_ID, "the member has joined without an instance id")
                 if holder.holding.epoch != STEPS_OUT or member is not None:
-                    raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"member {holder.id} has this instance id still")
+                    raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"member {holder.id} still uses this instance id")
                 return holder
             if request.epoch != JOINS and holder is not None and holder is not member:
-                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"member {holder.id} has this instance id now")
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"member {holder.id} uses this instance id now")
             member = holder
         if (member is None and request.epoch != JOINS) or (member is not None and member.classic is not None):
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is no member of the group")
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is not a member of the group")
         if member is not None and request.epoch != JOINS:
             self._check_epoch(member.holding, request)
         return member
@@ -143,18 +146,19 @@ class ConsumerBeats(ConsumerMembership):
     def _check_epoch(holding: Holding, request: Heartbeat) -> None:
         if request.epoch == holding.epoch:
             return
-        # Who did not get the last answer says what it had before, or a part of it: which nobody else was given since.
+        # A member that missed the last answer repeats its former epoch and owns its former partitions or fewer. No
+        # other member has got any of them since, so the request is safe.
         has_missed_it = request.epoch == holding.previous_epoch and request.epoch < holding.epoch
         if not has_missed_it or request.owned is None or not request.owned <= holding.held:
             raise Refused(
                 ErrorCode.FENCED_MEMBER_EPOCH,
-                f"the member is in epoch {holding.epoch} and not {request.epoch}: it has to join again",
+                f"the member is in epoch {holding.epoch}, not {request.epoch}; it must join again",
             )
 
-    # ------------------------------------------------------------ what a member says of itself
+    # ------------------------------------------------------------ subscriptions
 
     def _describe(self, member: ConsumerMember, request: Heartbeat, matched: tuple[str, ...]) -> bool:
-        """Whether the assignment hangs on what is new."""
+        """Store what the member reports. Return whether it can change the assignment."""
         before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
         said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
         is_joining = request.epoch == JOINS
@@ -180,11 +184,13 @@ class ConsumerBeats(ConsumerMembership):
         error = self._unknown(request.member_id, request.instance_id)
         if error is not ErrorCode.NONE or self.members[request.member_id].classic is not None:
             raise Refused(
-                error or ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is no member of the group, or not this one"
+                error or ErrorCode.UNKNOWN_MEMBER_ID,
+                f"{request.member_id} is not a member of the group, or another member uses its instance id",
             )
         member = self.members[request.member_id]
         if request.epoch == STEPS_OUT and member.instance_id is not None:
-            # It comes again, under whatever id, and finds what it had; what it was to let go of, it has let go of.
+            # The member will join again, maybe under another id, and then keeps its partitions. It has released the
+            # partitions that it was to revoke.
             self._hold(member, Holding(epoch=STEPS_OUT, previous_epoch=STEPS_OUT, assigned=member.holding.assigned))
             member.revoked_by_ms = None
         else:
@@ -193,8 +199,8 @@ class ConsumerBeats(ConsumerMembership):
         return Beat(member_id=request.member_id, epoch=request.epoch)
 
     def _go_on_without(self) -> None:
-        """After somebody has gone."""
+        """Start an epoch after members have been removed."""
         wanted = self.subscribed
         self._shapes = {name: shape for name, shape in self._shapes.items() if name in wanted}
-        if not self.wants_classic:  # whose members would not know the epoch in which they are told to join again
+        if not self.wants_classic:  # classic members would not know an epoch that starts just before the downgrade
             self._begin_epoch()

@@ -1,6 +1,6 @@
-"""Who is in a group of the consumer protocol, who holds which partition, and who is to have it.
+"""Members of a group of the consumer protocol, their current partitions, and their target assignment.
 
-What happens to a group is in `consumer_beats` and `consumer_group`.
+The requests are handled in `consumer_heartbeat` and `consumer_group`.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from segmentlog.server.groups.members import Answer
 from segmentlog.server.groups.subscriptions import CONSUMER
 
 LOOK_MS: Final = 1_000
-"""How often a group looks whether its topics have changed, when it is heard of."""
+"""How often heartbeats of a group check whether its topics have changed."""
 _PATTERNS_MAX: Final = 100
 
 
 class ConsumerMembership:
-    """The members of a group."""
+    """The members of a group of the consumer protocol, and the owner of each partition."""
 
     protocol_type: Final = CONSUMER
 
     def __init__(self, settings: GroupSettings, catalog: Catalog) -> None:
         self.generation = 0
-        """The group's epoch, and that of the target assignment, which is made with it."""
+        """The group's epoch. It is also the epoch of the target assignment, which is computed with it."""
         self.assignor = next(iter(ASSIGNORS))
         self.members: dict[str, ConsumerMember] = {}
         self.answers: list[tuple[object, Answer]] = []
         self.is_changed = False
         self.given_up: list[str] = []
-        """Ids of members that were not heard of for too long, for the log."""
+        """Ids of expired members, to be logged."""
         self._settings = settings
         self._catalog = catalog
         self._static: dict[str, str] = {}
         self._holders: dict[PartitionId, str] = {}
         self._shapes: dict[str, Shape] = {}
-        """Of the topics that the target was made for."""
+        """The topics for which the target assignment was computed."""
         self._looked_ms: int | None = None
         self._matches: dict[str, tuple[Collection[str], list[str]]] = {}
-        """By expression: the topics there were, and those of them that it means."""
+        """By expression: the list of all topics that was searched, and the topics that match."""
         self._patterns: dict[str, TopicPattern] = {}
         self._is_dead = False
         self._due_ms: int | None = None
-        """No member's time is over before that. To look at all of them with each heartbeat is too much."""
+        """No member expires before this time. To check all members at each heartbeat would be too slow."""
 
     def configure(self, settings: GroupSettings) -> None:
-        """Somebody may have set others; sessions that run end when they would have."""
+        """Use other settings. Running sessions keep their deadlines."""
         self._settings = settings
 
     @property
     def state(self) -> State:
-        """Of the group."""
+        """Return the state of the group."""
         if self._is_dead:
             return State.DEAD
         if not self.members:
@@ -77,17 +77,17 @@ class ConsumerMembership:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the group is there, without members."""
+        """Return whether the group exists and has no members."""
         return not self.members and not self._is_dead
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is worth remembering."""
+        """Return whether the group can be dropped from memory."""
         return not self.members
 
     @property
     def wants_classic(self) -> bool:
-        """Whether only members of the classic protocol are left."""
+        """Return whether the group must return to the classic protocol: only members of that protocol remain."""
         return (
             bool(self.members)
             and self._settings.may_downgrade
@@ -95,25 +95,25 @@ class ConsumerMembership:
         )
 
     def all(self) -> Collection[ConsumerMember]:
-        """The members."""
+        """Return the members."""
         return self.members.values()
 
     @property
     def subscribed(self) -> set[str]:
-        """Topics that any member subscribes to."""
+        """Return the topics that any member subscribes to."""
         return {name for member in self.all() for name in member.subscribed}
 
     def names_of(self, partitions: Collection[PartitionId]) -> dict[str, list[int]]:
-        """Partitions by the name of their topic, as far as members read it."""
+        """Return partition numbers by topic name, for the topics that members read."""
         names = {shape.id: name for name, shape in self._shapes.items()}
         return {names[topic_id]: numbers for topic_id, numbers in by_topic(partitions).items() if topic_id in names}
 
     def ids_of(self, partitions: Mapping[str, Collection[int]]) -> frozenset[PartitionId]:
-        """The opposite."""
+        """Return partitions with topic ids, for the topics that members read: the inverse of `names_of`."""
         known = {name: shape.id for name, shape in self._shapes.items()}
         return in_a_set({known[name]: numbers for name, numbers in partitions.items() if name in known})
 
-    # ------------------------------------------------------------ who may
+    # ------------------------------------------------------------ checks
 
     def _unknown(self, member_id: str, instance_id: str | None) -> ErrorCode:
         if instance_id is not None:
@@ -125,16 +125,19 @@ class ConsumerMembership:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def _is_full(self, known: str, said_bytes: int) -> bool:
-        """Whether there is no room for who is ``known`` by that id, or by none, and says so much of itself."""
+        """Return whether the group has no room for a member with these bytes of metadata.
+
+        ``known`` is the id under which the member is counted already; empty for a new member.
+        """
         if known not in self.members and len(self.members) >= self._settings.max_size:
             return True
         said = sum(_size_of(member) for member in self.all() if member.id != known)
         return said + said_bytes > self._settings.group_bytes
 
-    # ------------------------------------------------------------ changing one
+    # ------------------------------------------------------------ changing a member
 
     def _note_due(self, member: ConsumerMember) -> None:
-        """The member's time was set anew."""
+        """Account for a changed deadline of a member."""
         due_ms = member.due_ms
         if self._due_ms is None or due_ms < self._due_ms:
             self._due_ms = due_ms
@@ -166,7 +169,7 @@ class ConsumerMembership:
         self.is_changed = True
 
     def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member has come again, maybe under another id: it has what it had, and knows nothing of it."""
+        """Replace a static member by its new process, maybe with another id, which keeps the assigned partitions."""
         assigned, target = old.holding.assigned, old.target
         self._remove(old)
         member = ConsumerMember(member_id, old.instance_id, target=target)
@@ -176,10 +179,10 @@ class ConsumerMembership:
         self._hold(member, Holding(assigned=assigned))
         return member
 
-    # ------------------------------------------------------------ who is to have what
+    # ------------------------------------------------------------ target assignment
 
     def _look(self, now_ms: int, *, at_once: bool = False) -> bool:
-        """Whether the topics of the group have changed."""
+        """Read the subscribed topics again if that is due. Return whether they have changed."""
         if not at_once and self._looked_ms is not None and now_ms - self._looked_ms < LOOK_MS:
             return False
         shapes = dict(self._catalog.shapes(self.subscribed))
@@ -190,7 +193,7 @@ class ConsumerMembership:
         return True
 
     def _matching(self, regex: str) -> list[str]:
-        """Topics that an expression means. Raises `BadPattern`."""
+        """Return the topics that an expression matches. Raises `BadPattern`."""
         names = self._catalog.names()
         seen, found = self._matches.get(regex, (None, []))
         if seen is not names:
@@ -203,7 +206,7 @@ class ConsumerMembership:
         return found
 
     def _begin_epoch(self) -> None:
-        """Something has changed that the assignment hangs on: say who is to have what from now on."""
+        """Start a new epoch and compute its target assignment."""
         self.generation += 1
         self.is_changed = True
         votes: dict[str, int] = {}
@@ -217,17 +220,17 @@ class ConsumerMembership:
             for member in self.all()
         }
         previous = {member.id: [TopicPartition(*where) for where in member.target] for member in self.all()}
-        # The strategies do not care what a topic's name is: here it is its id.
+        # The strategies accept any string as topic name, so the topic id serves as name.
         found = assign(ASSIGNORS[self.assignor], members, counts, previous)
         for member in self.all():
             target = frozenset(PartitionId(*where) for where in found[member.id])
             if target != member.target:
                 member.target = target
 
-    # ------------------------------------------------------------ what outlives the process
+    # ------------------------------------------------------------ snapshots
 
     def snapshot(self) -> RemoteGroup:
-        """What is to be saved: what somebody has been told, or is about to be."""
+        """Return the state to save: all that clients know, or are about to receive."""
         sessions = [self._session_ms(member) for member in self.all()]
         return RemoteGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
@@ -254,7 +257,7 @@ class ConsumerMembership:
         )  # fmt: skip
 
     def restore(self, saved: RemoteGroup, now_ms: int) -> None:
-        """Go on from a snapshot, in a group that is as new: everybody's session begins anew, and nobody has to join."""
+        """Continue from a snapshot, in a new group. All sessions start again; no member has to rejoin."""
         self.generation = saved.generation
         self.assignor = saved.protocol if saved.protocol in ASSIGNORS else self.assignor
         self._shapes = {name: Shape(*shape) for name, shape in saved.topics.items()}
@@ -275,11 +278,11 @@ class ConsumerMembership:
         self.is_changed = False
 
     def raise_generation(self, generation: int) -> None:
-        """Go on from an epoch or a generation that the group had in other hands."""
+        """Continue from an epoch or generation that the group had elsewhere, if it is higher."""
         self.generation = max(self.generation, generation)
 
     def end(self) -> None:
-        """It is no more, or not here."""
+        """Mark the group as dead, because it was deleted or has moved."""
         self.members, self._static, self._holders, self._is_dead = {}, {}, {}, True
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a group of the consumer protocol (KIP-848) and what it answers."""
+"""Requests, answers and members of the consumer group protocol (KIP-848)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from segmentlog.server.groups.classic_types import Protocols, everything
 JOINS: Final = 0
 LEAVES: Final = -1
 STEPS_OUT: Final = -2
-"""Member epochs that are none: who joins, who leaves, and the static member who leaves its place to itself."""
+"""Member epochs of requests that are no heartbeats of a member: join, leave, and the temporary leave of a static
+member, whose partitions stay assigned to it."""
 
 ASSIGNORS: Final = {"uniform": "sticky", "range": "range"}
-"""Those of the server, the default first, and the strategies that they are."""
+"""The server-side assignors, the default first, each with its strategy in `policy.assignment`."""
 
 Partitions = frozenset[PartitionId]
 
 
 class Shape(NamedTuple):
-    """Of a topic."""
+    """Id and partition count of a topic."""
 
     id: str
     partition_count: int
 
 
 class Catalog(Protocol):
-    """The topics that there are. May be behind by a moment."""
+    """The existing topics. May lag behind the store by some seconds."""
 
     def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
-        """Of those of the topics that there are."""
+        """Return id and partition count of those of the topics that exist."""
 
     def names(self) -> Collection[str]:
-        """All topics that clients are told of."""
+        """Return all topics that clients can see."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A ConsumerGroupHeartbeat. What is None has not changed since it was said last."""
+    """A ConsumerGroupHeartbeat request. A field that is None has not changed since the member sent it last."""
 
     member_id: str
     epoch: int = JOINS
@@ -55,11 +56,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     assignor: str | None = None
     owned: Partitions | None = None
     may_see: Callable[[str], bool] = everything
-    """Whether it may know of a topic that its expression matches."""
+    """Return whether the member may see a topic that its expression matches."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it says everything, as who wants to be told everything does."""
+        """Return whether the request has all fields. The answer then contains the assignment."""
         return (
             self.rebalance_timeout_ms >= 0
             and (self.topics is not None or self.regex is not None)
@@ -76,22 +77,22 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     heartbeat_ms: int = 0
     assigned: Mapping[str, list[int]] | None = None
-    """Partitions by topic id; None: what it was told last."""
+    """Partitions by topic id; None: unchanged since the last answer."""
 
 
 class ClassicSide(msgspec.Struct):
-    """What a member that speaks the classic protocol has beside the others."""
+    """State of a member that speaks the classic protocol in a group of the consumer protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
     join_ends_ms: int | None = None
-    """When it has to have joined again, once it was told to."""
+    """When the member must have joined again, after it was asked to."""
     sync_ends_ms: int | None = None
-    """When it has to have asked for its assignment."""
+    """When the member must have asked for its assignment."""
 
 
 class ConsumerMember(msgspec.Struct):
-    """A member as the machine has it."""
+    """A member of a group of the consumer protocol."""
 
     id: str
     instance_id: str | None = None
@@ -102,19 +103,19 @@ class ConsumerMember(msgspec.Struct):
     topics: tuple[str, ...] = ()
     regex: str = ""
     matched: tuple[str, ...] = ()
-    """Topics that the expression meant when it was looked at last."""
+    """Topics that the expression matched when it was evaluated last."""
     assignor: str | None = None
     holding: Holding = Holding()
     target: Partitions = frozenset()
     deadline_ms: int = 0
-    """When it is given up unless it is heard of."""
+    """When the member expires unless it sends a heartbeat."""
     revoked_by_ms: int | None = None
-    """When it is given up unless it has let go of what it is to let go of."""
+    """When the member expires unless it has released the partitions that it must revoke."""
     classic: ClassicSide | None = None
 
     @property
     def due_ms(self) -> int:
-        """When it is given up, unless it does what it is to do."""
+        """Return when the member expires, unless it does what it must before."""
         times = [self.deadline_ms]
         if self.revoked_by_ms is not None:
             times.append(self.revoked_by_ms)
@@ -123,7 +124,7 @@ class ConsumerMember(msgspec.Struct):
         return min(times)
 
     def put_off(self, by_ms: int) -> None:
-        """It has so much longer for everything."""
+        """Extend all deadlines of the member."""
         self.deadline_ms += by_ms
         if self.revoked_by_ms is not None:
             self.revoked_by_ms += by_ms
@@ -135,12 +136,12 @@ class ConsumerMember(msgspec.Struct):
 
     @property
     def subscribed(self) -> set[str]:
-        """Names of the topics that it reads."""
+        """Return the names of the topics that the member reads."""
         return {*self.topics, *self.matched}
 
 
 def by_topic(partitions: Collection[PartitionId]) -> dict[str, list[int]]:
-    """Sorted numbers by topic id."""
+    """Return sorted partition numbers by topic id."""
     found: dict[str, list[int]] = {}
     for topic_id, number in sorted(partitions):
         found.setdefault(topic_id, []).append(number)
@@ -148,5 +149,5 @@ def by_topic(partitions: Collection[PartitionId]) -> dict[str, list[int]]:
 
 
 def in_a_set(partitions: Mapping[str, Collection[int]]) -> Partitions:
-    """What `by_topic` was given."""
+    """Return the partitions as a set: the inverse of `by_topic`."""
     return frozenset(PartitionId(topic_id, number) for topic_id, numbers in partitions.items() for number in numbers)

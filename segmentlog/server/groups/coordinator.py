@@ -1,6 +1,6 @@
-"""Coordinates groups for the connections of one worker: callers wait here for what `machine` decides.
+"""Coordinates groups for the connections of one worker: callers wait for the answers of the state machines.
 
-How groups are kept while they do is in `keeper`.
+`group_manager` loads, saves and expires the groups.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ logger = logging.getLogger("segmentlog")
 
 _PREFIX_MAX: Final = 255
 _LOOK_S: Final = 0.2
-"""How often who waits looks whether its client is still there."""
+"""How often a waiting request checks whether its client is still connected."""
 
 Appended = tuple["Partition", int, int]
-"""Where positions are: the log, the first offset and that behind the last one."""
+"""Committed offsets in their log: the partition, the first offset, and the offset after the last one."""
 
 
 def _never() -> bool:
@@ -43,15 +43,17 @@ def _never() -> bool:
 
 
 class GroupCoordinator(GroupKeeper):
-    """The groups of one worker. Thread-safe; every method that takes a group may raise `Unavailable`.
+    """The groups of one worker. Thread-safe. Every method with a group name may raise `Unavailable`.
 
-    ``worker`` is its number, the same after a restart; ``coordinates`` says which groups are its own.
+    ``worker`` is the number of the worker, which stays the same after a restart. ``coordinates`` returns whether the
+    worker coordinates a group.
     """
 
-    # ------------------------------------------------------------ what clients ask
+    # ------------------------------------------------------------ requests of clients
 
     def join(self, group: str, request: JoinRequest, is_left: Callable[[], bool] = _never) -> JoinAnswer:
-        """Join, and wait for the others. Takes as long as a rebalance, or until ``is_left`` says that nobody waits."""
+        """Join a group, and wait for the other members. Returns after the rebalance, or once ``is_left`` returns
+        True."""
         if not group:
             return JoinAnswer(error=ErrorCode.INVALID_GROUP_ID, member_id=request.member_id)
         waiter = Waiter()
@@ -72,17 +74,21 @@ class GroupCoordinator(GroupKeeper):
         return waiter.answer
 
     def beat(self, group: str, request: Heartbeat) -> Beat:
-        """A member of the consumer protocol joins, stays or leaves."""
+        """Handle a heartbeat of the consumer protocol: a member joins, stays or leaves."""
         with self._locked(group) as entry:
             former, machine = entry.machine, entry.machine
             with self._or_given_up(entry):
                 settings = self.settings_of(group)
             if isinstance(machine, Group):
                 if request.epoch != JOINS:
-                    # It was given up, and the group has gone back, or is gone: Kafka does not ask it to join again.
+                    # The member has expired, and the group has returned to the classic protocol or is deleted. Kafka
+                    # does not ask such a member to join again either.
                     return Beat(error=ErrorCode.UNKNOWN_MEMBER_ID, message="the group has no such members")
                 if not may_upgrade(machine, settings):
-                    return Beat(error=ErrorCode.GROUP_ID_NOT_FOUND, message=f"group {group} is of another protocol")
+                    return Beat(
+                        error=ErrorCode.GROUP_ID_NOT_FOUND,
+                        message=f"group {group} uses the classic protocol, and its members cannot be migrated",
+                    )
                 with self._or_given_up(entry):
                     machine = upgraded(machine, settings, self._catalog, self._now_ms())
             if not entry.is_held and machine.would_add_by_beat(request):
@@ -97,7 +103,7 @@ class GroupCoordinator(GroupKeeper):
                 answer = machine.beat(request, self._now_ms())
             if isinstance(former, Group) and answer.error is ErrorCode.NONE:
                 if former.members:
-                    logger.info("group %s: the consumer protocol from now on: a member that speaks it has come", group)
+                    logger.info("group %s: uses the consumer protocol from now on, as a member of it has joined", group)
                 former.end(ErrorCode.REBALANCE_IN_PROGRESS)
                 self._turn(entry, machine)
             self._settle(entry)
@@ -105,14 +111,14 @@ class GroupCoordinator(GroupKeeper):
 
     @staticmethod
     def _turn(entry: Entry, machine: Machine) -> None:
-        """The group is of the other protocol from now on."""
+        """Replace the state machine by that of the other protocol."""
         machine.raise_generation(entry.machine.generation)
         machine.answers += entry.machine.answers
         entry.machine.answers = []
         entry.machine = machine
 
     def new_member_id(self, prefix: str) -> str:
-        """An id that nobody ever had. Others are told of it, so it is no longer than need be."""
+        """Return a new unique member id. The prefix is cut to 255 characters, as other members receive the id."""
         return f"{prefix[:_PREFIX_MAX]}-{uuid.uuid4()}"
 
     def sync(
@@ -127,7 +133,7 @@ class GroupCoordinator(GroupKeeper):
         protocol: str | None = None,
         is_left: Callable[[], bool] = _never,
     ) -> SyncAnswer:
-        """Ask for the assignment, and wait for the leader to bring it, or until ``is_left`` as for `join`."""
+        """Return the member's assignment. Waits until the leader has sent it, or until ``is_left`` returns True."""
         waiter = Waiter()
         with self._locked(group) as entry:
             entry.machine.sync(
@@ -140,7 +146,7 @@ class GroupCoordinator(GroupKeeper):
         return waiter.answer
 
     def _wait(self, group: str, waiter: Waiter, is_left: Callable[[], bool]) -> None:
-        """For the answer; a client that has gone meanwhile leaves the group."""
+        """Wait for the answer. A client that disconnects meanwhile leaves the group."""
         while not waiter.event.wait(_LOOK_S):
             if is_left():
                 entry = self._entries.get(group)
@@ -149,31 +155,31 @@ class GroupCoordinator(GroupKeeper):
 
     def _withdraw(self, entry: Entry, waiter: Waiter) -> None:
         with entry.lock:
-            if entry.is_gone:  # and everybody has been told
+            if entry.is_gone:  # all waiters have an answer
                 return
-            logger.info("group %s: a member has gone while it waited for the others", entry.name)
+            logger.info("group %s: a member has disconnected while it waited for the others", entry.name)
             with contextlib.suppress(Unavailable):
                 entry.machine.withdraw(waiter, self._now_ms())
                 self._settle(entry)
             self._drop_if_idle(entry)
 
     def heartbeat(self, group: str, member_id: str, generation: int, *, instance_id: str | None = None) -> ErrorCode:
-        """A member lives."""
+        """Handle a heartbeat of the classic protocol."""
         with self._locked(group) as entry:
             error = entry.machine.heartbeat(member_id, generation, self._now_ms(), instance_id=instance_id)
             if isinstance(entry.machine, ConsumerGroup):
-                self._arm(entry)  # who is told to join again has but so long to do so
+                self._arm(entry)  # a member that is asked to join again has a deadline
         return error
 
     def leave(self, group: str, leavers: Sequence[tuple[str, str | None]]) -> list[tuple[str, ErrorCode]]:
-        """Members leave, by their ids or instance ids; what became of each."""
+        """Remove members by their ids or instance ids. Return member id and error of each."""
         with self._locked(group) as entry:
             results = entry.machine.leave(leavers, self._now_ms())
             self._settle(entry)
         return results
 
     def may_fetch(self, group: str, member_id: str | None, epoch: int) -> ErrorCode:
-        """Whether positions may be asked for by who says that he is this member in this epoch."""
+        """Return NONE if this member may fetch committed offsets in this epoch, else the error."""
         with self._locked(group) as entry:
             machine = entry.machine
             return machine.may_fetch(member_id, epoch) if isinstance(machine, ConsumerGroup) else ErrorCode.NONE
@@ -188,9 +194,10 @@ class GroupCoordinator(GroupKeeper):
         instance_id: str | None = None,
         stamp: ProducerStamp | None = None,
     ) -> tuple[ErrorCode, Appended | None]:
-        """Write positions, as a member or as nobody in particular; where they are, to be synced. None: nowhere.
+        """Append committed offsets, for a member, or for a client outside of the group. Raises what an append raises.
 
-        ``stamp``: of the transaction that they are part of. Raises what an append does.
+        Return an error, and the appended range, which the caller must sync; None if nothing was appended. ``stamp`` is
+        the producer of the transaction that the offsets belong to.
         """
         with self._locked(group) as entry:
             machine = entry.machine
@@ -207,16 +214,16 @@ class GroupCoordinator(GroupKeeper):
                 self._tell_once(group, held)
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
 
-    # ------------------------------------------------------------ what tools ask
+    # ------------------------------------------------------------ requests of tools
 
     @contextlib.contextmanager
     def looking_at(self, group: str) -> Iterator[Machine]:
-        """The group as it is now; nothing of it changes within."""
+        """Yield the group's state machine, locked: the group does not change within the block."""
         with self._locked(group) as entry:
             yield entry.machine
 
     def forget(self, group: str, partitions: Sequence[TopicPartition]) -> ErrorCode | dict[TopicPartition, ErrorCode]:
-        """Delete positions in what no member subscribes to: what became of each, or of all."""
+        """Delete committed offsets of topics that no member subscribes to. Return an error for all, or one for each."""
         groups = self._store.groups
         with self._locked(group) as entry:
             machine = entry.machine
@@ -240,7 +247,7 @@ class GroupCoordinator(GroupKeeper):
             return codes
 
     def delete(self, group: str) -> ErrorCode:
-        """Forget a group that has no members, and its positions."""
+        """Delete a group without members, and its committed offsets."""
         with self._locked(group) as entry:
             if entry.machine.state is not State.EMPTY:
                 return ErrorCode.NON_EMPTY_GROUP

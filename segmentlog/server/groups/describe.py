@@ -1,4 +1,4 @@
-"""Groups as Kafka's tools are shown them: those of clients, and those of the library in the same words."""
+"""Group descriptions for Kafka's tools: groups of clients, and groups of the library in the same format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONSUMER_TYPE: Final = "consumer"
 
 
 class ShownMember(msgspec.Struct, frozen=True):
-    """A member. Bytes are empty while the group is not stable."""
+    """A member in DescribeGroups. Metadata and assignment are empty unless the group is stable."""
 
     id: str
     instance_id: str | None
@@ -33,7 +33,7 @@ class ShownMember(msgspec.Struct, frozen=True):
 
 
 class ShownGroup(msgspec.Struct, frozen=True):
-    """A group."""
+    """A group in DescribeGroups."""
 
     state: str
     protocol_type: str
@@ -42,7 +42,7 @@ class ShownGroup(msgspec.Struct, frozen=True):
 
 
 class ShownConsumer(msgspec.Struct, frozen=True):
-    """A member of a group of the consumer protocol. Partitions are numbers by topic id."""
+    """A member of a group of the consumer protocol. Partition numbers by topic id."""
 
     id: str
     instance_id: str | None
@@ -67,7 +67,7 @@ class ShownConsumerGroup(msgspec.Struct, frozen=True):
 
 
 class Overview(NamedTuple):
-    """A group in a list."""
+    """A group in ListGroups."""
 
     state: str
     protocol_type: str
@@ -75,7 +75,7 @@ class Overview(NamedTuple):
 
 
 def overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> Overview:
-    """A group in a list."""
+    """Return state, protocol type and type of a group, for ListGroups."""
     with coordinator.looking_at(group) as machine:
         protocol_type = machine.protocol_type or CONSUMER
         group_type = CONSUMER_TYPE if isinstance(machine, ConsumerGroup) else CLASSIC_TYPE
@@ -87,7 +87,7 @@ def overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> Over
 
 
 def describe_consumer(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownConsumerGroup | None:
-    """A group of the consumer protocol; None when it is of another, or nobody knows it."""
+    """Return a group of the consumer protocol; None if the group does not exist or has another protocol."""
     with coordinator.looking_at(group) as machine:
         if not isinstance(machine, ConsumerGroup) or (not machine.members and store.groups.has_members(group)):
             return None
@@ -102,7 +102,7 @@ def describe_consumer(coordinator: GroupCoordinator, store: LogStore, group: str
 
 
 def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownGroup | None:
-    """A group; None when nobody knows it."""
+    """Return a group in the format of DescribeGroups; None if it does not exist."""
     with coordinator.looking_at(group) as machine:
         if machine.state is not State.EMPTY:
             return _of_clients(machine)
@@ -122,7 +122,7 @@ def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> Show
                 member.id, None, member.client_id, member.host, encode_topics(member.topics), encode_partitions(numbers)
             )
         )
-    # Whatever changes hands between them does so without anybody joining anew.
+    # Members of the library exchange partitions without joining again, so the group is always stable.
     return ShownGroup(State.STABLE, CONSUMER, found.strategy, tuple(members))
 
 
@@ -143,7 +143,7 @@ def _of_clients(machine: Machine) -> ShownGroup:
 
 
 def _of_consumers(machine: ConsumerGroup) -> ShownGroup:
-    """In the words of the classic protocol, for tools that know no other."""
+    """Return a group of the consumer protocol in the format of the classic one, for tools that know no other."""
     return ShownGroup(
         machine.state, machine.protocol_type, machine.assignor,
         tuple(

@@ -1,4 +1,4 @@
-"""A group's configuration in Kafka's words (ConfigResource of type GROUP): what may be set, and what it means."""
+"""Configuration of a group (ConfigResource of type GROUP): the keys, their checks, and their effect on settings."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _AS_IT_IS: Final = {
     "consumer.assignment.interval.ms": ("0", TYPE_INT),
     "consumer.assignor.offload.enable": ("false", TYPE_BOOLEAN),
 }
-"""Keys of Kafka's that are told, and can only be set to this: an assignment is made at once, by who asks."""
+"""Keys of Kafka that can only have this value: the request that changes a group computes its assignment at once."""
 
 
 def check_name(group: str) -> None:
-    """Raise `InvalidConfig` for what is no group's name."""
+    """Raise `InvalidConfig` unless this is a valid group name."""
     if not group:
-        raise InvalidConfig("group", group, "a group's name: there is no default of all groups")
+        raise InvalidConfig("group", group, "the name of a group: defaults for all groups cannot be set")
     folder_name_of(group, "group")
 
 
 def check_key(key: str) -> None:
-    """Raise `InvalidConfig` for what is no key of a group."""
+    """Raise `InvalidConfig` unless this is a configuration key of groups."""
     if key not in _FIELDS and key not in _AS_IT_IS:
         raise InvalidConfig(key, "", f"a key of a group: {', '.join(sorted({*_FIELDS, *_AS_IT_IS}))}")
 
 
 def checked(settings: GroupSettings, wanted: Mapping[str, str | int | None]) -> dict[str, int]:
-    """What is to be kept of what somebody wants. Raises `InvalidConfig`."""
+    """Return the values to store, as integers. Raises `InvalidConfig`."""
     found = {}
     for key, value in wanted.items():
         check_key(key)
         text = "" if value is None else str(value).strip()
         if key in _AS_IT_IS:
             if text.lower() != _AS_IT_IS[key][0]:
-                raise InvalidConfig(key, value, f"{_AS_IT_IS[key][0]}: nothing else can be had")
+                raise InvalidConfig(key, value, f"{_AS_IT_IS[key][0]}: other values are not supported")
         elif not (text.isascii() and text.isdecimal()) or len(text) > 10:
             raise InvalidConfig(key, value, "a whole number of milliseconds")
         else:
@@ -53,7 +53,7 @@ def checked(settings: GroupSettings, wanted: Mapping[str, str | int | None]) -> 
         raise InvalidConfig(_SESSION, found[_SESSION], f"a number from {lowest} to {highest}")
     lowest = settings.consumer_min_heartbeat_interval_ms
     if found.get(_HEARTBEAT, lowest) < lowest:
-        raise InvalidConfig(_HEARTBEAT, found[_HEARTBEAT], f"a number from {lowest} on")
+        raise InvalidConfig(_HEARTBEAT, found[_HEARTBEAT], f"a number, at least {lowest}")
     after = configured(settings, found)
     if after.consumer_session_timeout_ms <= after.consumer_heartbeat_interval_ms:
         raise InvalidConfig(_SESSION, after.consumer_session_timeout_ms, f"more than {_HEARTBEAT}")
@@ -61,7 +61,7 @@ def checked(settings: GroupSettings, wanted: Mapping[str, str | int | None]) -> 
 
 
 def configured(settings: GroupSettings, config: Mapping[str, int]) -> GroupSettings:
-    """The settings of a group with this configuration."""
+    """Return the settings of a group with this configuration."""
     if not config:
         return settings
     changes = {_FIELDS[key]: value for key, value in config.items() if key in _FIELDS}
@@ -69,7 +69,7 @@ def configured(settings: GroupSettings, config: Mapping[str, int]) -> GroupSetti
 
 
 def describe(settings: GroupSettings, config: Mapping[str, int]) -> list[Entry]:
-    """Every key with its value, sorted."""
+    """Return every key with its value, sorted by key."""
     now = configured(settings, config)
     entries = [Entry(key, str(getattr(now, field)), key not in config, TYPE_INT) for key, field in _FIELDS.items()]
     return sorted(entries + [Entry(key, value, True, kind) for key, (value, kind) in _AS_IT_IS.items()])

@@ -1,8 +1,8 @@
-"""Groups in memory: loaded when they are asked for, saved before anybody is told, looked after as time goes by.
+"""Groups in memory: loaded on first use, saved before clients are answered, expired by a timer.
 
-Each group has a lock, held while it is asked and while what it decided is saved: nobody is told what a restart would
-not know. One thread looks after the time-outs of all of them. When something cannot be saved, the group is forgotten,
-whoever waits is sent away, and the next to ask finds what the file says.
+Each group has a lock, which is held during a request and while its result is saved. So a client never receives an
+answer that a restart would undo. One thread handles the time-outs of all groups. If a group cannot be saved, it is
+dropped from memory, waiting clients get an error, and the next request loads the group from its file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 BEAT_MS: Final = 1_000
-"""How often the worker says that it lives while it holds groups."""
+"""How often a worker that holds groups renews its heartbeat file."""
 _TELL_EVERY_MS: Final = 10_000
-"""How often the log hears that a group refuses clients, who try again and again."""
+"""How often a warning is logged for a group that refuses clients, which retry many times a second."""
 _TOLD_MAX: Final = 1_000
 
 
@@ -70,17 +70,17 @@ class GroupKeeper:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: groups and connections are the parent's."""
+        """Drop all groups in a forked child: groups and connections belong to the parent."""
         self._is_closed = True
         self._entries = {}
         self._mutex = threading.Lock()
         self._deadlines.forget_thread()
 
-    # ------------------------------------------------------------ a group in memory
+    # ------------------------------------------------------------ groups in memory
 
     @contextlib.contextmanager
     def _locked(self, group: str) -> Iterator[Entry]:
-        """A group, loaded if need be, its lock held."""
+        """Yield a group with its lock held; load it first if necessary."""
         if not self._has_begun:
             self._begin()
         while True:
@@ -92,7 +92,7 @@ class GroupKeeper:
                     if self._is_closed or group in self._entries:
                         continue
                     entry = self._entries[group] = Entry(group, Group(self.settings, topics_of))
-                    entry.lock.acquire()  # at once: nobody else knows of it yet
+                    entry.lock.acquire()  # never blocks: no other thread can see the entry before the mutex is released
                 try:
                     self._load(entry)
                     yield entry
@@ -117,7 +117,9 @@ class GroupKeeper:
             raise Unavailable(ErrorCode.INVALID_GROUP_ID) from None
         except (SegmentlogError, OSError) as error:
             self._drop(entry)
-            logger.error("group %s: it cannot be read: %s", entry.name, error)
+            logger.error(
+                "group %s: its file cannot be read: %s; clients get an error and will retry", entry.name, error
+            )
             raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         if saved.is_consumer:
             entry.machine = ConsumerGroup(settings, self._catalog)
@@ -125,15 +127,17 @@ class GroupKeeper:
         entry.is_held = saved.held
         entry.told_generation = saved.generation
         if entry.machine.members:
-            logger.info("group %s: %d members go on in generation %d", entry.name, len(saved.members), saved.generation)
+            logger.info(
+                "group %s: %d members continue in generation %d", entry.name, len(saved.members), saved.generation
+            )
         self._settle(entry)
 
     def settings_of(self, group: str) -> GroupSettings:
-        """Those of all groups, but for what somebody has set for this one. Raises OSError."""
+        """Return the settings of a group: the server's, overridden by the group's configuration. Raises OSError."""
         return configured(self.settings, self._configs.find(group))
 
     def _claim(self, entry: Entry, session_timeout_ms: int, protocol_type: str) -> None:
-        """Have the file say that the group is the clients', before the first one joins. Raises `GroupHeld`."""
+        """Record clients as owners of the group in its file, before the first one joins. Raises `GroupHeld`."""
         saved = msgspec.structs.replace(
             entry.machine.snapshot(), session_timeout_ms=session_timeout_ms, protocol_type=protocol_type
         )
@@ -147,7 +151,7 @@ class GroupKeeper:
         entry.is_held = True
 
     def _settle(self, entry: Entry) -> None:
-        """Save what was decided, then tell those who wait."""
+        """Save the group if it has changed, then deliver the answers."""
         machine = entry.machine
         if isinstance(machine, ConsumerGroup) and machine.wants_classic:
             self._downgrade(entry, machine)
@@ -160,8 +164,8 @@ class GroupKeeper:
             except (SegmentlogError, OSError) as error:
                 self._give_up(entry, error)
                 raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-            # Who is told now has a whole session from now on, and heartbeats that came meanwhile wait for the lock as
-            # `_expire` may: of a disk that takes longer than a session all members would be given up.
+            # Members get a whole session from now on: `_expire` may wait for the lock before heartbeats that arrived
+            # during the save. A disk that is slower than a session would expire all members otherwise.
             if took_ms := self._now_ms() - began_ms:
                 machine.put_off(took_ms)
             machine.is_changed = False
@@ -176,7 +180,7 @@ class GroupKeeper:
     def _downgrade(self, entry: Entry, machine: ConsumerGroup) -> None:
         entry.machine = downgraded(machine, self.settings, self._now_ms())
         entry.machine.answers, entry.machine.given_up = machine.answers, machine.given_up
-        logger.info("group %s: the classic protocol from now on: no member speaks another", entry.name)
+        logger.info("group %s: uses the classic protocol from now on, as no other members are left", entry.name)
 
     @staticmethod
     def _tell_of_generation(entry: Entry) -> None:
@@ -190,7 +194,7 @@ class GroupKeeper:
 
     @staticmethod
     def _tell(machine: Machine, error: ErrorCode | None = None) -> None:
-        """Give everybody the answer that is there; with ``error`` that one in its place."""
+        """Deliver the pending answers; with ``error``, deliver this error instead of each answer."""
         answers, machine.answers = machine.answers, []
         for token, answer in answers:
             assert isinstance(token, Waiter)
@@ -203,16 +207,16 @@ class GroupKeeper:
 
     @contextlib.contextmanager
     def _or_given_up(self, entry: Entry) -> Iterator[None]:
-        """For what looks at the topics: when it cannot, half of something may have been decided."""
+        """Drop the group if the block fails to read the topics: its state may be changed by half."""
         try:
             yield
         except (SegmentlogError, OSError) as error:
-            self._give_up(entry, error, "its topics cannot be looked at")
+            self._give_up(entry, error, "its topics cannot be read")
             raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
 
-    def _give_up(self, entry: Entry, error: Exception, what: str = "what it decided cannot be saved") -> None:
-        """What the file says counts, and not what is in memory."""
-        logger.error("group %s: %s: %s", entry.name, what, error)
+    def _give_up(self, entry: Entry, error: Exception, problem: str = "it cannot be saved") -> None:
+        """Drop the group from memory. The next request loads it from its file."""
+        logger.error("group %s: %s: %s; its waiting clients get an error and will retry", entry.name, problem, error)
         entry.machine.end()
         self._tell(entry.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._drop(entry)
@@ -233,25 +237,25 @@ class GroupKeeper:
             if len(self._told_ms) >= _TOLD_MAX:
                 self._told_ms.clear()
             self._told_ms[group] = now_ms
-            logger.warning("a client of the server is refused: %s", error)
+            logger.warning("the server refuses a client: %s", error)
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ time-outs
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms()
 
     def take_up(self) -> None:
-        """Have the sessions of all members run from now on, whether anybody asks for their groups or not.
+        """Start the sessions of all members of this worker's groups, without waiting for a request.
 
-        A group may be another worker's than before, when there are more of them now. That one's lock is held again, so
-        the group would be held for ever by members of whom nobody expects to hear.
+        After a change of the number of workers, a group may belong to another worker than before. This worker then
+        renews the lock of a group whose members may be gone, so it must expire them itself.
         """
         try:
             self._begin()
-        except Unavailable:  # the process that had this number before is not gone yet: who asks first begins
+        except Unavailable:  # the former process with this number still runs: the first request starts the sessions
             pass
         except (SegmentlogError, OSError) as error:
-            logger.warning("groups are not looked after until a client asks for one: %s", error)
+            logger.warning("sessions of group members are not expired until a client sends a request: %s", error)
 
     def _begin(self) -> None:
         with self._mutex:
@@ -260,7 +264,7 @@ class GroupKeeper:
             if self._has_begun:
                 return
             if not self._remote.begin():
-                # The process that had this number before is not gone yet.
+                # The former process with this number still runs.
                 raise Unavailable(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
             self._deadlines.start()
             self._has_begun = True
@@ -272,7 +276,7 @@ class GroupKeeper:
             self._deadlines.add(due_ms, entry.name)
 
     def tick(self) -> float | None:
-        """Do what is due; after how many seconds there may be something again. None: when somebody comes."""
+        """Handle all due time-outs. Return after how many seconds to call again; None: after `Deadlines.add`."""
         if not self._has_looked:
             self._has_looked = True
             self._look()
@@ -281,7 +285,7 @@ class GroupKeeper:
         next_ms = self._deadlines.first_ms()
         if next_ms is None:
             return None
-        # What is due may be of groups that are gone by now: then it wakes up for nothing, and that seldom.
+        # Due times of groups that were dropped cause some wake-ups without work.
         now_ms = self._now_ms()
         if not 0 <= now_ms - self._beaten_ms < BEAT_MS:
             self._beaten_ms = now_ms
@@ -289,7 +293,7 @@ class GroupKeeper:
         return max(min(next_ms, self._beaten_ms + BEAT_MS) - now_ms, 1) / 1000
 
     def _look(self) -> None:
-        """Load what clients held when this worker was there last: who does not come again is to be given up."""
+        """Load the groups that clients held when this worker stopped, so that members that do not return expire."""
         for group in self._remote.held():
             if self._coordinates(group):
                 with contextlib.suppress(Unavailable), self._locked(group):
@@ -308,10 +312,11 @@ class GroupKeeper:
                 self._settle(entry)
             self._drop_if_idle(entry)
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        """Send away all who wait. The members stay members: they go on at whoever coordinates their groups next."""
+        """Answer all waiting clients with an error. Members stay in their groups and continue at the next
+        coordinator."""
         with self._mutex:
             self._is_closed = True
             entries = list(self._entries.values())

@@ -1,6 +1,6 @@
-"""Who is in a group: what every request is checked against, and what is written down of it.
+"""Members of a classic group: checks that every request passes, and the snapshot that is saved.
 
-What happens to a group is in `machine`.
+The state transitions are in `classic_group`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from segmentlog.server.groups.classic_types import (
 
 Answer = JoinAnswer | SyncAnswer
 TopicsOf = Callable[[str, bytes], tuple[str, ...]]
-"""The topics that a member of a protocol type subscribes to; empty when nobody can tell."""
+"""Return the topics that a member subscribes to, from its protocol type and metadata; empty if they are unknown."""
 
 
 class Membership:
-    """The members of a group, and those who were promised to become some."""
+    """The members of a group, and the ids assigned to clients that have not joined yet."""
 
     def __init__(self, settings: GroupSettings, topics_of: TopicsOf = lambda protocol_type, metadata: ()) -> None:
         self.state = State.EMPTY
@@ -38,26 +38,26 @@ class Membership:
         self.answers: list[tuple[object, Answer]] = []
         self.is_changed = False
         self.given_up: list[str] = []
-        """Ids of members that were not heard of for too long, for the log."""
+        """Ids of expired members, to be logged."""
         self._settings = settings
         self._topics_of = topics_of
         self._static: dict[str, str] = {}
         self._promised: dict[str, int] = {}
-        """Ids that were given to clients that are not members yet, and until when they count."""
+        """Member ids assigned to clients that have not joined yet, with the time when each id expires."""
         self._unsynced: set[str] = set()
         self._is_diminished = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether the group is there, without members."""
+        """Return whether the group exists and has no members."""
         return self.state is State.EMPTY
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is worth remembering: nobody is a member, or about to be."""
+        """Return whether the group can be dropped from memory: it has no members, and no client is about to join."""
         return self.state in (State.EMPTY, State.DEAD) and not self._promised
 
-    # ------------------------------------------------------------ who may
+    # ------------------------------------------------------------ checks
 
     def _refusal(self, request: JoinRequest) -> ErrorCode:
         settings = self._settings
@@ -106,7 +106,7 @@ class Membership:
             return ErrorCode.ILLEGAL_GENERATION
         return error
 
-    # ------------------------------------------------------------ changing one
+    # ------------------------------------------------------------ changing a member
 
     def _update(self, member: Member, request: JoinRequest) -> None:
         member.client_id, member.client_host = request.client_id, request.client_host
@@ -131,7 +131,7 @@ class Membership:
             self.leader = next(iter(self.members), "")
         self._is_diminished = True
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ answers
 
     def _joined(
         self, member: Member, *, is_told_members: bool, skip_assignment: bool = False, leader: str | None = None
@@ -148,22 +148,22 @@ class Membership:
         return JoinAnswer(error=error, member_id=member.id)
 
     def topics_of(self, member: Member) -> set[str]:
-        """What a member subscribes to, as far as anybody can tell."""
+        """Return the topics that a member subscribes to, as far as its metadata can be decoded."""
         metadata = member.metadata(self.protocol) or (member.protocols[0][1] if member.protocols else b"")
         return set(self._topics_of(self.protocol_type, metadata))
 
     @property
     def subscribed(self) -> set[str]:
-        """Topics that any member subscribes to."""
+        """Return the topics that any member subscribes to."""
         return {topic for member in self.members.values() for topic in self.topics_of(member)}
 
     def _longest_rebalance_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    # ------------------------------------------------------------ what outlives the process
+    # ------------------------------------------------------------ snapshots
 
     def snapshot(self) -> RemoteGroup:
-        """What is to be saved: what somebody has been told, or is about to be."""
+        """Return the state to save: all that clients know, or are about to receive."""
         known = [member for member in self.members.values() if not member.is_new]
         return RemoteGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
@@ -180,11 +180,11 @@ class Membership:
         )  # fmt: skip
 
     def raise_generation(self, generation: int) -> None:
-        """Go on from a generation that the group had in other hands."""
+        """Continue from a generation that the group had under another coordinator or protocol, if it is higher."""
         self.generation = max(self.generation, generation)
 
     def end(self, error: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE) -> None:
-        """It is no more, or not here; who waits is told ``error``."""
+        """Mark the group as dead, because it was deleted or has moved. Waiting requests are answered with ``error``."""
         for member in self.members.values():
             self._dismiss(member, error)
         self.members, self.state = {}, State.DEAD

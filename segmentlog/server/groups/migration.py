@@ -1,7 +1,6 @@
-"""From one protocol of groups to the other while there are members.
+"""Changes a group with members from one group protocol to the other.
 
-Whoever is in the group stays in it, with what it holds. The members of the classic protocol are told to join again,
-which they do as in any rebalance.
+Members keep their partitions. Members of the classic protocol have to join again, as in any rebalance.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.records import PartitionId
-from segmentlog.server.codec.messages.consumer_protocol import ConsumerProtocolSubscription
+from segmentlog.server.codec.generated.consumer_protocol import ConsumerProtocolSubscription
 from segmentlog.server.groups.classic_group import Group
 from segmentlog.server.groups.classic_types import GroupSettings, Member, State, elect_protocol
 from segmentlog.server.groups.consumer_group import ConsumerGroup
@@ -27,7 +26,7 @@ Machine = Group | ConsumerGroup
 
 
 def may_upgrade(group: Group, settings: GroupSettings) -> bool:
-    """Whether a member of the consumer protocol may join the group as it is."""
+    """Return whether a member of the consumer protocol may join the group as it is."""
     if group.state is State.EMPTY:
         return True
     return (
@@ -38,7 +37,8 @@ def may_upgrade(group: Group, settings: GroupSettings) -> bool:
 
 
 def _known(group: Group) -> list[Member]:
-    """Who was never told a generation has nothing, and may join once it hears that it has to."""
+    """Return the members that have received a generation. The others hold no partitions, and join again when asked
+    to."""
     return [member for member in group.members.values() if not member.is_new]
 
 
@@ -47,10 +47,10 @@ def _said_by(member: Member, group: Group) -> ConsumerProtocolSubscription | Non
 
 
 def upgraded(group: Group, settings: GroupSettings, catalog: Catalog, now_ms: int) -> ConsumerGroup:
-    """The group as one of the consumer protocol; ``group`` is left as it is.
+    """Return the group as a group of the consumer protocol; ``group`` is not changed.
 
-    A member holds what it was assigned, or, while nothing is assigned, what it said that it has. What it said and is
-    not assigned any more it is to let go of.
+    Each member keeps its assigned partitions. Partitions that it reports as owned, but is not assigned, it must revoke.
+    While no assignment exists, a member keeps the partitions that it reports.
     """
     members = _known(group)
     names = {topic for member in members for topic in group.topics_of(member)}
@@ -103,7 +103,7 @@ def _as_consumer(member: Member, group: Group, assigned: Partitions, revoking: P
 
 
 def downgraded(group: ConsumerGroup, settings: GroupSettings, now_ms: int) -> Group:
-    """The group as one of the classic protocol, of its members that speak it, who have to join again."""
+    """Return the group as a group of the classic protocol, with the members that speak it. They must join again."""
     found = Group(settings, topics_of)
     found.restore(
         RemoteGroup(

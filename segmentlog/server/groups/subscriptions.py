@@ -1,5 +1,6 @@
-"""What clients of protocol type ``consumer`` say to each other, as far as the server shows it. It decides nothing by it
-but who has to join again, and what topics are in use.
+"""Decodes and encodes the metadata of protocol type ``consumer``, which the server shows to tools.
+
+The server uses subscriptions only to decide which members must join again, and which topics are in use.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Final
 import msgspec
 
 from segmentlog.groups.server_group_file import RemoteGroup
-from segmentlog.server.codec.messages import consumer_protocol
-from segmentlog.server.codec.messages.consumer_protocol import (
+from segmentlog.server.codec.generated import consumer_protocol
+from segmentlog.server.codec.generated.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     TopicPartition,
@@ -19,23 +20,23 @@ from segmentlog.server.codec.messages.consumer_protocol import (
 
 CONSUMER: Final = "consumer"
 _VERSION: Final = 0
-"""That of what is encoded here: nobody needs more of it."""
+"""The version of the encoded bytes. No client needs fields of later versions."""
 _NEWEST: Final = 3
-"""A newer version is read as this one."""
+"""Bytes of a newer version are decoded as this version."""
 
 
 def topics_of(protocol_type: str, metadata: bytes) -> tuple[str, ...]:
-    """The topics that a member subscribes to; empty when nobody can tell."""
+    """Return the topics that a member subscribes to; empty if they are unknown."""
     if protocol_type != CONSUMER:
         return ()
     try:
         return tuple(consumer_protocol.decode_subscription(memoryview(metadata))[1].topics)
-    except Exception:  # a client may write there what it likes
+    except Exception:  # clients may send any bytes
         return ()
 
 
 def subscription_of(metadata: bytes) -> ConsumerProtocolSubscription | None:
-    """What a member of protocol type ``consumer`` says; None when nobody can tell."""
+    """Return the subscription of a member of protocol type ``consumer``; None if it cannot be decoded."""
     try:
         return consumer_protocol.decode_subscription(memoryview(metadata))[1]
     except Exception:  # as above
@@ -43,7 +44,7 @@ def subscription_of(metadata: bytes) -> ConsumerProtocolSubscription | None:
 
 
 def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]:
-    """What a member was assigned; empty when nobody can tell."""
+    """Return the partitions that a member is assigned, by topic name; empty if they cannot be decoded."""
     if protocol_type != CONSUMER or not assignment:
         return {}
     try:
@@ -56,10 +57,10 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
 def visible_subscription(
     protocol_type: str, metadata: bytes, may_see: Callable[[str], bool], *, sees_cluster: bool
 ) -> bytes:
-    """Return what a member subscribes to, without topics that the viewer may not see.
+    """Return a member's metadata without topics that the viewer may not see.
 
-    The data of an assignor may name any topic, so only a viewer that ``sees_cluster`` gets it, and bytes that are not
-    understood. Members of other protocol types name no topics: their bytes are returned as they are.
+    User data of an assignor may name any topic, so only a viewer with ``sees_cluster`` gets it; the same holds for
+    bytes that cannot be decoded. Members of other protocol types name no topics: their bytes are returned unchanged.
     """
     if protocol_type != CONSUMER:
         return metadata
@@ -78,7 +79,7 @@ def visible_subscription(
 def visible_assignment(
     protocol_type: str, assignment: bytes, may_see: Callable[[str], bool], *, sees_cluster: bool
 ) -> bytes:
-    """Return what a member was assigned, likewise."""
+    """Return a member's assignment without topics that the viewer may not see, as `visible_subscription` does."""
     if protocol_type != CONSUMER:
         return assignment
     try:
@@ -93,9 +94,9 @@ def visible_assignment(
 
 
 def with_descriptions(group: RemoteGroup) -> RemoteGroup:
-    """The same, with what each member reads, for people who look at the file."""
+    """Return the group with the topics and partitions of each member, for people who read the saved file."""
     if group.is_consumer:
-        return group  # which knows what it assigns
+        return group  # has them already
     members = tuple(
         msgspec.structs.replace(
             member,
@@ -108,11 +109,11 @@ def with_descriptions(group: RemoteGroup) -> RemoteGroup:
 
 
 def encode_topics(topics: tuple[str, ...]) -> bytes:
-    """A subscription, for members of the library that Kafka's tools are shown."""
+    """Encode a subscription, for members of library groups that Kafka's tools display."""
     return consumer_protocol.encode_subscription(ConsumerProtocolSubscription(topics=list(topics)), _VERSION)
 
 
 def encode_partitions(partitions: Mapping[str, list[int]]) -> bytes:
-    """An assignment, likewise."""
+    """Encode an assignment, for members of library groups that Kafka's tools display."""
     assigned = [TopicPartition(topic=topic, partitions=numbers) for topic, numbers in partitions.items()]
     return consumer_protocol.encode_assignment(ConsumerProtocolAssignment(assigned_partitions=assigned), _VERSION)

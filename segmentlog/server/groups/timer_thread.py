@@ -1,4 +1,4 @@
-"""One thread for the time-outs of many groups: it sleeps until the first of them."""
+"""A thread that runs the time-outs of many groups: it sleeps until the first one is due."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ logger = logging.getLogger("segmentlog")
 
 
 class Deadlines:
-    """Names and when they are due. Thread-safe.
+    """Names with due times, and the thread that handles them. Thread-safe.
 
-    ``tick`` is called when the first of them is due, or somewhat later, and says after how many seconds it wants to be
-    called again at the latest; None: once there is something new.
+    The thread calls ``tick`` when the first name is due, or somewhat later. ``tick`` returns the number of seconds
+    after which it must be called again at the latest, or None: not before a new name is added.
     """
 
     def __init__(self, tick: Callable[[], float | None], name: str) -> None:
@@ -27,12 +27,12 @@ class Deadlines:
         self._is_closed = False
 
     def start(self) -> None:
-        """Have a thread call ``tick`` from now on."""
+        """Start the thread that calls ``tick``."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def add(self, due_ms: int, name: str) -> None:
-        """Something is due then; that it was due at other times before stays."""
+        """Add a due time of a name. Earlier entries of the name remain."""
         with self._mutex:
             heapq.heappush(self._due, (due_ms, name))
             is_first = self._due[0] == (due_ms, name)
@@ -40,12 +40,12 @@ class Deadlines:
             self._wake.set()
 
     def pop(self, now_ms: int) -> tuple[int, str] | None:
-        """What is due the longest, if anything is."""
+        """Remove and return the entry that has been due the longest; None if no entry is due."""
         with self._mutex:
             return heapq.heappop(self._due) if self._due and self._due[0][0] <= now_ms else None
 
     def first_ms(self) -> int | None:
-        """When the next is due."""
+        """Return the earliest due time; None if there are no entries."""
         with self._mutex:
             return self._due[0][0] if self._due else None
 
@@ -55,18 +55,18 @@ class Deadlines:
             try:
                 wait_s = self._tick()
             except Exception:
-                logger.exception("%s: what was due could not be done", self._name)
+                logger.exception("%s: a time-out could not be handled; the next attempt is in 1 s", self._name)
                 wait_s = 1.0
             if not self._is_closed:
                 self._wake.wait(wait_s)
 
     def close(self) -> None:
-        """Return once ``tick`` is not called any more."""
+        """Stop the thread. ``tick`` does not run any more when this returns."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def forget_thread(self) -> None:
-        """In a forked child, which has none."""
+        """Drop the thread in a forked child, which does not inherit it."""
         self._is_closed, self._thread = True, None

@@ -1,4 +1,4 @@
-"""The topics of a store, as groups of the consumer protocol look at them: often, and all of them for their own sake."""
+"""Cached topic names and partition counts, which groups of the consumer protocol need with most heartbeats."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _LIST_MS: Final = 2_000
-"""How long the names of all topics are taken to be the same."""
+"""How long the list of all topics is cached."""
 
 
 class StoreCatalog:
-    """A `Catalog` of a store. Thread-safe."""
+    """The `Catalog` of a store. Thread-safe."""
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class StoreCatalog:
         self._names: tuple[int, tuple[str, ...]] | None = None
 
     def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
-        """Of those of the topics that there are. Raises OSError and errors of the store."""
+        """Return id and partition count of those of the topics that exist. Raises OSError and errors of the store."""
         found = {}
         for name in names:
             if is_visible(name):
@@ -38,7 +38,10 @@ class StoreCatalog:
         return found
 
     def names(self) -> Collection[str]:
-        """All topics that clients are told of; the same object as long as they are the same. Raises as `shapes`."""
+        """Return all topics that clients can see. Raises as `shapes` does.
+
+        Returns the same object until the list changes, so that callers can compare by identity.
+        """
         now_ms = self._clock.monotonic_ms()
         known = self._names
         if known is not None and 0 <= now_ms - known[0] < _LIST_MS:

@@ -11,26 +11,26 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.security.acl_file import check_rule, normal_host
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.create_acls import (
+from segmentlog.server.codec.generated.create_acls import (
     AclCreation,
     AclCreationResult,
     CreateAclsRequest,
     CreateAclsResponse,
 )
-from segmentlog.server.codec.messages.delete_acls import (
+from segmentlog.server.codec.generated.delete_acls import (
     DeleteAclsFilter,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
     DeleteAclsRequest,
     DeleteAclsResponse,
 )
-from segmentlog.server.codec.messages.describe_acls import (
+from segmentlog.server.codec.generated.describe_acls import (
     AclDescription,
     DescribeAclsRequest,
     DescribeAclsResource,
     DescribeAclsResponse,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import message_of
 from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_WORDS
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from segmentlog.server.api_table import API_VERSIONS, PRODUCE, SERVED
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import (
+from segmentlog.server.codec.generated.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.request_context import Call
 
 _ADVERTISED_FROM = {PRODUCE: 0}
@@ -42,12 +42,15 @@ def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse
 
     A client may say which node of which cluster it connects to (KIP-1242). Any other node answers
     REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers where the node is now. Without this answer the
-    client reads and writes another store.
+    client reads and writes another store. So does a machine whose store was taken over, which has the cluster id of
+    the new owner.
     """
     if (request.cluster_id is None) != (request.node_id == _NO_NODE):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     cluster = call.broker.cluster
-    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id):
+    if request.cluster_id is not None and (
+        (request.cluster_id, request.node_id) != (cluster.cluster_id, cluster.own_id) or call.broker.is_taken_over
+    ):
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),

@@ -11,16 +11,16 @@ from typing import Final
 
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.find_coordinator import (
+from segmentlog.server.codec.generated.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
-from segmentlog.server.codec.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest, HeartbeatResponse
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
+from segmentlog.server.codec.generated.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.cached_group import Unavailable
 from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest
 from segmentlog.server.request_context import Call

@@ -11,9 +11,8 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.records import PartitionId
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages.consumer_group_describe import (
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated.consumer_group_describe import (
     Assignment,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -21,10 +20,11 @@ from segmentlog.server.codec.messages.consumer_group_describe import (
     Member,
     TopicPartitions,
 )
-from segmentlog.server.codec.messages.consumer_group_heartbeat import (
+from segmentlog.server.codec.generated.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.groups.cached_group import Unavailable
 from segmentlog.server.groups.consumer_types import JOINS, STEPS_OUT, Beat, Heartbeat

@@ -8,21 +8,21 @@ from typing import Final
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.delete_records import (
+from segmentlog.server.codec.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from segmentlog.server.codec.messages.describe_log_dirs import (
+from segmentlog.server.codec.generated.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.request_context import TOO_MUCH, Call
 from segmentlog.server.topic_ids import is_visible

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.describe_cluster import (
+from segmentlog.server.codec.generated.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
-from segmentlog.server.codec.messages.list_partition_reassignments import (
+from segmentlog.server.codec.generated.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.request_context import Call
 
 _BROKERS = 1

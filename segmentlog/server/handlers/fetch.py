@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import (
+from segmentlog.server.codec.generated.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
@@ -22,6 +21,7 @@ from segmentlog.server.codec.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, Wanted
 from segmentlog.server.long_poll import LOOK_S

@@ -8,19 +8,19 @@ from typing import Final
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.delete_groups import (
+from segmentlog.server.codec.generated.delete_groups import (
     DeletableGroupResult,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
 )
-from segmentlog.server.codec.messages.describe_groups import (
+from segmentlog.server.codec.generated.describe_groups import (
     DescribedGroup,
     DescribedGroupMember,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
-from segmentlog.server.codec.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from segmentlog.server.codec.generated.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.groups.cached_group import Unavailable
 from segmentlog.server.groups.classic_types import State

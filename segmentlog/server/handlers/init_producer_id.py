@@ -8,15 +8,15 @@ from typing import Final
 from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.describe_producers import (
+from segmentlog.server.codec.generated.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
     TopicResponse,
 )
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.handlers.transaction_handlers import code_for, refusal
 from segmentlog.server.request_context import TOO_MUCH, Call

@@ -8,15 +8,14 @@ from segmentlog.errors import SegmentlogError, TopicExists
 from segmentlog.format.file_names import MAX_PARTITIONS, check_topic_name
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.describe_topic_partitions import (
+from segmentlog.server.codec.generated.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from segmentlog.server.codec.messages.metadata import (
+from segmentlog.server.codec.generated.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -24,6 +23,7 @@ from segmentlog.server.codec.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.request_context import TOO_MUCH, Call

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.offset_for_leader_epoch import (
+from segmentlog.server.codec.generated.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.epoch_ends import end_of_epoch
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.request_context import Call

@@ -22,8 +22,7 @@ from segmentlog.format.producer_snapshot import OLD_IDS
 from segmentlog.format.wire import Buffer, parse_wire_batch
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.produce import (
+from segmentlog.server.codec.generated.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
     NodeEndpoint,
@@ -34,6 +33,7 @@ from segmentlog.server.codec.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.request_context import Call, PendingAnswer

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from segmentlog.server.codec.generated.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from segmentlog.server.codec.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 if TYPE_CHECKING:
     from segmentlog.server.request_context import Call

@@ -13,26 +13,26 @@ from segmentlog.format.file_names import MAX_PARTITIONS, check_topic_name
 from segmentlog.policy.kafka_configs import SOURCE_DEFAULT, SOURCE_TOPIC, describe, to_engine, without_effect
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.create_partitions import (
+from segmentlog.server.codec.generated.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
-from segmentlog.server.codec.messages.create_topics import (
+from segmentlog.server.codec.generated.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
     CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from segmentlog.server.codec.messages.delete_topics import (
+from segmentlog.server.codec.generated.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.request_context import TOO_MUCH, Call

@@ -12,22 +12,22 @@ from typing import Final
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.describe_transactions import (
+from segmentlog.server.codec.generated.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     TopicData,
 )
-from segmentlog.server.codec.messages.describe_transactions import TransactionState as Described
-from segmentlog.server.codec.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from segmentlog.server.codec.messages.list_transactions import TransactionState as Listed
-from segmentlog.server.codec.messages.write_txn_markers import (
+from segmentlog.server.codec.generated.describe_transactions import TransactionState as Described
+from segmentlog.server.codec.generated.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from segmentlog.server.codec.generated.list_transactions import TransactionState as Listed
+from segmentlog.server.codec.generated.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.handlers.transaction_handlers import refusal
 from segmentlog.server.request_context import TOO_MUCH, Call

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, TransactionAborted
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from segmentlog.server.codec.messages.add_partitions_to_txn import (
+from segmentlog.server.codec.generated.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from segmentlog.server.codec.generated.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -22,7 +21,8 @@ from segmentlog.server.codec.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
 )
-from segmentlog.server.codec.messages.end_txn import EndTxnRequest, EndTxnResponse
+from segmentlog.server.codec.generated.end_txn import EndTxnRequest, EndTxnResponse
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.request_context import Call
 from segmentlog.server.topic_ids import is_visible

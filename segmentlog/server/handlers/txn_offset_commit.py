@@ -9,14 +9,14 @@ from segmentlog.groups.committed_offsets import is_metadata
 from segmentlog.groups.server_groups import NewPosition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.txn_offset_commit import (
+from segmentlog.server.codec.generated.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.groups.cached_group import Unavailable
 from segmentlog.server.handlers.classic_group_handlers import refusal

@@ -86,7 +86,7 @@ def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
 
 
 def file_checksum(path: str) -> str:
-    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `NotAllowed` for what is no regular file."""
+    """XXH3-128 of a file's bytes, as 32 hexadecimal digits. Raises `UntrustedPath` for what is no regular file."""
     digest = xxhash.xxh3_128()
     with open(open_plain(FileSystem(), path), "rb") as file:
         while part := file.read(_PART_BYTES):

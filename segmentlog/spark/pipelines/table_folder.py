@@ -134,7 +134,7 @@ class TableFolder:
         return f"{self._versions}/work"
 
     def paths(self, state: TableState, buckets: set[int]) -> list[str]:
-        """Of the files with the rows of some buckets. Raises `NotAllowed` where one is no regular file."""
+        """Of the files with the rows of some buckets. Raises `UntrustedPath` where one is no regular file."""
         return [self._file(state, file) for file in state.files if file.bucket in buckets]
 
     def _file(self, state: TableState, file: TableFile) -> str:

@@ -48,13 +48,13 @@ def main() -> None:
 
 
 def behind(messages: list[Message]) -> list[TopicPartition]:
-    """The positions behind them."""
+    """Return the positions behind them."""
     last = {(message.topic(), message.partition()): message.offset() + 1 for message in messages}
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in last.items()]
 
 
 def committed(consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
-    """The places with their committed positions, or where their partitions begin."""
+    """Return the places with their committed positions, or where their partitions begin."""
     found = consumer.committed(places, PATIENCE_S)
     for place in found:
         if place.error is not None:

@@ -116,7 +116,7 @@ class Tools:
         self._program = Program(self._command, PATIENCE_S)
 
     def run(self, main: str, *words: object, stdin: str = "") -> Ran:
-        """A command by its main class: of `org.apache.kafka.tools`, unless it has a package of its own."""
+        """Return a command by its main class: of `org.apache.kafka.tools`, unless it has a package of its own."""
         name = main if main.startswith("org.") else f"org.apache.kafka.tools.{main}"
         try:
             status, out, err = self._program.ask(*(text_of(str(word).encode()) for word in (stdin, name, *words)))

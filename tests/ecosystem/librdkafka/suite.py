@@ -25,7 +25,7 @@ _ONE_COPY = [
 
 @cache
 def suite() -> Path:
-    """The folder ``tests`` of librdkafka, with its ``test-runner``. Raises `Missing`."""
+    """Return the folder ``tests`` of librdkafka, with its ``test-runner``. Raises `Missing`."""
     tools = ["npm", "make", "gcc", "g++", "apt-get", "dpkg", "java", "javac", "mvn"]
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:

@@ -92,7 +92,7 @@ def by_number(names: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of three workers."""
+    """Provide the address of a server of three workers."""
     with serving(tmp_path_factory.mktemp("librdkafka") / "s", _RULES, "--workers", "3") as address:
         yield address
 

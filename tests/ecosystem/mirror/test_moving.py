@@ -63,7 +63,7 @@ def run(tools: Tools, command: list[str]) -> str:
 
 
 def counted(tools: Tools, command: list[str]) -> int:
-    """The number of messages."""
+    """Return the number of messages."""
     found = re.search(r"Processed a total of (\d+) messages", run(tools, command))
     assert found is not None
     return int(found[1])

@@ -134,7 +134,7 @@ class Game(Cast):
         return [event for event in events if event[0] in kinds]
 
     def until_told(self, label: str, *kinds: str) -> checker.Event:
-        """The first of these that it writes down."""
+        """Return the first of these that it writes down."""
         until(lambda: self.told(label, *kinds), f"{label} has not said {kinds}; {self.where}")
         return self.told(label, *kinds)[0]
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from segmentlog.log.producer_state import ProducerStamp, ProducerStates
 from segmentlog.policy.reconciliation import Holding
 from segmentlog.records import TopicPartition
+from segmentlog.server.codec.generated.produce import PartitionProduceData, PartitionProduceResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.produce import PartitionProduceData, PartitionProduceResponse
 from segmentlog.server.groups import consumer_members
 from segmentlog.server.groups.classic_group import Group
 from segmentlog.server.groups.consumer_group import ConsumerGroup

@@ -45,7 +45,7 @@ def command(*words: str) -> list[str]:
 
 @contextmanager
 def asking(log: Path) -> Iterator[Ask]:
-    """A driver that answers tasks."""
+    """Provide a driver that answers tasks."""
     with (
         open(log, "w") as errors,
         subprocess.Popen(

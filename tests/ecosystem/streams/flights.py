@@ -31,7 +31,7 @@ class Flown(NamedTuple):
 
 
 def flights_of_2013(limit: int | None = None) -> list[Flight]:
-    """The first of them, as time went by."""
+    """Return the first of them, as time went by."""
     rows = load_flights(limit)
     tails = [None if key is None else key.decode() for key in rows.keys]
     return sorted(map(Flight, rows.timestamps, tails, rows.values), key=lambda flight: flight.timestamp)

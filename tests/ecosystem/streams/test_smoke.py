@@ -127,7 +127,7 @@ def _written(driver: Teller) -> int:
     return max((int(one[1]) for one in found if one), default=0)
 
 
-@pytest.mark.long(minutes=4)
+@pytest.mark.long(minutes=1.7)
 @pytest.mark.usefixtures("java")
 def test_smoke(store: LogStore, served: Served, start: Start, tmp_path: Path) -> None:
     """Whatever is killed, each record counts once: Kafka's verifier finds all results right."""

@@ -47,7 +47,7 @@ def served(store: LogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def ask(tools: Tools, served: Served) -> Callable[..., Ran]:
-    """A command, at the server."""
+    """Return a command, at the server."""
 
     def ask(main: str, *words: Any, stdin: str = "") -> Ran:
         at = 1 if main == "ClusterTool" else 0  # there it belongs to what it is to do

@@ -9,7 +9,7 @@ import pytest
 from console_shop import Page, fill
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.store import LogStore
 
@@ -33,7 +33,7 @@ def opened(shop: Path) -> Iterator[LogStore]:
 @pytest.fixture
 def ui(opened: LogStore) -> Iterator[Callable[[str], Page]]:
     """A page below the console's path, which has to be there."""
-    with Client(Site(opened, HttpSettings(allow_writes=True))) as client:
+    with Client(HttpContext(opened, HttpSettings(allow_writes=True))) as client:
 
         def get(path: str) -> Page:
             answer = client.get(f"/ui{path}")

@@ -14,8 +14,8 @@ import pytest
 from doors import Client
 
 from segmentlog.http.console import record_pages
-from segmentlog.http.console.live_tail import Look, Tail
-from segmentlog.http.context import Site
+from segmentlog.http.console.live_tail import LiveTail, TailUpdate
+from segmentlog.http.context import HttpContext
 from segmentlog.http.serving import HttpServer
 from segmentlog.http.settings import HttpSettings
 from segmentlog.records import TopicPartition
@@ -53,7 +53,7 @@ def ruled(store: LogStore) -> Iterator[Callable[..., Client]]:
     made: list[Client] = []
 
     def make(*allowed: tuple[Operation, ResourceType, str]) -> Client:
-        made.append(Client(Site(store, HttpSettings(allow_writes=True), _Rules(*allowed))))
+        made.append(Client(HttpContext(store, HttpSettings(allow_writes=True), _Rules(*allowed))))
         return made[-1]
 
     yield make
@@ -82,7 +82,7 @@ def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -
         assert "secret" not in text, path
         assert "theirs" not in text, path
         assert "their producer" not in text, path
-        assert client.site.store.path not in text, path
+        assert client.context.store.path not in text, path
     assert "1 partitions of topics that you may not see" in client.get("/ui/groups/group?group=mine").text
     assert "You may not see it" in client.get("/ui/topics/open").text
     for path in ("/topics/secret", "/topics/secret/records", "/topics/secret/records/0/0", "/topics/secret/tail",
@@ -106,7 +106,7 @@ def test_a_lag_is_of_what_one_may_see(store: LogStore, ruled: Callable[..., Clie
 def test_a_tail_ends_with_the_right_to_read(store: LogStore, ruled: Callable[..., Client]) -> None:
     """Whoever looks on when the right is taken away sees nothing of what comes then."""
     client = ruled(_READ)
-    rules = client.site.authorizer
+    rules = client.context.authorizer
     assert isinstance(rules, _Rules)
     timer = threading.Timer(0.3, rules.allowed.clear)
     timer.start()
@@ -138,17 +138,17 @@ def test_a_tail_decodes_only_for_those_who_may_see_schemas(
 ) -> None:
     """The right to see schemas counts at each look: a page that is open loses it, too."""
     client = ruled(_READ, _SEE_SCHEMAS)
-    rules = client.site.authorizer
+    rules = client.context.authorizer
     assert isinstance(rules, _Rules)
-    looks: list[Look | None] = []
-    look = Tail.look
+    looks: list[TailUpdate | None] = []
+    poll = LiveTail.poll
 
     def send() -> None:
         with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
             producer.send("open", {"salary": 60_000})
 
-    def look_and_change(tail: Tail) -> Look | None:
-        looks.append(look(tail))
+    def look_and_change(tail: LiveTail) -> TailUpdate | None:
+        looks.append(poll(tail))
         if len(looks) == 1:
             rules.allowed.discard(_SEE_SCHEMAS)
             send()
@@ -156,7 +156,7 @@ def test_a_tail_decodes_only_for_those_who_may_see_schemas(
             rules.allowed.clear()
         return looks[-1]
 
-    monkeypatch.setattr(Tail, "look", look_and_change)
+    monkeypatch.setattr(LiveTail, "poll", look_and_change)
     send()
     assert client.get(f"/ui/topics/open/tail/events?after=0:0&{_BY_SCHEMA}").status_code == 200
     assert [[one["offset"] for one in found.records] if found else None for found in looks] == [[1], []]

@@ -248,7 +248,7 @@ def test_forms_work_and_a_copy_is_what_is_shown(page: Callable[..., Any], addres
         field.fill("2d")
         shown.get_by_role("button", name="Change").click()
         shown.wait_for_url("**/topics/of-no-use?done=altered")
-        assert shown.get_by_role("status").inner_text() == "The configuration was changed."
+        assert shown.get_by_role("status").inner_text() == "Configuration changed."
         shown.click("text=Delete…")
         shown.fill("#name", "of-no-use")
         shown.get_by_role("button", name="Delete").click()

@@ -10,7 +10,7 @@ from console_shop import HOSTILE, Page
 from doors import Client
 
 from segmentlog.errors import InvalidConfig
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -35,7 +35,7 @@ def test_a_configuration_is_changed_with_errors_beside_the_fields(store: LogStor
     store.alter_topic("t", {"segment.ms": "1h"})  # somebody else
     answer = client.post("/ui/topics/t/config", data={**was, **given, "retention.ms": "2d", "partitions": "3"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/topics/t?done=altered")
-    assert "The configuration was changed." in client.get(answer.headers["location"]).text
+    assert "Configuration changed." in client.get(answer.headers["location"]).text
     assert store.topic("t").config.to_mapping() == {"retention.ms": 2 * 86_400_000, "segment.ms": 3_600_000}
     assert store.topic("t").partition_count == 3
     answer = client.post("/ui/topics/t/config", data={**was, **given, "partitions": "2"})
@@ -158,7 +158,10 @@ def test_a_read_only_door_has_no_forms_and_takes_none(store: LogStore, read_only
         assert answer.status_code == 403
         assert "--allow-writes" in answer.text
     assert store.topics() == ["t"]
-    with LogStore(store.path, read_only=True) as again, Client(Site(again, HttpSettings(allow_writes=True))) as client:
+    with (
+        LogStore(store.path, read_only=True) as again,
+        Client(HttpContext(again, HttpSettings(allow_writes=True))) as client,
+    ):
         assert client.post("/ui/topics/t/delete", data={"name": "t"}).status_code == 403
         assert "Delete" not in client.get("/ui/topics/t").text
 

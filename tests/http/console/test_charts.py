@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH, STRIP_WIDTH, LagHistory, strip
+from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH, STRIP_WIDTH, LagHistory, segment_strip
 from segmentlog.records import SegmentInfo
 
 
@@ -17,7 +17,7 @@ def _segments(*sizes: int) -> list[SegmentInfo]:
 def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
     """Side by side from end to end; neighbours that are alike share a box when there are many."""
     segments = _segments(*(1000 + at % 7 for at in range(count)))
-    blocks = strip(segments, cleaned_offset=count * 3)
+    blocks = segment_strip(segments, cleaned_offset=count * 3)
     assert len(blocks) <= 90
     assert sum(block.segment_count for block in blocks) == count
     assert sum(block.size_bytes for block in blocks) == sum(segment.size_bytes for segment in segments)
@@ -33,17 +33,21 @@ def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
 def test_a_strip_tells_which_segments_are_elsewhere() -> None:
     """In the object store alone, whether compacted or not."""
     elsewhere = SegmentInfo(0, 10, 10, 0, False, "", remote=True)
-    assert [block.state for block in strip([elsewhere, *_segments(10, 10)], 10)] == ["remote", "compacted", "active"]
+    assert [block.state for block in segment_strip([elsewhere, *_segments(10, 10)], 10)] == [
+        "remote",
+        "compacted",
+        "active",
+    ]
 
 
 def test_a_segment_of_a_strip_is_as_wide_as_it_is_large_but_never_too_narrow() -> None:
     """Empty ones are seen, too."""
-    large, small, empty = strip(_segments(1_000_000, 10, 0), 0)
+    large, small, empty = segment_strip(_segments(1_000_000, 10, 0), 0)
     assert large.width > 900
     assert small.width >= 5
     assert empty.width >= 5
-    assert [block.width for block in strip(_segments(0), 0)] == [5.0]
-    assert strip([], 0) == []
+    assert [block.width for block in segment_strip(_segments(0), 0)] == [5.0]
+    assert segment_strip([], 0) == []
 
 
 def test_lag_is_drawn_within_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +58,7 @@ def test_lag_is_drawn_within_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
     assert history.plot("g") is None
     for at in range(2000):
         now_s += 1.0  # half of them come too soon after another one
-        history.note("g", 1_000_000 + at * 1000, at % 100)
+        history.add("g", 1_000_000 + at * 1000, at % 100)
     plot = history.plot("g")
     assert plot is not None
     points = [tuple(map(float, point.split(","))) for point in plot.points.split()]
@@ -77,10 +81,10 @@ def test_the_history_of_lags_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for turn in range(2):
         for group in ("a", "b", "c"):
             now_s += 5
-            history.note(group, turn, 1)
+            history.add(group, turn, 1)
     for turn in range(2):
         now_s += 5
-        history.note("d", turn, 1)
+        history.add("d", turn, 1)
     assert history.plot("a") is None
     assert history.plot("b") is not None
     assert history.plot("d") is not None

@@ -34,44 +34,44 @@ def test_what_would_not_be_seen_is_written_out(text: str, shown: str) -> None:
 def test_a_text_is_never_cut_within_a_character(size: int) -> None:
     """What is shown is the front of what is there, and still text."""
     text = "aé日🙂" * 3
-    shown = formatting.show(text.encode(), size)
+    shown = formatting.render_bytes(text.encode(), size)
     assert shown.kind == "text"
     assert text.startswith(shown.text)
     assert len(shown.text.encode()) > size - 4
-    assert shown.is_cut == (size < len(text.encode()))
+    assert shown.is_truncated == (size < len(text.encode()))
 
 
 def test_bytes_that_are_no_text_are_told_apart_from_those_that_are() -> None:
     """As are null and the empty value."""
-    assert formatting.show(None) == ("null", "null", 0, False)
-    assert formatting.show(b"") == ("empty", "empty", 0, False)
-    assert formatting.show(b"\xff\x00a") == ("\\xff\\x00a", "binary", 3, False)
-    assert formatting.show(b"null").kind == "text"
-    assert formatting.show(b"a\nb\tc", one_line=True).text == "a\\nb\\tc"
+    assert formatting.render_bytes(None) == ("null", "null", 0, False)
+    assert formatting.render_bytes(b"") == ("empty", "empty", 0, False)
+    assert formatting.render_bytes(b"\xff\x00a") == ("\\xff\\x00a", "binary", 3, False)
+    assert formatting.render_bytes(b"null").kind == "text"
+    assert formatting.render_bytes(b"a\nb\tc", one_line=True).text == "a\\nb\\tc"
 
 
 def test_large_values_are_cut_and_say_so() -> None:
     """In every view."""
     data = json.dumps({"text": "x" * (1 << 20)}).encode()
-    looks = formatting.look_at(data)
+    looks = formatting.find_views(data)
     assert looks.views == ["json", "text", "hex"]
     for view in looks.views:
-        shown = formatting.show_as(data, view, looks)
-        assert shown.is_cut
+        shown = formatting.render_view(data, view, looks)
+        assert shown.is_truncated
         assert shown.size_bytes == len(data)
         assert len(shown.text) <= formatting.FULL_BYTES
 
 
 def test_the_best_view_comes_first() -> None:
     """JSON for what is a document, hexadecimal for what is no text."""
-    assert formatting.look_at(b'{"a": [1, 2]}').views[0] == "json"
+    assert formatting.find_views(b'{"a": [1, 2]}').views[0] == "json"
     data = b'{"a":[1,2]}'
-    assert formatting.show_as(data, "json", formatting.look_at(data)).text == json.dumps({"a": [1, 2]}, indent=2)
-    assert formatting.look_at(b"17").views == ["text", "hex"]
-    assert formatting.look_at(b"{broken").views == ["text", "hex"]
-    assert formatting.look_at(b"\x00\xff").views == ["hex", "text"]
-    assert formatting.look_at(b"").views == formatting.look_at(None).views == []
-    assert formatting.show_as(b"\x00\xffabc" * 4, "hex", formatting.look_at(None)).text.splitlines()[0] == (
+    assert formatting.render_view(data, "json", formatting.find_views(data)).text == json.dumps({"a": [1, 2]}, indent=2)
+    assert formatting.find_views(b"17").views == ["text", "hex"]
+    assert formatting.find_views(b"{broken").views == ["text", "hex"]
+    assert formatting.find_views(b"\x00\xff").views == ["hex", "text"]
+    assert formatting.find_views(b"").views == formatting.find_views(None).views == []
+    assert formatting.render_view(b"\x00\xffabc" * 4, "hex", formatting.find_views(None)).text.splitlines()[0] == (
         "00000000  00 ff 61 62 63 00 ff 61  62 63 00 ff 61 62 63 00  |..abc..abc..abc.|"
     )
 
@@ -99,13 +99,13 @@ def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
     assert len(data) < 70_000
     tracemalloc.start()
     try:
-        looks = formatting.look_at(data)
+        looks = formatting.find_views(data)
         assert looks == (["text", "hex"], None)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert formatting.show_as(data, "text", looks).text == data.decode()
-    assert formatting.look_at(hidden % _deep(400, 100)).views[0] == "json"
+    assert formatting.render_view(data, "text", looks).text == data.decode()
+    assert formatting.find_views(hidden % _deep(400, 100)).views[0] == "json"
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
 def test_broken_json_is_no_json(data: bytes) -> None:
     """And takes no longer to look at for it."""
     began_s = time.thread_time()
-    assert formatting.look_at(data).views[0] == "text"
+    assert formatting.find_views(data).views[0] == "text"
     assert time.thread_time() - began_s < 2

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from segmentlog.consuming.record_filter import RecordFilter
-from segmentlog.http.console.live_tail import RECORDS, Tail, parse_position
+from segmentlog.http.console.live_tail import RECORDS, LiveTail, parse_position
 from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore
 
@@ -21,17 +21,17 @@ def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"before"])
-    tail = Tail(logs, RecordFilter())
-    assert tail.look() is None
+    tail = LiveTail(logs, RecordFilter())
+    assert tail.poll() is None
     position = tail.position
     logs[1].append([b"one"], timestamps=[1000])
     logs[0].append([b"two"], timestamps=[2000])
-    for one in (tail, Tail(logs, RecordFilter(), position)):
-        look = one.look()
-        assert look is not None
-        assert [record["value"] for record in look.records] == ["one", "two"]
-        assert (look.appended, look.skipped) == (2, 0)
-        assert one.look() is None
+    for one in (tail, LiveTail(logs, RecordFilter(), position)):
+        update = one.poll()
+        assert update is not None
+        assert [record["value"] for record in update.records] == ["one", "two"]
+        assert (update.appended, update.skipped) == (2, 0)
+        assert one.poll() is None
     assert parse_position(tail.position) == {0: 2, 1: 1}
 
 
@@ -39,50 +39,50 @@ def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
     """A look reads the newest few of 100,000 records, and counts all of them."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
-    tail = Tail(logs, RecordFilter())
+    tail = LiveTail(logs, RecordFilter())
     for _ in range(10):
         logs[0].append([b"flood"] * 10_000)
     logs[1].append([b"other"])
-    look = tail.look()
-    assert look is not None
-    assert look.appended == 100_001
-    assert len(look.records) + look.skipped == look.appended
-    assert len(look.records) <= RECORDS
-    assert {record["offset"] for record in look.records if record["partition"] == 0} <= set(range(99_900, 100_000))
-    assert [record["value"] for record in look.records if record["partition"] == 1] == ["other"]
+    update = tail.poll()
+    assert update is not None
+    assert update.appended == 100_001
+    assert len(update.records) + update.skipped == update.appended
+    assert len(update.records) <= RECORDS
+    assert {record["offset"] for record in update.records if record["partition"] == 0} <= set(range(99_900, 100_000))
+    assert [record["value"] for record in update.records if record["partition"] == 1] == ["other"]
 
 
 def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
     """What did not fit was looked at, and is not said to be left out."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = Tail([log], RecordFilter.parse(path="at = 1500"))
+    tail = LiveTail([log], RecordFilter.parse(path="at = 1500"))
     log.append([b'{"at": %d}' % at for at in range(1990)])
-    look = tail.look()
-    assert look is not None
-    assert [record["offset"] for record in look.records] == [1500]
-    assert (look.appended, look.skipped) == (1990, 0)
+    update = tail.poll()
+    assert update is not None
+    assert [record["offset"] for record in update.records] == [1500]
+    assert (update.appended, update.skipped) == (1990, 0)
     log.append([b'{"at": %d}' % at for at in range(5000)])
-    look = tail.look()
-    assert look is not None
-    assert (look.appended, look.skipped, look.records) == (5000, 3000, [])
+    update = tail.poll()
+    assert update is not None
+    assert (update.appended, update.skipped, update.records) == (5000, 3000, [])
 
 
 def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
     """Whatever goes under its feet."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = Tail([log], RecordFilter())
+    tail = LiveTail([log], RecordFilter())
     log.append([b"x"] * 10)
     log.trim(10)
-    look = tail.look()
-    assert look is not None
-    assert look.records == []
+    update = tail.poll()
+    assert update is not None
+    assert update.records == []
     log.append([b"y"] * 10)
     log.truncate(12)
     log.append([b"z"])
-    while (look := tail.look()) is not None:
-        last = look
+    while (update := tail.poll()) is not None:
+        last = update
     assert last.records[-1]["value"] == "z"
 
 

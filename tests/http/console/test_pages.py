@@ -19,7 +19,7 @@ from doors import Client
 
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
@@ -171,7 +171,7 @@ def test_records_are_found_from_any_place(ui: Callable[[str], Page]) -> None:
 )  # fmt: skip
 def test_what_cannot_be_looked_for_is_told_beside_its_field(opened: LogStore, query: str, where: str) -> None:
     """With what was typed still there."""
-    with Client(Site(opened)) as client:
+    with Client(HttpContext(opened)) as client:
         answer = client.get(f"/ui/topics/orders/records?{query}")
     assert answer.status_code == 422
     assert f'id="{where}-error"' in answer.text
@@ -184,7 +184,7 @@ def test_a_record_is_shown_in_full_or_its_front(opened: LogStore, ui: Callable[[
     assert "segmentlog consume orders/0 --from 5 -n 1 --json" in page.text
     assert "7b 22 6f 72" in ui("/topics/orders/records/0/5?as=hex").text
     assert "Cut: the value has 1,044,000 bytes" in ui("/topics/hostile/records/0/17").text
-    with Client(Site(opened)) as client:
+    with Client(HttpContext(opened)) as client:
         answer = client.get("/ui/topics/hostile/records/0/0/value")
         assert answer.content == HOSTILE[0].encode()
         assert answer.headers["content-type"] == "application/octet-stream"
@@ -205,7 +205,7 @@ def test_a_schema_is_used_where_there_is_somebody_who_knows_it(store: LogStore) 
     from segmentlog.http import console
 
     store.create_topic("t").partition(0).append([b"\0\0\0\0\1abc", b"plain"])
-    routes = console.routes(console.Console(Site(store)), lambda topic, value: f'{{"<i>{topic}": {len(value)}}}')
+    routes = console.routes(console.Console(HttpContext(store)), lambda topic, value: f'{{"<i>{topic}": {len(value)}}}')
     client = TestClient(Starlette(routes=[Mount("/ui", routes=routes)]))
     page = Page(client.get("/ui/topics/t/records/0/0").text)
     assert "By schema" in page.text
@@ -226,7 +226,7 @@ def test_damage_lost_ranges_and_recoveries_are_on_one_page(tmp_path: Path) -> No
     path.write_bytes(data)
     with (
         LogStore(tmp_path / "store", background=False, scrub_bytes_per_s=1 << 30) as store,
-        Client(Site(store)) as client,
+        Client(HttpContext(store)) as client,
     ):
         store.scrub_tick(0)
         store.scrub_tick(10_000)
@@ -244,7 +244,7 @@ def test_static_files_are_kept_by_browsers_and_change_with_their_content(
     ui: Callable[[str], Page], opened: LogStore
 ) -> None:
     """A new release has new addresses; nothing else is served from there."""
-    with Client(Site(opened)) as client:
+    with Client(HttpContext(opened)) as client:
         for tag, attributes in ui("/").elements:
             address = attributes.get("src") if tag == "script" else attributes.get("href") if tag == "link" else None
             if address:
@@ -264,7 +264,7 @@ def test_what_is_not_there_is_a_page_that_says_so(client: Client) -> None:
         assert answer.status_code in (404, 422), path
         assert "<h1>" in answer.text
         assert "<script>" not in answer.text
-    client.site.store.create_topic("t")
+    client.context.store.create_topic("t")
     for path in (
         "partitions/9",
         "partitions/x",
@@ -294,7 +294,7 @@ def test_a_group_has_a_plot_of_its_lag_after_two_looks(
     store: LogStore, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the same as a table."""
-    monkeypatch.setattr("segmentlog.http.console.charts._EVERY_S", 0.0)
+    monkeypatch.setattr("segmentlog.http.console.charts._INTERVAL_S", 0.0)
     log = store.create_topic("t").partition(0)
     store.groups.reset("g", {TopicPartition("t", 0): 0})
     assert "<polyline" not in client.get("/ui/groups/group?group=g").text
@@ -368,7 +368,7 @@ def _run_shown(page: Page, more: str, capfdbinary: pytest.CaptureFixture[bytes])
 )
 def test_a_filter_that_means_nothing_is_told_beside_its_field(opened: LogStore, query: str, field: str) -> None:
     """On the page of records and on that of the live tail; never an empty result."""
-    with Client(Site(opened)) as client:
+    with Client(HttpContext(opened)) as client:
         for page in ("records", "tail"):
             answer = client.get(f"/ui/topics/orders/{page}?{query}")
             assert answer.status_code == 422

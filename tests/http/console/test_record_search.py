@@ -66,7 +66,7 @@ def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition],
             "path": f"at >= {rng.randrange(300)}" if rng.random() < 0.5 else "",
             "header": rng.choice(["h", f"h={rng.randrange(6)}", "none"]) if rng.random() < 0.3 else "",
         }
-        wanted = RecordFilter.parse(**given)
+        record_filter = RecordFilter.parse(**given)
         expected = {
             (record.partition, record.offset)
             for log in logs
@@ -82,7 +82,9 @@ def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition],
         seconds = rng.choice([0.0, 1.0])
         seen: list[tuple[int, int]] = []
         while True:
-            found = search(logs, cursors, wanted, limit=rng.randrange(1, 20), backwards=backwards, seconds=seconds)
+            found = search(
+                logs, cursors, record_filter, limit=rng.randrange(1, 20), backwards=backwards, seconds=seconds
+            )
             seen += [(record.partition, record.offset) for record in found.records]
             cursors = found.cursors
             if found.is_complete:
@@ -91,8 +93,8 @@ def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition],
         assert set(seen) == expected, given
 
 
-def _has(headers: object, wanted: str) -> bool:
-    name, _, value = wanted.partition("=")
+def _has(headers: object, record_filter: str) -> bool:
+    name, _, value = record_filter.partition("=")
     return any(one == name and (not value or data == value.encode()) for one, data in headers)  # type: ignore[attr-defined]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.schemas.avro_values import AvroSerializer
 from segmentlog.schemas.parsed_schemas import Draft
 from segmentlog.schemas.schema_id_framing import encode_head
@@ -21,7 +21,7 @@ def test_a_value_is_shown_by_its_schema(tmp_path: Path) -> None:
         with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
             producer.send("clicks", {"page": "<script>alert(1)</script>"})
         log.append([b"\0\0\0\1\0nobody knows 256", b"\0\0\0\0\1not a click"])
-        with Client(Site(store)) as client:
+        with Client(HttpContext(store)) as client:
             first = client.get("/ui/topics/clicks/records/0/0").text
             assert "&#34;page&#34;: &#34;&lt;script&gt;" in first
             assert "<script>alert" not in first
@@ -56,7 +56,7 @@ def test_values_that_are_deep_are_shown_as_any_other(tmp_path: Path) -> None:
                 encode_head(ids[1]) + b"\2" * 50 + b"\0" + ints + b"\0\0" * 50,
             ]
         )
-        with Client(Site(store)) as client:
+        with Client(HttpContext(store)) as client:
             for offset, is_shown in ((0, False), (1, True), (2, False)):
                 page = client.get(f"/ui/topics/deep/records/0/{offset}")
                 assert page.status_code == 200

@@ -12,7 +12,7 @@ import pytest
 from segmentlog.clock import Clock
 from segmentlog.errors import StoreClosed
 from segmentlog.http.console import topic_overview as surveys
-from segmentlog.http.console.topic_overview import Survey
+from segmentlog.http.console.topic_overview import OverviewCache
 from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore
 
@@ -41,47 +41,47 @@ def test_rates_are_counted_from_one_look_to_the_next(store: LogStore, watch: Wat
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"x"] * 10)
-    survey = Survey(store, Clock())
-    assert survey.look().topics["t"].rate is None
-    assert survey.look().over_s == 0
+    overviews = OverviewCache(store, Clock())
+    assert overviews.current().topics["t"].rate is None
+    assert overviews.current().rate_window_s == 0
     logs[0].append([b"x"] * 20)
     logs[1].append([b"x"] * 20)
     watch.now_s += 10
-    look = survey.look()
-    assert look.over_s == 10
-    assert look.topics["t"].rate == 4.0
-    assert (look.topics["t"].byte_rate or 0) > 0
-    assert look.topics["t"].record_count == 50
+    overview = overviews.current()
+    assert overview.rate_window_s == 10
+    assert overview.topics["t"].rate == 4.0
+    assert (overview.topics["t"].byte_rate or 0) > 0
+    assert overview.topics["t"].record_count == 50
     store.delete_topic("t")
     store.create_topic("t").partition(0).append([b"x"])
     watch.now_s += 10
-    assert survey.look().topics["t"].rate is None
+    assert overviews.current().topics["t"].rate is None
 
 
 def test_offsets_that_a_truncation_leaves_out_are_no_records(store: LogStore, watch: Watch) -> None:
     """A rate is of what was appended."""
     log = store.create_topic("t").partition(0)
     log.append([b"x"] * 100)
-    survey = Survey(store, Clock())
-    survey.look()
+    overviews = OverviewCache(store, Clock())
+    overviews.current()
     log.truncate(50)
     log.append([b"x"])
     watch.now_s += 10
-    look = survey.look().topics["t"]
-    assert look.rate == 0
-    assert look.count_lost_offsets > 0
+    overview = overviews.current().topics["t"]
+    assert overview.rate == 0
+    assert overview.lost_count > 0
 
 
 def test_what_is_not_on_disk_yet_is_at_risk(store: LogStore) -> None:
     """In records, and how long they wait; nothing once it is synced."""
     log = store.create_topic("t", config={"fsync": "never"}).partition(0)
     log.append([b"x"] * 7)
-    survey = Survey(store, Clock())
-    assert survey.look().topics["t"].unsynced_count == 7
+    overviews = OverviewCache(store, Clock())
+    assert overviews.current().topics["t"].unsynced_count == 7
     log.flush()
-    survey.forget()
-    look = survey.look().topics["t"]
-    assert (look.unsynced_count, look.unsynced_s) == (0, 0.0)
+    overviews.invalidate()
+    overview = overviews.current().topics["t"]
+    assert (overview.unsynced_count, overview.unsynced_s) == (0, 0.0)
 
 
 def test_nobody_waits_for_a_look_that_takes_long(
@@ -89,23 +89,23 @@ def test_nobody_waits_for_a_look_that_takes_long(
 ) -> None:
     """He gets the last one, unless that is too old to be shown; somebody asks for the next one afterwards."""
     store.create_topic("t")
-    survey = Survey(store, Clock())
-    looked = survey.look()
-    monkeypatch.setattr(survey, "_took_s", 1.0)
-    assert survey.look() is looked
+    overviews = OverviewCache(store, Clock())
+    looked = overviews.current()
+    monkeypatch.setattr(overviews, "_took_s", 1.0)
+    assert overviews.current() is looked
     watch.now_s += 5
-    assert not survey.is_due()  # looking takes a tenth of the time at most
-    assert survey.refresh() is looked
+    assert not overviews.is_stale()  # looking takes a tenth of the time at most
+    assert overviews.refresh() is looked
     watch.now_s += 5
-    assert survey.look() is looked
-    assert survey.is_due()
-    refreshed = survey.refresh()
+    assert overviews.current() is looked
+    assert overviews.is_stale()
+    refreshed = overviews.refresh()
     assert refreshed is not looked
-    assert not survey.is_due()
-    assert survey.refresh() is refreshed
-    monkeypatch.setattr(survey, "_took_s", 1.0)
+    assert not overviews.is_stale()
+    assert overviews.refresh() is refreshed
+    monkeypatch.setattr(overviews, "_took_s", 1.0)
     watch.now_s += 60
-    assert survey.look() is not refreshed
+    assert overviews.current() is not refreshed
 
 
 def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(t
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     for read_only in (True, False):
         with LogStore(tmp_path / "copy", read_only=read_only) as store:
-            look = Survey(store, Clock()).look()
-            assert [look.topics[f"t{number}"].record_count for number in range(3)] == [1, 2, 3]
-            assert all(topic.unknown_count == 0 for topic in look.topics.values())
+            overview = OverviewCache(store, Clock()).current()
+            assert [overview.topics[f"t{number}"].record_count for number in range(3)] == [1, 2, 3]
+            assert all(topic.unread_count == 0 for topic in overview.topics.values())
 
 
 def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None:
@@ -126,11 +126,11 @@ def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None
     for number in range(3):
         store.create_topic(f"t{number}")
     asked = iter((False, True))
-    survey = Survey(store, Clock(), lambda: next(asked))
+    overviews = OverviewCache(store, Clock(), lambda: next(asked))
     with pytest.raises(StoreClosed):
-        survey.refresh()
+        overviews.refresh()
     assert next(asked, None) is None
-    assert survey.is_due()
+    assert overviews.is_stale()
 
 
 def test_the_first_page_finds_the_look_already_made(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +139,11 @@ def test_the_first_page_finds_the_look_already_made(store: LogStore, monkeypatch
     monkeypatch.setattr(surveys, "_OLD_S", 3600.0)
     store.create_topic("t")
     with HttpServer(store, "127.0.0.1", 0) as server:
-        survey = server.pages.survey
+        overviews = server.console.overviews
         ends_s = time.monotonic() + 30
-        while survey.is_due() and time.monotonic() < ends_s:
+        while overviews.is_stale() and time.monotonic() < ends_s:
             time.sleep(0.005)
-        looked = survey.look()
+        looked = overviews.current()
         assert "t" in looked.topics
         assert httpx.get(f"{server.url}/ui/").status_code == 200
-        assert survey.look() is looked
+        assert overviews.current() is looked

@@ -10,7 +10,7 @@ import pytest
 from doors import Client
 
 from segmentlog.http.accounts import Accounts
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.rest import consumer_instances
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.acl_rules import Permission, Rule, RuleFilter
@@ -37,7 +37,7 @@ def guarded(store: LogStore, tmp_path: Path) -> Any:
         authorizer.add([Rule(f"User:{who}", Permission.ALLOW, operation, kind, what)])
     store.create_topic("a").partition(0).append([b"1"])
     store.create_topic("b").partition(0).append([b"2"])
-    with Client(Site(store, HttpSettings(allow_writes=True), authorizer), Accounts(Users(path))) as client:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True), authorizer), Accounts(Users(path))) as client:
         yield client
 
 
@@ -103,7 +103,7 @@ def test_consumers_are_their_owners(guarded: Client) -> None:
 def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
     """An instance hands out nothing of a topic that its owner may read no more; nothing is skipped for that."""
     body, instance = {"content-type": "application/vnd.kafka.v2+json"}, "/consumers/g/instances/n"
-    authorizer, store = guarded.site.authorizer, guarded.site.store
+    authorizer, store = guarded.context.authorizer, guarded.context.store
     assert isinstance(authorizer, Authorizer)
     rule = Rule("User:bob", Permission.ALLOW, Operation.READ, ResourceType.TOPIC, "a")
     wanted: dict[str, Any] = {
@@ -134,7 +134,7 @@ def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
 @pytest.mark.parametrize("path", ["/topics/a/records", "/v3/clusters/{}/topics/a/records"])
 def test_writing_ends_with_the_right_to_it(guarded: Client, path: str) -> None:
     """A body that goes on when the right is taken away gets no further record in."""
-    authorizer, store = guarded.site.authorizer, guarded.site.store
+    authorizer, store = guarded.context.authorizer, guarded.context.store
     assert isinstance(authorizer, Authorizer)
     rule = Rule("User:eve", Permission.ALLOW, Operation.WRITE, ResourceType.TOPIC, "a")
     authorizer.add([rule, Rule("User:eve", Permission.ALLOW, Operation.DESCRIBE, ResourceType.TOPIC, "a")])
@@ -154,7 +154,7 @@ def test_writing_ends_with_the_right_to_it(guarded: Client, path: str) -> None:
 
 def test_assignments_of_hidden_topics(guarded: Client) -> None:
     """Who may know of a group is told of what its members read only the topics that he may see."""
-    store, authorizer = guarded.site.store, guarded.site.authorizer
+    store, authorizer = guarded.context.store, guarded.context.authorizer
     assert isinstance(authorizer, Authorizer)
     authorizer.add([Rule("User:eve", Permission.ALLOW, Operation.DESCRIBE, ResourceType.GROUP, "g")])
     with store.consumer("a", "b", group="g") as consumer:
@@ -173,7 +173,10 @@ def test_a_store_that_cannot_be_written(store: LogStore) -> None:
     """Every way to append is answered with 403 as a whole, and not record by record."""
     store.create_topic("t")
     cluster = "/v3/clusters/{}/topics/t"
-    with LogStore(store.path, read_only=True) as reading, Client(Site(reading, HttpSettings(allow_writes=True))) as one:
+    with (
+        LogStore(store.path, read_only=True) as reading,
+        Client(HttpContext(reading, HttpSettings(allow_writes=True))) as one,
+    ):
         topic = cluster.format(one.get("/v3/clusters").json()["data"][0]["cluster_id"])
         record = {"value": {"type": "JSON", "data": 1}}
         for path, document, content_type in (
@@ -228,10 +231,10 @@ def test_administration(guarded: Client) -> None:
         ("/topics/a?ack=shipped", {"content": b'{"records":[{"value":1}]}', "headers": by("ann", **JSON)}),
     ],
 )
-def test_what_nobody_ships_is_not_appended_to_wait_for_that(guarded: Client, path: str, sent: dict[str, Any]) -> None:
-    """It is refused before, in a sentence that says what to do."""
-    before = guarded.site.store.topic("a").partition(0).log_end_offset
+def test_ack_shipped_is_refused_if_the_store_is_not_shipped(guarded: Client, path: str, sent: dict[str, Any]) -> None:
+    """The request is refused before anything is appended, and the error says what to do."""
+    before = guarded.context.store.topic("a").partition(0).log_end_offset
     answer = guarded.post(path, **sent)
     assert answer.status_code == 422, answer.text
-    assert "nobody ships this store" in answer.text
-    assert guarded.site.store.topic("a").partition(0).log_end_offset == before
+    assert "this store is not shipped; nothing was appended" in answer.text
+    assert guarded.context.store.topic("a").partition(0).log_end_offset == before

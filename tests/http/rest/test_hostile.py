@@ -166,10 +166,22 @@ def test_who_would_rather_have_another_protocol(
     framed = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     if is_chunked:
         framed = b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n3;x=1\r\n\nb\n\r\n0\r\nTrailer: 1\r\n\r\n"
-    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol.encode()
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol.encode()
     head = b"POST /topics/t/records HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     look = b"GET /topics HTTP/1.1\r\nHost: localhost\r\n"
-    sent = head + wish + framed + look + wish + b"\r\n" + head + wish + framed + look + b"Connection: close\r\n\r\n"
+    sent = (
+        head
+        + upgrade
+        + framed
+        + look
+        + upgrade
+        + b"\r\n"
+        + head
+        + upgrade
+        + framed
+        + look
+        + b"Connection: close\r\n\r\n"
+    )
     answers = _exchange(http_server, *(sent[at : at + size] for at in range(0, len(sent), size)))
     assert answers.count(b"HTTP/1.1 200 OK") == 4, answers
     assert answers.count(b'{"records":2,') == 2
@@ -216,7 +228,7 @@ def test_more_than_a_request_may_have(store: LogStore, serve: Callable[..., Http
 
 
 def _large_and_slow(server: HttpServer) -> socket.socket:
-    """A sender of 50 MB, 1.2 MB of which have come."""
+    """Return a sender of 50 MB, 1.2 MB of which have come."""
     host, _, port = server.address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=20)
     sock.sendall(_head(server, "/topics/t", f"content-type: {JSON}", "content-length: 50000000") + b" " * 1_200_000)
@@ -238,7 +250,7 @@ def test_slow_senders_of_large_bodies(store: LogStore, http_server: HttpServer) 
 def test_a_large_body_has_a_least_rate(store: LogStore, http_server: HttpServer) -> None:
     """One that comes more slowly than a MiB in a time is answered 408, and hung up on."""
     store.create_topic("t")
-    with mock.patch.object(large_bodies, "_MIB_S", 0.3), _large_and_slow(http_server) as sock:
+    with mock.patch.object(large_bodies, "_SECONDS_PER_MIB", 0.3), _large_and_slow(http_server) as sock:
         answer = b""
         while data := sock.recv(65536):
             answer += data
@@ -286,8 +298,8 @@ def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
     """However a body is read: what all requests keep is room for four of the largest, and one that goes on."""
     store.create_topic("t")
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=100 << 20)))
-    large = server.site.large_bodies
-    large._room_bytes = 8 << 20
+    large = server.context.large_bodies
+    large._limit_bytes = 8 << 20
     cluster = cluster_id_of(store.store_id)
     path, content_type, begin = {
         "lines": ("/topics/t/records", "text/plain", b""),
@@ -299,16 +311,16 @@ def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
     socks = [_slow_sender(server, path, content_type, begin, 4 << 20) for _ in range(6)]
     try:
         ends_s = time.monotonic() + 20
-        while large.held_bytes < 7 << 20:
-            assert time.monotonic() < ends_s, large.held_bytes
+        while large.reserved_bytes < 7 << 20:
+            assert time.monotonic() < ends_s, large.reserved_bytes
             time.sleep(0.01)
         # The one that has held room for longest may go on beyond it.
-        assert large.held_bytes <= (8 << 20) + (6 << 20)
+        assert large.reserved_bytes <= (8 << 20) + (6 << 20)
     finally:
         for sock in socks:
             sock.close()
-    while large.held_bytes:
-        assert time.monotonic() < ends_s + 20, large.held_bytes
+    while large.reserved_bytes:
+        assert time.monotonic() < ends_s + 20, large.reserved_bytes
         time.sleep(0.01)
     assert store.topic("t").partition(0).log_end_offset == 0
 
@@ -331,9 +343,9 @@ def test_a_long_line_is_looked_through_once() -> None:
     """However many pieces it comes in; and the lines behind it are found."""
     sent: list[bytes] = []
     call = mock.Mock(content_type="text/plain")
-    lines_in = line_endpoints.Lines(call, "t", AppendQuery())
+    lines_in = line_endpoints.LineAppender(call, "t", AppendQuery())
     lines_in._send = lambda records: sent.extend(records.values)  # type: ignore[method-assign]
-    rest = lines_in._rest = _Searched()
+    rest = lines_in._buffer = _Searched()
     long = [b"x" * (64 << 10)] * 200
     for piece in (*long, b"\nshort\n", *long, b"\n", b"a\nb"):
         if lines_in.add(piece):

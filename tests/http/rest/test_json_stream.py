@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segmentlog.http.rest.json_stream import Malformed, Objects
+from segmentlog.http.rest.json_stream import JsonObjectSplitter, MalformedJson
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8),
@@ -28,7 +28,7 @@ def decode(data: bytes) -> Any:
 def test_pieces_do_not_matter(objects: list[dict[str, Any]], between: str, size: int, indent: int | None) -> None:
     """The same objects come out, whatever lies between them and wherever the pieces end."""
     data = between.join(json.dumps(one, indent=indent, ensure_ascii=False) for one in objects).encode()
-    taker = Objects(decode, 1 << 20)
+    taker = JsonObjectSplitter(decode, 1 << 20)
     found = [one for at in range(0, len(data), size) for one in taker.feed(data[at : at + size])]
     taker.finish()
     assert found == objects
@@ -43,20 +43,20 @@ def test_pieces_do_not_matter(objects: list[dict[str, Any]], between: str, size:
 )  # fmt: skip
 def test_what_is_no_object_ends_it(data: bytes, whole: int) -> None:
     """Objects before it are handed out, and it is told that the rest cannot be understood."""
-    taker, found = Objects(decode, 1000), []
+    taker, found = JsonObjectSplitter(decode, 1000), []
 
     def take_all() -> None:
         found.extend(taker.feed(data))
         taker.finish()
 
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedJson):
         take_all()
     assert len(found) == whole
 
 
 def test_another_shape_is_told_and_stepped_over() -> None:
     """An object that is none of the type gives its error in its place; those behind it come."""
-    taker = Objects(msgspec.json.Decoder(dict[str, int]).decode, 1000)
+    taker = JsonObjectSplitter(msgspec.json.Decoder(dict[str, int]).decode, 1000)
     found = list(taker.feed(b'{"a":1}{"a":"x"}{"a":2}\n{"a":"y"}\n{"a":3}'))
     assert [type(one).__name__ for one in found] == ["dict", "ValidationError", "dict", "ValidationError", "dict"]
 
@@ -64,7 +64,7 @@ def test_another_shape_is_told_and_stepped_over() -> None:
 def test_many_small_pieces_of_one_large_object() -> None:
     """An object is looked through once, however many pieces it comes in: a megabyte in pieces of 16 bytes is quick."""
     data = b'{"a":"' + b"x" * 1_000_000 + b'","b":[' + b"1," * 20_000 + b"1]}"
-    taker = Objects(decode, 1 << 22)
+    taker = JsonObjectSplitter(decode, 1 << 22)
     found = [one for at in range(0, len(data), 16) for one in taker.feed(data[at : at + 16])]
     assert len(found) == 1
 
@@ -80,7 +80,7 @@ def test_many_small_objects_in_one_line(end: bytes, size: int) -> None:
         return decode(one)
 
     data = b'{"a":1}' * 10_000 + end
-    taker = Objects(counting, 1 << 20)
+    taker = JsonObjectSplitter(counting, 1 << 20)
     found = [one for at in range(0, len(data), size) for one in taker.feed(data[at : at + size])]
     taker.finish()
     assert found == [{"a": 1}] * 10_000

@@ -143,7 +143,7 @@ def test_a_path_that_is_no_text_names_nothing(http_server: HttpServer) -> None:
     """Bytes that are no UTF-8 are not taken for a name."""
     for path in ("/consumers/%ff", "/consumers/a%2f%c3/instances/x", "/subjects/%80/versions"):
         answer = httpx.post(f"{http_server.url}{path}", headers=V2, json={})
-        assert (answer.status_code, answer.json()["message"]) == (400, "the path is not UTF-8")
+        assert (answer.status_code, answer.json()["message"]) == (400, "the path of the request is not UTF-8")
 
 
 def test_the_console_links_to_any_group(store: LogStore, web: httpx.Client) -> None:

@@ -249,7 +249,7 @@ def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:
     again = send(0, b"a", b"b", b"c")
     assert (again["records"], again["skipped"], again["next_sequence"]) == (1, 2, 3)
     assert send(3) == {"records": 0, "ranges": [], "skipped": 0, "next_sequence": 3}
-    assert "sequence 9 where 3 is next" in send(9, b"x", status=409)["message"]
+    assert "sequence 9, but 3 is next" in send(9, b"x", status=409)["message"]
     assert [record.value for record in records_of(store, 1)] == [b"a", b"b", b"c"]
 
 
@@ -359,7 +359,7 @@ def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_se
     url = f"{http_server.url}/topics/t/partitions/0/records"
     with (
         mock.patch.object(large_batch_slot, "LARGE_BYTES", 50_000),
-        mock.patch.object(record_endpoints, "_TURN_BYTES", 700_000),
+        mock.patch.object(record_endpoints, "_RENDER_BYTES", 700_000),
         httpx.stream("GET", url, headers=LINES, timeout=30) as slow,
     ):
         coming = slow.iter_lines()
@@ -378,7 +378,7 @@ def test_who_waits_too_long_for_a_large_batch_is_told(store: LogStore, client: C
         mock.patch.object(large_batch_slot, "LARGE_BYTES", 50_000),
         mock.patch.object(large_batch_slot, "_WAIT_S", 0.1),
     ):
-        with large_batch_slot.Alone() as alone:
-            alone.see(next(iter(store.topic("t").partition(0).read(0))))
+        with large_batch_slot.LargeBatchSlot() as slot:
+            slot.acquire_for(next(iter(store.topic("t").partition(0).read(0))))
             assert client.get(path).status_code == 503
         assert client.get(path).status_code == 200

@@ -122,7 +122,7 @@ def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server
     log.append([b"begin"])
     with (
         mock.patch.object(topic_broadcast, "RING_BYTES", 100_000),
-        mock.patch.object(topic_broadcast, "_PATIENCE_S", 0.2),
+        mock.patch.object(topic_broadcast, "_SLOW_LISTENER_S", 0.2),
         Listener(http_server, path, receive_bytes=4096) as slow,
         Listener(http_server, path) as quick,
     ):
@@ -136,7 +136,7 @@ def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server
 def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
     """What comes is read and encoded once, however many listen; the thread that does it ends with them."""
     log = store.create_topic("t").partition(0)
-    with mock.patch("segmentlog.http.rest.topic_broadcast.read", wraps=topic_broadcast.read) as reading:
+    with mock.patch("segmentlog.http.rest.topic_broadcast.read_events", wraps=topic_broadcast.read_events) as reading:
         listeners = [Listener(http_server, "/topics/t/stream") for _ in range(20)]
         for number in range(10):
             log.append([b"%d" % number])
@@ -152,7 +152,7 @@ def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
     assert len(with_records) < 100  # and not 20 for each append
 
 
-@pytest.mark.parametrize("where", ["read", "announce"])
+@pytest.mark.parametrize("where", ["read_events", "announce"])
 def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpServer, where: str) -> None:
     """The thread that reads for all outlives it; those who listened get what comes then, and so does who comes."""
     log = store.create_topic("t").partition(0)
@@ -164,7 +164,7 @@ def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpS
             raise failures[0]
         return real(*args)
 
-    with mock.patch.object(topic_broadcast, "_LOOK_S", 0.1), Listener(http_server, "/topics/t/stream") as events:
+    with mock.patch.object(topic_broadcast, "_POLL_S", 0.1), Listener(http_server, "/topics/t/stream") as events:
         log.append([b"before"])
         assert events.values(1) == ["before"]
         with mock.patch.object(topic_broadcast, where, fail_once):
@@ -186,8 +186,8 @@ def test_many_partitions(store: LogStore, http_server: HttpServer) -> None:
     """What is sent stays near what was appended, long ids or not; they are where a client can go on."""
     topic = store.create_topic("t", partitions=300)
     topic.partition(7).append([b"x"] * 20_000)
-    view = event_ids.View()
-    pieces = list(event_ids.read(topic.partitions(), event_ids.mark_of(topic), [0] * 300, view))
+    view = event_ids.StreamView()
+    pieces = list(event_ids.read_events(topic.partitions(), event_ids.topic_mark(topic), [0] * 300, view))
     assert sum(piece.records for piece in pieces) == 20_000
     assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
     with Listener(http_server, "/topics/t/stream?from=earliest") as events:
@@ -226,7 +226,9 @@ def test_small_records_in_small_pieces(store: LogStore) -> None:
     """A piece counts what a record is as a document, and its id."""
     topic = store.create_topic("t", partitions=30)
     topic.partition(0).append([b"x"] * 20_000)
-    pieces = list(event_ids.read(topic.partitions(), event_ids.mark_of(topic), [0] * 30, event_ids.View()))
+    pieces = list(
+        event_ids.read_events(topic.partitions(), event_ids.topic_mark(topic), [0] * 30, event_ids.StreamView())
+    )
     assert max(len(piece.data) for piece in pieces) < 2 * (256 << 10)
     assert all(piece.data.count(b"id: ") == piece.records for piece in pieces)
 

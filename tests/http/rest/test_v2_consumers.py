@@ -12,7 +12,7 @@ import httpx
 import pytest
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.rest import consumer_instances
 from segmentlog.http.rest.instance_reader import ReaderOptions
 from segmentlog.http.serving import HttpServer
@@ -168,7 +168,7 @@ def test_a_pattern_follows_topics(store: LogStore, client: Client) -> None:
     """A pattern takes in topics that come; what was read of the others is not read again."""
     store.create_topic("log-a").partition(0).append([b"1"])
     store.create_topic("other")
-    with mock.patch("segmentlog.http.rest.instance_reader._MATCH_EVERY_S", 0.0):
+    with mock.patch("segmentlog.http.rest.instance_reader._MATCH_INTERVAL_S", 0.0):
         consumer = Consumer(client)
         consumer.post("subscription", {"topic_pattern": "log-.*"})
         assert consumer.get("subscription") == {"topics": ["log-a"]}
@@ -277,7 +277,7 @@ def test_a_look_for_more_that_fails_loses_nothing(store: LogStore, client: Clien
     """What was read before it is the answer, or is read again."""
     store.create_topic("t").partition(0).append([b"1", b"2"])
     consumer = Consumer(client, **{"fetch.min.bytes": 1000}).subscribe("t")
-    with mock.patch("segmentlog.http.rest.instance_reader.GroupReader.has_more", side_effect=error):
+    with mock.patch("segmentlog.http.rest.instance_reader.InstanceReader.has_more", side_effect=error):
         answer = client.get(f"{consumer.uri}/records?timeout=2000", headers=consumer.accept)
     first = [one["value"] for one in answer.json()] if answer.status_code == 200 else []
     assert first + consumer.values() == [1, 2]
@@ -311,7 +311,7 @@ def test_auto_commit(store: LogStore, client: Client) -> None:
     """With automatic commits what a client has got is committed when it asks again, and what it had at the end."""
     log = store.create_topic("t").partition(0)
     log.append([b"0"])
-    with mock.patch("segmentlog.http.rest.instance_reader._COMMIT_EVERY_S", 0.0):
+    with mock.patch("segmentlog.http.rest.instance_reader._COMMIT_INTERVAL_S", 0.0):
         consumer = Consumer(client, **{"auto.commit.enable": "true"}).subscribe("t")
         assert consumer.values() == [0]
         assert not store.group_offsets.committed("g")
@@ -382,12 +382,12 @@ def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> N
     """In the same turn of the loop: it is not forgotten with what looks after them."""
 
     async def one_after_the_other() -> None:
-        held = consumer_instances.Instances(Site(store))
+        held = consumer_instances.ConsumerInstances(HttpContext(store))
         settings = consumer_instances.InstanceSettings("binary", 1, 1000)
-        held.make(ANONYMOUS, "g", "first", ReaderOptions(), settings)
+        held.create(ANONYMOUS, "g", "first", ReaderOptions(), settings)
         await asyncio.sleep(0.01)
         await held.remove(ANONYMOUS, "g", "first")
-        held.make(ANONYMOUS, "g", "second", ReaderOptions(), settings).expires_s = 0.0
+        held.create(ANONYMOUS, "g", "second", ReaderOptions(), settings).expires_s = 0.0
         async with asyncio.timeout(10):
             while held._by_key:
                 await asyncio.sleep(0.05)

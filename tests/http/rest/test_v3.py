@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from doors import Client
 
-from segmentlog.http.context import Site
+from segmentlog.http.context import HttpContext
 from segmentlog.http.settings import HttpSettings
 from segmentlog.records import Record
 from segmentlog.security.acls import Authorizer
@@ -17,7 +17,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def cluster(client: Client) -> str:
-    """The path of the cluster."""
+    """Return the path of the cluster."""
     return "/v3/clusters/" + client.get("/v3/clusters").json()["data"][0]["cluster_id"]
 
 
@@ -223,7 +223,7 @@ def test_rules_of_access(store: LogStore, tmp_path: Path) -> None:
     path = tmp_path / "acls"
     path.write_text("")
     authorizer = Authorizer(str(path), super_users=["User:ANONYMOUS"])
-    with Client(Site(store, HttpSettings(allow_writes=True), authorizer)) as client:
+    with Client(HttpContext(store, HttpSettings(allow_writes=True), authorizer)) as client:
         acls = "/v3/clusters/" + client.get("/v3/clusters").json()["data"][0]["cluster_id"] + "/acls"
         rule = {"resource_type": "TOPIC", "resource_name": "t", "pattern_type": "LITERAL", "principal": "User:ann",
                 "host": "*", "operation": "READ", "permission": "ALLOW"}  # fmt: skip

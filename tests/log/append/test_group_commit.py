@@ -31,7 +31,7 @@ class Together:
 
     def __init__(self, log: Partition) -> None:
         self._log = log
-        self._group = log._appends.group
+        self._group = log._pipeline.group
         self.outcomes: dict[int, Any] = {}
         """What each append returned or raised, by its number."""
         self.writes: list[tuple[int, int]] = []
@@ -62,7 +62,7 @@ class Together:
                     while len(self._group._queue) <= number and time.monotonic() < ends_s:
                         time.sleep(0.001)
                 assert len(self._group._queue) == len(appends)
-            self._group._rouse_next()
+            self._group._wake_next_leader()
             for thread in threads:
                 thread.join(30)
                 assert not thread.is_alive()
@@ -198,7 +198,7 @@ class _Storm:
 
 
 def _queued(group: GroupCommit, append: Callable[[], object]) -> threading.Thread:
-    """A thread whose append waits in the queue: another thread led when it came."""
+    """Return a thread whose append waits in the queue: another thread led when it came."""
     thread = threading.Thread(target=append, daemon=True)
     with group._leading:
         thread.start()
@@ -214,7 +214,7 @@ def test_a_main_thread_that_was_interrupted_lets_another_thread_lead(
 ) -> None:
     """It is interrupted whenever it leads. It leads no second time while another thread waits, and gets its share."""
     log = open_log(tmp_path)
-    group = log._appends.group
+    group = log._pipeline.group
     storm = _Storm(monkeypatch, group._appender, "place")
     with pytest.raises(_Interrupt):
         log.append([b"main"], ack="durable")
@@ -233,7 +233,7 @@ def test_records_of_an_interrupted_append_are_written_as_they_were(
 ) -> None:
     """Another thread is writing them when the main thread is interrupted, which appends something else at once."""
     log = open_log(tmp_path, compression_type="none")
-    group = log._appends.group
+    group = log._pipeline.group
     writes, goes_on, stop = threading.Event(), threading.Event(), threading.Event()
     real = group._appender.place
 
@@ -290,7 +290,7 @@ def test_an_append_whose_leader_was_interrupted_before_the_fsync_is_synced_by_it
 ) -> None:
     """The main thread wrote for two threads and was interrupted. It does not lead again before the other thread has."""
     log = open_log(tmp_path, fsync="never")
-    group = log._appends.group
+    group = log._pipeline.group
     storm = _Storm(monkeypatch, group._syncer, "sync")
     offsets: list[int] = []
     thread = _queued(group, lambda: offsets.append(log.append([b"other"], ack="durable")))

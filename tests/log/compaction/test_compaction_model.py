@@ -361,7 +361,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 def found_last(records: list[Kept], keep_last: int) -> list[Kept]:
-    """The last records of each key, dead or not, and those without a key."""
+    """Return the last records of each key, dead or not, and those without a key."""
     last = [one for one in records if one.key is None]
     for key in {one.key for one in records if one.key is not None}:
         last += [one for one in records if one.key == key][-keep_last:]

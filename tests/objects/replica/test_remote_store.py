@@ -66,7 +66,7 @@ def bucket() -> Counting:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of one topic: six sealed segments of 4 MiB, and a batch."""
+    """Provide a store of one topic: six sealed segments of 4 MiB, and a batch."""
     with LogStore(tmp_path / "store", background=False) as opened:
         log = opened.create_topic("a", segment_records=16).partition(0)
         for number in range(6 * 16 + 1):
@@ -430,7 +430,7 @@ def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket
 
 
 def spans_of(bucket: Memory, data: bytes, cuts: list[int]) -> Spans:
-    """An object for each part."""
+    """Return an object for each part."""
     spans = []
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(data)], strict=True)):
         bucket.put(f"o{number}", b"before" + data[start:end])

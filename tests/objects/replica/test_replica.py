@@ -49,7 +49,7 @@ def bucket() -> Counting:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store of two topics, with segments."""
+    """Provide a store of two topics, with segments."""
     with LogStore(tmp_path / "store", background=False) as opened:
         for name, partitions in (("a", 2), ("b", 1)):
             opened.create_topic(name, partitions, segment_records=2)

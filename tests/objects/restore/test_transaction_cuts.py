@@ -16,7 +16,7 @@ def ends(*markers: tuple[int, int], producer_id: int = 7, committed: bool = True
 
 
 def commit(**of: int) -> Commit:
-    """A decision: where its data ends, by partition."""
+    """Return a decision: where its data ends, by partition."""
     return Commit(7, {{"a": A, "b": B, "c": C, "p": POSITIONS}[name]: end for name, end in of.items()})
 
 

@@ -14,7 +14,7 @@ from objects.faulty_bucket import FAULTS
 from objects.shipping_trial import KINDS, Trial
 from seeds import seeds, share
 
-ROUNDS = int(os.environ.get("SEGMENTLOG_SHIPPING_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("SEGMENTLOG_SHIPPING_ROUNDS", "150"))
 STEPS = 60
 _SEEN = (
     *FAULTS, *KINDS, "late arrivals", "a zombie at work", "between two looks", "died shipping", "fenced", "taken over",

@@ -65,7 +65,7 @@ def files() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path, files: FaultyFileSystem) -> Iterator[LogStore]:
-    """A store of two topics."""
+    """Provide a store of two topics."""
     with LogStore(tmp_path / "store", background=False, fs=files) as opened:
         opened.create_topic("a", 2, fsync="always")
         opened.create_topic("b", fsync="always")
@@ -81,7 +81,7 @@ def shipper(store: LogStore, bucket: Unreliable) -> Iterator[Shipper]:
 
 
 def restored(bucket: Memory, folder: Path) -> dict[str, list[bytes | None]]:
-    """The values of all partitions in a restore."""
+    """Return the values of all partitions in a restore."""
     restore(bucket, str(folder), parallel=0)
     with LogStore(folder, background=False, fs=NoSyncFileSystem()) as store:
         return {
@@ -597,7 +597,7 @@ def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
     tmp_path: Path, bucket: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many offsets are promised goes by what is appended in a second, however often somebody looks."""
-    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.granting.OFFSET_CEILING_STEP"):
+    for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
     clock = FakeClock()

@@ -44,5 +44,5 @@ def kind(request: pytest.FixtureRequest) -> Iterator[type[Driver]]:
 
 @pytest.fixture
 def client(kind: type[Driver], server: ServerOfTests) -> Driver:
-    """The client, at the server."""
+    """Return the client, at the server."""
     return kind(server.bootstrap_servers)

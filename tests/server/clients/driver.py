@@ -105,7 +105,7 @@ class Driver(ABC):
 
 
 def told(partition: int, offset: int, value: bytes | None) -> str:
-    """The line of a member."""
+    """Return the line of a member."""
     return f"{partition} {offset} {text_of(value)}"
 
 
@@ -115,7 +115,7 @@ def text_of(data: bytes | None) -> str:
 
 
 def bytes_of(text: str) -> bytes | None:
-    """The reverse."""
+    """Return the reverse."""
     return None if text == "-" else base64.b64decode(text[1:])
 
 

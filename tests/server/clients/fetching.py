@@ -17,7 +17,7 @@ class Missing(Exception):
 
 
 def fetched(name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
-    """The folder that ``make`` filled, for these sources; by one process, while others wait."""
+    """Return the folder that ``make`` filled, for these sources; by one process, while others wait."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     folder = _CACHE / f"{name}-{digest}"
     _CACHE.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ class MortalServer:
         return self._ask("lost", topic)  # type: ignore[no-any-return]
 
     def committed(self, group: str) -> dict[str, int]:
-        """The positions of a group, by topic and partition."""
+        """Return the positions of a group, by topic and partition."""
         return self._ask("committed", group)  # type: ignore[no-any-return]
 
     def end(self, place: str) -> int:

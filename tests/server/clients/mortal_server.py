@@ -41,7 +41,7 @@ def lost(store: LogStore, topic: str) -> list[tuple[int, int]]:
 
 
 def committed(store: LogStore, group: str) -> dict[str, int]:
-    """A group's positions, by topic and partition."""
+    """Return a group's positions, by topic and partition."""
     found = store.group_offsets.committed(group)
     return {f"{where.topic}/{where.partition}": one.offset for where, one in found.items()}
 

@@ -34,7 +34,7 @@ class Program:
         )
 
     def ask(self, *words: object) -> list[str]:
-        """The lines of an answer."""
+        """Return the lines of an answer."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

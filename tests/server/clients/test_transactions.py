@@ -77,7 +77,7 @@ def fetched(server: ServerOfTests, topic: str) -> list[bytes | None]:
 
 
 def taken(consumer: Consumer, most: int) -> list[Any]:
-    """Some messages."""
+    """Return some messages."""
     found: list[Any] = []
     until(lambda: found.extend(one for one in consumer.consume(most, 0.1) if one.error() is None) or found)
     return found

@@ -13,7 +13,7 @@ import pytest
 
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_header, decode_response_header
-from segmentlog.server.codec.messages import consumer_protocol
+from segmentlog.server.codec.generated import consumer_protocol
 
 FILES = sorted((Path(__file__).parent / "captured").glob("*.txt"))
 

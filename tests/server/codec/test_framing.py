@@ -13,8 +13,8 @@ from segmentlog.server.codec.framing import (
     frame_request,
     frame_response,
 )
+from segmentlog.server.codec.generated import api_versions, fetch, metadata, produce
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import api_versions, fetch, metadata, produce
 from segmentlog.server.codec.primitives import MalformedMessage
 
 

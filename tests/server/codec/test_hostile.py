@@ -10,8 +10,9 @@ from codec_samples import codec_of, every_version, sample
 from seeds import seeds
 
 from segmentlog.server.codec.apis import APIS
+from segmentlog.server.codec.compiler import namespace_of
 from segmentlog.server.codec.framing import decode_header
-from segmentlog.server.codec.messages import api_versions, delete_groups, fetch, metadata, produce
+from segmentlog.server.codec.generated import api_versions, delete_groups, fetch, metadata, produce
 from segmentlog.server.codec.primitives import (
     ARRAY_MAX,
     ELEMENTS_MAX,
@@ -228,9 +229,10 @@ def test_elements_are_counted(seed, monkeypatch):
         encoded = memoryview(codec.encode(made))
         count = elements_of(codec.decode(encoded))
         if count:
-            monkeypatch.setattr(codec.module, "ELEMENTS_MAX", count)
+            names = namespace_of(type(made))
+            monkeypatch.setitem(names, "ELEMENTS_MAX", count)
             codec.decode(encoded)
-            monkeypatch.setattr(codec.module, "ELEMENTS_MAX", count - 1)
+            monkeypatch.setitem(names, "ELEMENTS_MAX", count - 1)
             with pytest.raises(MalformedMessage, match="elements"):
                 codec.decode(encoded)
             monkeypatch.undo()

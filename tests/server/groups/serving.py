@@ -56,7 +56,7 @@ class Served:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topic ``t`` of three partitions of ten records."""
+    """Provide a store with topic ``t`` of three partitions of ten records."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=PARTITIONS, fsync="never")
         for partition in store.topic("t").partitions():
@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def served(store: LogStore) -> Iterator[Served]:
-    """The store, served."""
+    """Provide the store, served."""
     served = Served(store.path)
     yield served
     served.kill()

@@ -102,7 +102,7 @@ class _Bench:
 
 @pytest.fixture
 def bench() -> _Bench:
-    """An empty group."""
+    """Return an empty group."""
     return _Bench()
 
 

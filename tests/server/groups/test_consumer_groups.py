@@ -16,10 +16,9 @@ from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_group_describe as described
-from segmentlog.server.codec.messages import consumer_group_heartbeat as beats
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import consumer_group_describe as described
+from segmentlog.server.codec.generated import consumer_group_heartbeat as beats
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     heartbeat,
@@ -30,6 +29,7 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.coordinator import GroupCoordinator
@@ -82,7 +82,7 @@ class _Door:
         self.broker.groups = GroupCoordinator(self.store, self.clock, self.settings)
 
     def ask(self, handler: Callable[..., Any], key: int, version: int, request: Any) -> Any:
-        """The response as a client decodes it."""
+        """Return the response as a client decodes it."""
         codec = APIS[key].codec
         decoded = codec.decode_request(memoryview(b"".join(codec.encode_request(request, version))), 0, version)
         call = Call(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
@@ -99,7 +99,7 @@ class _Door:
         return self.ask(consumer_group_heartbeat.consumer_group_heartbeat, 68, version, request)
 
     def join(self, member: str, **options: Any) -> Any:
-        """The first of them."""
+        """Return the first of them."""
         given = {"rebalance_timeout_ms": 5_000, "subscribed_topic_names": ["t"], "owned": []}
         return self.beat(member, 0, **{**given, **options})
 
@@ -147,7 +147,7 @@ def _numbers(answer: Any) -> Any:
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[_Door]:
-    """A broker over a store with topic ``t`` of four partitions."""
+    """Provide a broker over a store with topic ``t`` of four partitions."""
     clock = TestClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=4, fsync="never")

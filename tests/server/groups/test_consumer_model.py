@@ -19,8 +19,8 @@ from seeds import seeds
 from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
+from segmentlog.server.codec.generated import consumer_protocol
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import consumer_protocol
 from segmentlog.server.groups.classic_group import Group
 from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
 from segmentlog.server.groups.consumer_group import ConsumerGroup

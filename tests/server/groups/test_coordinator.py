@@ -31,13 +31,13 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def clock() -> TestClock:
-    """A time that stands still until a test moves it."""
+    """Return a time that stands still until a test moves it."""
     return TestClock()
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: TestClock) -> Iterator[LogStore]:
-    """A store with topic ``t`` of three partitions, in a time that stands still."""
+    """Provide a store with topic ``t`` of three partitions, in a time that stands still."""
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=3, fsync="never")
         yield store

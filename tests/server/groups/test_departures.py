@@ -18,11 +18,11 @@ from server.groups.clients import until
 from server.wire_client import WireClient
 
 from segmentlog.security.security_settings import Security
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from segmentlog.server.embedded import Server
 from segmentlog.server.groups.classic_types import GroupSettings, State
 from segmentlog.server.groups.subscriptions import encode_topics
@@ -35,7 +35,7 @@ MakeServer = Callable[..., Server]
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """A server with topic t."""
+    """Provide a server with topic t."""
     servers: list[Server] = []
 
     def make(delay_ms: int = 0) -> Server:
@@ -71,7 +71,7 @@ class Member:
         self.wire.send(11, 5, self._joining())
 
     def end_to_join(self) -> Any:
-        """The answer."""
+        """Return the answer."""
         answer = self.wire.answer()
         if not answer.error_code:
             self.id, self.generation = answer.member_id, answer.generation_id

@@ -17,11 +17,11 @@ from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.broker import Broker
+from segmentlog.server.codec.generated import alter_configs as whole
+from segmentlog.server.codec.generated import incremental_alter_configs as incremental
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import alter_configs as whole
-from segmentlog.server.codec.messages import incremental_alter_configs as incremental
-from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from segmentlog.server.codec.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.worker_cluster import Cluster, Node
 from segmentlog.store import LogStore
@@ -90,7 +90,7 @@ def alter(desk: Desk, *changes: tuple[str, int, str | None], group: str = "g", v
 
 
 def join(desk: Desk, member: str = "m", epoch: int = 0) -> Any:
-    """A heartbeat of the consumer protocol, the first one or a later one."""
+    """Return a heartbeat of the consumer protocol, the first one or a later one."""
     request = ConsumerGroupHeartbeatRequest("g", member, epoch)
     if epoch == 0:
         request.rebalance_timeout_ms, request.subscribed_topic_names, request.topic_partitions = 5_000, ["t"], []

@@ -17,8 +17,7 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.ack_waiter import Durability
 from segmentlog.server.codec.apis import APIS
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages import (
+from segmentlog.server.codec.generated import (
     delete_groups,
     describe_groups,
     find_coordinator,
@@ -31,6 +30,7 @@ from segmentlog.server.codec.messages import (
     offset_fetch,
     sync_group,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import classic_group_handlers, group_admin_handlers, group_offsets
@@ -93,7 +93,7 @@ class _Door:
         self.broker.durability.close()
 
     def ask(self, handler: Callable[..., Any], key: int, version: int, request: Any) -> Any:
-        """The response as a client decodes it."""
+        """Return the response as a client decodes it."""
         codec = APIS[key].codec
         data = b"".join(codec.encode_request(request, version))
         decoded = codec.decode_request(memoryview(data), 0, version)
@@ -152,7 +152,7 @@ class _Door:
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[_Door]:
-    """A broker over a store with topic ``t`` of three partitions."""
+    """Provide a broker over a store with topic ``t`` of three partitions."""
     clock = TestClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         store.create_topic("t", partitions=3, fsync="never")

@@ -29,7 +29,7 @@ _SESSION_MS = 1_500
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topic ``t`` of two partitions of ten records."""
+    """Provide a store with topic ``t`` of two partitions of ten records."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2, fsync="never")
         for partition in store.topic("t").partitions():

@@ -133,7 +133,7 @@ class _Life(ABC):
 
 
 def _position(store: LogStore) -> int:
-    """The farthest of all."""
+    """Return the farthest of all."""
     return max((one.offset for one in store.group_offsets.committed("g").values()), default=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segmentlog.server.codec.messages.consumer_protocol import (
+from segmentlog.server.codec.generated.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     TopicPartition,

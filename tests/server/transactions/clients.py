@@ -10,13 +10,13 @@ from wire import Sent, foreign, read_foreign
 
 from segmentlog.format.batch import CONTROL, TRANSACTIONAL
 from segmentlog.format.wire import WireHeader, parse_wire_batch
-from segmentlog.server.codec.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from segmentlog.server.codec.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from segmentlog.server.codec.messages.end_txn import EndTxnRequest
-from segmentlog.server.codec.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.codec.messages.init_producer_id import InitProducerIdRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from segmentlog.server.codec.messages.txn_offset_commit import (
+from segmentlog.server.codec.generated.add_offsets_to_txn import AddOffsetsToTxnRequest
+from segmentlog.server.codec.generated.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from segmentlog.server.codec.generated.end_txn import EndTxnRequest
+from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
+from segmentlog.server.codec.generated.init_producer_id import InitProducerIdRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from segmentlog.server.codec.generated.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

@@ -10,16 +10,16 @@ from server.wire_client import Desk
 
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import CLUSTER_NAME, Operation, ResourceType
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
-from segmentlog.server.codec.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from segmentlog.server.codec.messages.describe_transactions import DescribeTransactionsRequest
-from segmentlog.server.codec.messages.list_transactions import ListTransactionsRequest
-from segmentlog.server.codec.messages.write_txn_markers import (
+from segmentlog.server.codec.generated.add_partitions_to_txn import AddPartitionsToTxnRequest
+from segmentlog.server.codec.generated.describe_producers import DescribeProducersRequest, TopicRequest
+from segmentlog.server.codec.generated.describe_transactions import DescribeTransactionsRequest
+from segmentlog.server.codec.generated.list_transactions import ListTransactionsRequest
+from segmentlog.server.codec.generated.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 
 NONE = ErrorCode.NONE
 

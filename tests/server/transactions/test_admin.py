@@ -14,20 +14,20 @@ from server.transactions.conftest import MakeDesk
 from server.wire_client import Desk
 
 from segmentlog.log.producer_state import ProducerStamp
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.add_partitions_to_txn import (
+from segmentlog.server.codec.generated.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from segmentlog.server.codec.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from segmentlog.server.codec.messages.describe_transactions import DescribeTransactionsRequest
-from segmentlog.server.codec.messages.list_transactions import ListTransactionsRequest
-from segmentlog.server.codec.messages.write_txn_markers import (
+from segmentlog.server.codec.generated.describe_producers import DescribeProducersRequest, TopicRequest
+from segmentlog.server.codec.generated.describe_transactions import DescribeTransactionsRequest
+from segmentlog.server.codec.generated.list_transactions import ListTransactionsRequest
+from segmentlog.server.codec.generated.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.handlers.transaction_admin_handlers import matches
 
 NONE = ErrorCode.NONE

@@ -7,16 +7,16 @@ from server.transactions.clients import Client, both
 from server.wire_client import Desk
 
 from segmentlog.records import TopicPartition
-from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from segmentlog.server.codec.messages.heartbeat import HeartbeatRequest
-from segmentlog.server.codec.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from segmentlog.server.codec.messages.offset_fetch import (
+from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from segmentlog.server.codec.generated.heartbeat import HeartbeatRequest
+from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from segmentlog.server.codec.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from segmentlog.server.codec.messages.sync_group import SyncGroupRequest
+from segmentlog.server.codec.generated.sync_group import SyncGroupRequest
+from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.topic_ids import wire_id
 
 NONE = ErrorCode.NONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 from typing import Any
 
@@ -15,9 +16,9 @@ from wire import Sent, foreign
 
 from segmentlog.errors import ProducerFenced, ProducerHeld
 from segmentlog.inspection.store_inspection import inspect_store
+from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
+from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.codec.messages.api_versions import ApiVersionsRequest
-from segmentlog.server.codec.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.transactions import server_transactions
 from segmentlog.transactions.abandoned import REMOTE_EXPIRATION_MS
 from segmentlog.transactions.outcome import Decisions
@@ -398,6 +399,43 @@ def test_a_timeout_between_the_two_halves_of_a_commit(
     assert client.begin() == NONE
     assert client.write(b"b") == client.end() == NONE
     assert both(desk) == [b"b"]
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("where", ["_sync", "complete_if_possible"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_that_is_killed_while_it_commits(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_new: bool, where: str, fails: bool
+) -> None:
+    """A client that repeats its commit gets what was decided: the commit, or TRANSACTION_ABORTABLE where it failed."""
+    client = Client(desk, is_new=is_new)
+    client.begin()
+    client.write(b"a")
+    is_decided = where == "complete_if_possible"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.EIO, "the disk failed")
+
+    with monkeypatch.context() as patched:
+        if fails:
+            patched.setattr(RemoteTransactions, "_sync", full)
+        patched.setattr(Decisions if is_decided else RemoteTransactions, where, killed)
+        with pytest.raises(KeyboardInterrupt):
+            client.end()
+    assert status(desk) == ("Ongoing" if not is_decided else "PrepareAbort" if fails else "PrepareCommit")
+    if fails and is_decided:
+        for _ in range(2):
+            assert client.end() == (
+                ErrorCode.TRANSACTION_ABORTABLE if is_new else ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            )
+        assert client.end(committed=False) == NONE
+        assert both(desk) == []
+    else:
+        assert client.end() == NONE
+        assert both(desk) == [b"a"]
 
 
 def test_a_timeout_goes_on_after_the_machine_was_started_again(make_desk: MakeDesk) -> None:

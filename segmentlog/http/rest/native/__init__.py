@@ -1,1 +1,1 @@
-"""What the REST Proxy does not have: records by offset, lines in and out, a stream of events."""
+"""Endpoints that the REST Proxy does not have: records by offset, lines, event streams."""

@@ -1,4 +1,4 @@
-"""What is asked of what is ours, and answered."""
+"""Requests and responses of segmentlog's own REST endpoints."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from segmentlog.http.rest.endpoint_table import Natural, PartitionNumber
-from segmentlog.http.rest.record_json import RecordDocument, ValuesAs
+from segmentlog.http.rest.record_json import RecordDocument, ValueEncoding
 
 _ValuesAs = Annotated[
-    ValuesAs,
+    ValueEncoding,
     Meta(
-        description="How values come: `text` (base64 where they are no UTF-8), `json` (as part of the document where"
-        " they are JSON) or `base64`."
+        description="Encoding of values: `text` (base64 if not UTF-8), `json` (embedded if they are JSON) or `base64`."
     ),
 ]
 _Isolation = Annotated[
     Literal["read_uncommitted", "read_committed"],
-    Meta(description="With `read_committed` no record of an open or aborted transaction is shown."),
+    Meta(description="`read_committed` omits records of open and aborted transactions."),
 ]
-_Durable = Annotated[bool, Meta(description="Show only what no crash can take back.")]
+_Durable = Annotated[bool, Meta(description="Return only records that survive any crash.")]
 
 
 class ReadQuery(Struct):
     offset: Annotated[
-        Natural | Literal["earliest", "latest"], Meta(description="Where to begin, by default at the first record.")
+        Natural | Literal["earliest", "latest"], Meta(description="Offset to start at; default: the first record.")
     ] = "earliest"
-    max: Annotated[int, Meta(ge=1, le=2**63 - 1, description="Records at the most.")] | None = None
+    max: Annotated[int, Meta(ge=1, le=2**63 - 1, description="Maximum number of records.")] | None = None
     values: _ValuesAs = "text"
     form: Annotated[
-        Literal["records", "values"], Meta(description="Of lines: whole records, or the values alone, as they are.")
+        Literal["records", "values"], Meta(description="Content of a line: the whole record, or the unchanged value.")
     ] = "records"
     isolation: _Isolation = "read_uncommitted"
     durable_only: _Durable = False
 
 
 class RecordPage(Struct):
-    """Records, the offset to go on at, and where the partition begins and ends."""
+    """Records, the offset to continue at, and the start and end of the partition."""
 
     records: list[RecordDocument]
     next_offset: int
@@ -46,17 +45,17 @@ class RecordPage(Struct):
 
 
 class StreamQuery(Struct):
-    start: Annotated[Literal["earliest", "latest"], Meta(description="Where to begin without a `Last-Event-ID`.")] = (
+    start: Annotated[Literal["earliest", "latest"], Meta(description="Where to start without a `Last-Event-ID`.")] = (
         field(name="from", default="latest")
     )
     last_event_id: Annotated[
-        str | None, Meta(description="The header of that name, for those that cannot send it.")
+        str | None, Meta(description="Replaces the header `Last-Event-ID` for clients that cannot send it.")
     ] = None
     gaps: Annotated[
         Literal["error", "skip"],
         Meta(
-            description="What becomes of a reader whose place is gone, because a crash or retention took it: an error,"
-            " or an event `gap` that names the offsets, and the stream goes on behind them."
+            description="What to do if the next offset was lost in a crash or deleted by retention: return an error, or"
+            " send an event `gap` with the offsets and continue after them."
         ),
     ] = "error"
     values: _ValuesAs = "text"
@@ -67,15 +66,17 @@ class StreamQuery(Struct):
 class AppendQuery(Struct):
     partition: Annotated[
         PartitionNumber | None,
-        Meta(description="Where all lines go; by default each chunk of them goes to the partition whose turn it is."),
+        Meta(description="Partition of all lines; default: chunks are distributed round-robin."),
     ] = None
     ack: Annotated[
         Literal["written", "durable", "shipped"] | None,
-        Meta(description="What records survive before the answer; by default as the topic's fsync policy says."),
+        Meta(
+            description="When to respond: after the write, the fsync, or the upload. Default: the topic's fsync policy."
+        ),
     ] = None
     form: Annotated[
         Literal["values", "records"],
-        Meta(description="What a line is: a value as it is, or a record as `GET` and `segmentlog export` have it."),
+        Meta(description="Content of a line: a value, or a record in the format of `GET` and `segmentlog export`."),
     ] = "values"
     producer: (
         Annotated[
@@ -83,39 +84,43 @@ class AppendQuery(Struct):
             Meta(
                 min_length=1,
                 max_length=200,
-                description="A named producer: lines that it has appended before, by number, are not appended again.",
+                description="Name of a producer: lines that it has already appended, by number, are skipped.",
             ),
         ]
         | None
     ) = None
     sequence: Annotated[
         int,
-        Meta(ge=0, le=2**62, description="The number of the first line among all that this producer sends there."),
+        Meta(
+            ge=0,
+            le=2**62,
+            description="Number of the first line, counting all lines that this producer sends to the partition.",
+        ),
     ] = 0
 
 
-class Range(Struct):
-    """Records that lie one behind the other."""
+class AppendedRange(Struct):
+    """Consecutive records of one partition."""
 
     partition: int
     base_offset: int
     records: int
 
 
-class Appended(Struct):
-    """How many records were appended, and where."""
+class AppendResult(Struct):
+    """Number of appended records, and their ranges."""
 
     records: int
-    ranges: list[Range]
+    ranges: list[AppendedRange]
     skipped: int | UnsetType = UNSET
     next_sequence: int | UnsetType = UNSET
 
 
-class Broken(Struct):
-    """Why not all of the lines were appended, and which were."""
+class PartialAppend(Struct):
+    """The error that ended an append, and what was appended before it."""
 
     error_code: int
     message: str
-    appended: Appended
+    appended: AppendResult
     next_line: int
     """The first line of the body, counted from 1, that is not known to be appended."""

@@ -1,4 +1,4 @@
-"""Records of one partition from an offset on: as a document, or as lines for as many as there are."""
+"""Returns records of one partition from an offset on: a page, or all of them as lines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.file_names import check_topic_name
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.large_batch_slot import Alone
+from segmentlog.http.rest.large_batch_slot import LargeBatchSlot
 from segmentlog.http.rest.native.native_models import ReadQuery
 from segmentlog.http.rest.record_json import bare_values, lines, list_of, parts
-from segmentlog.http.rest.responses import Flow, Reply
-from segmentlog.http.rest.rest_error_codes import no_partition
+from segmentlog.http.rest.responses import RestResponse, StreamedResponse
+from segmentlog.http.rest.rest_error_codes import unknown_partition
 from segmentlog.security.principals import Operation
 
 if TYPE_CHECKING:
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
     from segmentlog.log.partition import Partition
 
 _PAGE_RECORDS: Final = 500
@@ -26,15 +26,15 @@ _PAGE_RECORDS_MAX: Final = 10_000
 _PAGE_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 4 << 20
 _SEND_BYTES: Final = 1 << 20
-_TURN_BYTES: Final = 8 << 20
-"""What is rendered before it is sent. The rest of a batch is decompressed once more."""
+_RENDER_BYTES: Final = 8 << 20
+"""Bytes to render before sending. The rest of a batch is decompressed again later."""
 
 
-def _log(call: Call) -> Partition:
-    topic = call.store.topic(check_topic_name(call.path["topic"]))
-    number = call.path["partition"]
+def _log(request: RestRequest) -> Partition:
+    topic = request.store.topic(check_topic_name(request.path["topic"]))
+    number = request.path["partition"]
     if number >= topic.partition_count:
-        raise no_partition(topic.name, number)
+        raise unknown_partition(topic.name, number)
     return topic.partition(number)
 
 
@@ -47,8 +47,8 @@ def _start(log: Partition, query: ReadQuery) -> int:
 
 
 @contextmanager
-def _up_to_fault(found: list[bytes]) -> Iterator[None]:
-    """Within: damage or an unreadable batch ends an answer that has something. The request that begins at it raises."""
+def _until_damage(found: list[bytes]) -> Iterator[None]:
+    """Stop at a damaged batch if there are records before it. A request that starts at the batch gets the error."""
     try:
         yield
     except CorruptBatch:
@@ -56,25 +56,25 @@ def _up_to_fault(found: list[bytes]) -> Iterator[None]:
             raise
 
 
-async def read(call: Call) -> Reply | Flow:
-    """A page, or lines."""
-    call.check_topic(Operation.READ, call.path["topic"])
-    if call.media == media_types.NDJSON:
-        return Flow(_lines(call), media_types.NDJSON)
-    return Reply(await call.work(_page, call))
+async def read(request: RestRequest) -> RestResponse | StreamedResponse:
+    """Return a page of records, or stream them as lines."""
+    request.check_topic(Operation.READ, request.path["topic"])
+    if request.media == media_types.NDJSON:
+        return StreamedResponse(_lines(request), media_types.NDJSON)
+    return RestResponse(await request.work(_page, request))
 
 
-def _page(call: Call) -> bytes:
-    query: ReadQuery = call.query
-    log = _log(call)
+def _page(request: RestRequest) -> bytes:
+    query: ReadQuery = request.query
+    log = _log(request)
     start = _start(log, query)
     left = min(query.max or _PAGE_RECORDS, _PAGE_RECORDS_MAX)
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     found: list[bytes] = []
     next_offset, size = max(start, 0), 0
-    with Alone() as alone, _up_to_fault(found):
+    with LargeBatchSlot() as slot, _until_damage(found):
         for batch in log.read(start, _PAGE_BYTES, isolation=query.isolation, durable_only=query.durable_only):
-            alone.see(batch)
+            slot.acquire_for(batch)
             for part in parts(batch):
                 taken = part.slice(0, left)
                 found.append(lines(taken, query.values))
@@ -95,31 +95,31 @@ def _page(call: Call) -> bytes:
 # ------------------------------------------------------------ lines
 
 
-async def _lines(call: Call) -> AsyncIterator[bytes]:
-    pieces = await call.work(_pieces, call)
-    coming = asyncio.ensure_future(call.work(next, pieces, None))
-    gone = asyncio.ensure_future(call.body.gone())
+async def _lines(request: RestRequest) -> AsyncIterator[bytes]:
+    pieces = await request.work(_pieces, request)
+    coming = asyncio.ensure_future(request.work(next, pieces, None))
+    wait_for_disconnect = asyncio.ensure_future(request.body.wait_for_disconnect())
     try:
-        while (piece := await coming) is not None and not (gone.done() or call.site.is_closing):
-            coming = asyncio.ensure_future(call.work(next, pieces, None))  # while this one is sent
+        while (piece := await coming) is not None and not (wait_for_disconnect.done() or request.context.is_closing):
+            coming = asyncio.ensure_future(request.work(next, pieces, None))  # render it while `piece` is sent
             yield piece
     finally:
-        gone.cancel()
+        wait_for_disconnect.cancel()
         if not coming.done():
             await asyncio.wait([coming])
 
 
-def _pieces(call: Call) -> Iterator[bytes]:
-    """Raises at once what is wrong with the offset."""
-    query: ReadQuery = call.query
-    log = _log(call)
+def _pieces(request: RestRequest) -> Iterator[bytes]:
+    """Check the offset at once, and return the iterator over lines."""
+    query: ReadQuery = request.query
+    log = _log(request)
     start = _start(log, query)
     log.check_position(start)
-    return _gathered(_render(log, start, query))
+    return _merge_chunks(_render(log, start, query))
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Fewer and larger ones: each costs a change of threads, and a write."""
+def _merge_chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Merge small chunks: each costs a thread switch and a write."""
     found: list[bytes] = []
     size = 0
     try:
@@ -138,34 +138,35 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _render(log: Partition, start: int, query: ReadQuery) -> Iterator[bytes]:
-    """Up to where the log ended when it began, so that it comes to an end while others append."""
+    """Yield lines up to the end at the start of the request, so that the response ends while producers append."""
     end = log.end_offset(isolation=query.isolation, durable_only=query.durable_only)
     left: Any = query.max or float("inf")
     at = start
     while at < end and left > 0:
-        found, reached, left = _turn(log, at, end, left, query)
+        found, reached, left = _read_some(log, at, end, left, query)
         yield from found
         if reached == at:
             return
         at = reached
 
 
-def _turn(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tuple[list[bytes], int, Any]:
-    """Some pieces, where they end, and how many records are left: no batch is kept while a client takes them."""
+def _read_some(log: Partition, at: int, end: int, left: Any, query: ReadQuery) -> tuple[list[bytes], int, Any]:
+    """Return lines, the offset after them and the number of records left. No batch stays in memory while a client
+    reads."""
     found: list[bytes] = []
     size = 0
-    with Alone() as alone, _up_to_fault(found):
+    with LargeBatchSlot() as slot, _until_damage(found):
         for batch in log.read(at, _READ_BYTES, isolation=query.isolation, durable_only=query.durable_only):
             if batch.base_offset >= end:
                 return found, end, left
-            alone.see(batch)
+            slot.acquire_for(batch)
             for part in parts(batch, end):
                 taken = part if len(part) <= left else part.slice(0, int(left))
                 found.append(bare_values(taken) if query.form == "values" else lines(taken, query.values))
                 size += len(found[-1])
                 left -= len(taken)
                 at = taken.next_offset
-                if left <= 0 or size >= _TURN_BYTES:
+                if left <= 0 or size >= _RENDER_BYTES:
                     return found, at, left
             at = batch.next_offset
     return found, at, left

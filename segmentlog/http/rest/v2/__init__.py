@@ -1,1 +1,1 @@
-"""Version 2 of the Confluent REST Proxy's API: topics, produce, consumer instances."""
+"""Version 2 of the REST Proxy API: topics, produce, consumer instances."""

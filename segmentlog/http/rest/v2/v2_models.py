@@ -1,4 +1,4 @@
-"""What version 2 is sent and answers, field by field."""
+"""Requests and responses of REST v2."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Meta, Raw, Struct, field
 from segmentlog.http.rest.endpoint_table import PartitionNumber
 
 ABSENT: Raw = cast(Raw, None)
-"""Instead of a key or a value that was left out. (A default that is a `Raw` cannot be told by a schema.)"""
+"""Stands for a key or value that the request omits. (JSON schemas cannot express a default that is a `Raw`.)"""
 
 # ---------------------------------------------------------------- topics
 
 
-class Replica(Struct):
+class ReplicaInfo(Struct):
     broker: int
     leader: bool
     in_sync: bool
@@ -23,7 +23,7 @@ class Replica(Struct):
 class PartitionInfo(Struct):
     partition: int
     leader: int
-    replicas: list[Replica]
+    replicas: list[ReplicaInfo]
 
 
 class TopicInfo(Struct):
@@ -65,7 +65,7 @@ class JsonRecords(Struct):
 
 
 class SchemaRecords(Struct):
-    """Keys and values as a schema describes them: by its id, or in full, which registers it."""
+    """Keys and values with a schema: an id, or its text, which is registered."""
 
     records: Annotated[list[JsonRecord], Meta(min_length=1)]
     key_schema: str | None = None
@@ -81,7 +81,7 @@ class RecordOffset(Struct):
     error: str | None
 
 
-class Produced(Struct):
+class ProducedOffsets(Struct):
     offsets: list[RecordOffset]
     key_schema_id: int | None = None
     value_schema_id: int | None = None
@@ -93,7 +93,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class NewInstance(Struct):
-    """Everything has a default."""
+    """Options of a new consumer instance. All have defaults."""
 
     name: _Name | None = None
     id: _Name | None = None
@@ -107,7 +107,7 @@ class NewInstance(Struct):
     isolation_level: Literal["read_committed", "read_uncommitted"] | None = field(name="isolation.level", default=None)
 
 
-class Instance(Struct):
+class CreatedInstance(Struct):
     instance_id: str
     base_uri: str
 
@@ -121,23 +121,23 @@ class Subscribed(Struct):
     topics: list[str]
 
 
-class OnePartition(Struct):
+class PartitionRef(Struct):
     topic: str
     partition: PartitionNumber
 
 
-class Partitions(Struct):
-    partitions: list[OnePartition]
+class TopicPartitions(Struct):
+    partitions: list[PartitionRef]
 
 
-class OneOffset(Struct):
+class PartitionOffset(Struct):
     topic: str
     partition: PartitionNumber
     offset: Annotated[int, Meta(ge=0, le=2**63 - 2)]
     metadata: str | None = None
 
 
-class OneTimestamp(Struct):
+class PartitionTimestamp(Struct):
     topic: str
     partition: PartitionNumber
     timestamp: str
@@ -145,16 +145,16 @@ class OneTimestamp(Struct):
 
 
 class OffsetsToCommit(Struct):
-    offsets: list[OneOffset] | None = None
+    offsets: list[PartitionOffset] | None = None
 
 
 class Seek(Struct):
-    offsets: list[OneOffset] = []
-    timestamps: list[OneTimestamp] = []
+    offsets: list[PartitionOffset] = []
+    timestamps: list[PartitionTimestamp] = []
 
 
 class CommittedOffsets(Struct):
-    offsets: list[OneOffset]
+    offsets: list[PartitionOffset]
 
 
 class ConsumedRecord(Struct, gc=False):
@@ -167,9 +167,11 @@ class ConsumedRecord(Struct, gc=False):
 
 class RecordsQuery(Struct):
     timeout: Annotated[
-        int, Meta(description="Milliseconds to wait for records, at most what the instance was made with.")
+        int, Meta(description="Milliseconds to wait for records, at most the request time-out of the instance.")
     ] = -1
-    max_bytes: Annotated[int, Meta(description="Of keys and values; one record comes however large it is.")] = -1
+    max_bytes: Annotated[
+        int, Meta(description="Maximum bytes of keys and values; at least one record is returned, whatever its size.")
+    ] = -1
 
 
 class CommitQuery(Struct):
@@ -179,5 +181,7 @@ class CommitQuery(Struct):
 class ProduceQuery(Struct):
     ack: Annotated[
         Literal["written", "durable", "shipped"] | None,
-        Meta(description="What records survive before the answer; by default as the topic's fsync policy says."),
+        Meta(
+            description="When to respond: after the write, the fsync, or the upload. Default: the topic's fsync policy."
+        ),
     ] = None

@@ -1,4 +1,4 @@
-"""Records to a topic, in the format that the content type says."""
+"""REST v2 endpoint that appends records in the format of the content type."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Raw
 
 from segmentlog.format.file_names import SCHEMAS_TOPIC, check_topic_name
-from segmentlog.http.error_responses import HttpProblem, words_of
+from segmentlog.http.error_responses import HttpProblem, client_message
 from segmentlog.http.rest import media_types, rest_error_codes
-from segmentlog.http.rest.batch_append import AckName, Placed, Records
-from segmentlog.http.rest.responses import Reply, encode_json
+from segmentlog.http.rest.batch_append import AckName, BatchResult, RecordColumns
+from segmentlog.http.rest.responses import RestResponse, encode_json
 from segmentlog.http.rest.v2.v2_models import ABSENT, BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
-from segmentlog.http.rest.value_formats import NULL, SchemaWish, SchemaWriter, bytes_of_json
+from segmentlog.http.rest.value_formats import NULL, SchemaSelector, SchemaWriter, bytes_of_json
 from segmentlog.schemas.registry_errors import registration_problem
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
@@ -22,7 +22,7 @@ from segmentlog.security.viewer import Thing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 FORMATS: Final = {content_type: name for name, content_type in media_types.V2_EMBEDDED.items()}
 BODIES: Final = {
@@ -33,57 +33,59 @@ BODIES: Final = {
     media_types.V2_EMBEDDED["protobuf"]: SchemaRecords,
 }
 _WITHOUT_SCHEMA: Final = frozenset((media_types.V2_EMBEDDED["binary"], media_types.V2_EMBEDDED["json"]))
-_QUICK_BYTES: Final = 128 << 10
-"""Of a body that is seen to without a thread: about a millisecond."""
+_NON_BLOCKING_BYTES: Final = 128 << 10
+"""Bodies up to this size are appended without a thread: that takes about a millisecond."""
 _as_document = msgspec.json.Decoder().decode
 
 
-async def produce(call: Call) -> Reply:
-    """Append, and tell the offset of each record, or why it has none."""
-    topic = check_topic_name(call.path["topic"])
-    call.check_topic(Operation.WRITE, topic)
-    call.store.check_writable("append")
-    body = await call.body.whole()
-    ack: AckName | None = call.query.ack
-    partition: int | None = call.path.get("partition")
-    is_small = len(body) <= _QUICK_BYTES and call.content_type in _WITHOUT_SCHEMA
-    if is_small and call.rest.appending.is_quick(topic, ack):
-        answer = _produce(call, topic, partition, ack, body)
+async def produce(request: RestRequest) -> RestResponse:
+    """Append records, and return the offset or the error of each."""
+    topic = check_topic_name(request.path["topic"])
+    request.check_topic(Operation.WRITE, topic)
+    request.store.check_writable("append")
+    body = await request.body.read_all()
+    ack: AckName | None = request.query.ack
+    partition: int | None = request.path.get("partition")
+    is_small = len(body) <= _NON_BLOCKING_BYTES and request.content_type in _WITHOUT_SCHEMA
+    if is_small and request.rest.appender.is_non_blocking(topic, ack):
+        answer = _produce(request, topic, partition, ack, body)
     else:
-        answer = await call.append(_produce_and_note, call, topic, partition, ack, body)
-    return Reply(answer, content_type=call.media)
+        answer = await request.append(_produce_and_note, request, topic, partition, ack, body)
+    return RestResponse(answer, content_type=request.media)
 
 
-def _produce_and_note(call: Call, topic: str, partition: int | None, ack: AckName | None, body: bytes) -> bytes:
-    answer = _produce(call, topic, partition, ack, body)
-    call.rest.appending.note_opened(topic)
+def _produce_and_note(
+    request: RestRequest, topic: str, partition: int | None, ack: AckName | None, body: bytes
+) -> bytes:
+    answer = _produce(request, topic, partition, ack, body)
+    request.rest.appender.open_partitions(topic)
     return answer
 
 
-def _produce(call: Call, topic: str, partition: int | None, ack: AckName | None, body: bytes) -> bytes:
-    request = call.decode(body)
+def _produce(request: RestRequest, topic: str, partition: int | None, ack: AckName | None, body: bytes) -> bytes:
+    decoded = request.decode(body)
     key_schema_id = value_schema_id = None
-    if isinstance(request, JsonRecords):
-        records = _json_records(request.records)
-    elif isinstance(request, BinaryRecords):
-        found = request.records
-        records = Records([one.value for one in found], [one.key for one in found])
+    if isinstance(decoded, JsonRecords):
+        records = _json_records(decoded.records)
+    elif isinstance(decoded, BinaryRecords):
+        found = decoded.records
+        records = RecordColumns([one.value for one in found], [one.key for one in found])
     else:
-        records, key_schema_id, value_schema_id = _schema_records(call, topic, request)
-    given = [one.partition for one in request.records]
+        records, key_schema_id, value_schema_id = _schema_records(request, topic, decoded)
+    given = [one.partition for one in decoded.records]
     if partition is None and given.count(None) != len(given):
         records.partitions = given
-    placed = call.rest.appending.append(topic, records, ack, partition)
-    return render(placed, key_schema_id, value_schema_id, call.site.told)
+    result = request.rest.appender.append(topic, records, ack, partition)
+    return render(result, key_schema_id, value_schema_id, request.context.redact_paths)
 
 
-def _json_records(found: Sequence[JsonRecord]) -> Records:
+def _json_records(found: Sequence[JsonRecord]) -> RecordColumns:
     keys = _column([one.key for one in found])
-    return Records(_column([one.value for one in found]) or [None] * len(found), keys)
+    return RecordColumns(_column([one.value for one in found]) or [None] * len(found), keys)
 
 
 def _column(raws: list[Raw]) -> list[bytes | None] | None:
-    """What is appended; None where nothing was given, as for most keys."""
+    """Return the column to append; None if no record has it, as for most keys."""
     if raws.count(ABSENT) == len(raws):
         return None
     if ABSENT in raws:
@@ -92,10 +94,12 @@ def _column(raws: list[Raw]) -> list[bytes | None] | None:
     return [None if text == NULL else text for text in texts] if NULL in texts else list(texts)
 
 
-def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Records, int | None, int | None]:
-    """Encoded by their schemas, and the ids of these."""
-    schemas = call.rest.schemas
-    name = FORMATS[call.content_type]
+def _schema_records(
+    request: RestRequest, topic: str, decoded: SchemaRecords
+) -> tuple[RecordColumns, int | None, int | None]:
+    """Return the encoded records, and the ids of their schemas."""
+    schemas = request.rest.schemas
+    name = FORMATS[request.content_type]
 
     def column(data: list[bytes], schema_id: int | None, schema: str | None, is_key: bool) -> SchemaWriter | None:
         if all(one == NULL for one in data):
@@ -107,26 +111,28 @@ def _schema_records(call: Call, topic: str, request: SchemaRecords) -> tuple[Rec
                 else (rest_error_codes.VALUE_SCHEMA_MISSING, "value")
             )
             raise HttpProblem(
-                422, f"the request has {what}s, and no {what}_schema or {what}_schema_id", error_code=code
+                422,
+                f"the request has {what}s but neither {what}_schema nor {what}_schema_id; nothing was appended",
+                error_code=code,
             )
-        return schemas.writer(topic, SchemaWish(format=name, schema_id=schema_id, schema=schema), is_key=is_key)
+        return schemas.writer(topic, SchemaSelector(format=name, schema_id=schema_id, schema=schema), is_key=is_key)
 
-    keys = [NULL if one.key is ABSENT else bytes(one.key) for one in request.records]
-    values = [NULL if one.value is ABSENT else bytes(one.value) for one in request.records]
-    if request.key_schema is not None or request.value_schema is not None:
-        call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
-    if request.key_schema_id is not None or request.value_schema_id is not None:
-        call.check_schemas()
+    keys = [NULL if one.key is ABSENT else bytes(one.key) for one in decoded.records]
+    values = [NULL if one.value is ABSENT else bytes(one.value) for one in decoded.records]
+    if decoded.key_schema is not None or decoded.value_schema is not None:
+        request.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
+    if decoded.key_schema_id is not None or decoded.value_schema_id is not None:
+        request.check_schemas()
     try:
-        key_writer = column(keys, request.key_schema_id, request.key_schema, True)
-        value_writer = column(values, request.value_schema_id, request.value_schema, False)
+        key_writer = column(keys, decoded.key_schema_id, decoded.key_schema, True)
+        value_writer = column(values, decoded.value_schema_id, decoded.value_schema, False)
     except (ValueError, LookupError) as error:
-        message = registration_problem(error, may_see=call.may_see(Thing.SCHEMAS))
+        message = registration_problem(error, may_see=request.may_see(Thing.SCHEMAS))
         raise HttpProblem(
             HTTPStatus.UNPROCESSABLE_ENTITY, message, error_code=rest_error_codes.INVALID_SCHEMA
         ) from None
     return (
-        Records(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),
+        RecordColumns(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),
         None if key_writer is None else key_writer.schema_id,
         None if value_writer is None else value_writer.schema_id,
     )
@@ -143,20 +149,26 @@ def _encoded(writer: SchemaWriter | None, data: list[bytes]) -> list[bytes | Non
         ) from None
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- the response
 
 
 def render(
-    placed: Placed, key_schema_id: int | None, value_schema_id: int | None, told: Callable[[str], str] = str
+    result: BatchResult,
+    key_schema_id: int | None,
+    value_schema_id: int | None,
+    redact_paths: Callable[[str], str] = str,
 ) -> bytes:
-    """As JSON. Of records that lie one behind the other by joining their numbers: a tenth of what encoding takes."""
+    """Encode the result as JSON.
+
+    Consecutive offsets are joined as text, which takes a tenth of the time of encoding.
+    """
     schema_ids = b'],"key_schema_id":%b,"value_schema_id":%b}' % (
         encode_json(key_schema_id), encode_json(value_schema_id),
     )  # fmt: skip
-    if len(placed.parts) == 1 and not placed.errors:
-        partition, base_offset, _ = placed.parts[0]
+    if len(result.parts) == 1 and not result.errors:
+        partition, base_offset, _ = result.parts[0]
         begin, end = f'{{"partition":{partition},"offset":', ',"error_code":null,"error":null}'
-        numbers = map(str, range(base_offset, base_offset + placed.count))
+        numbers = map(str, range(base_offset, base_offset + result.count))
         return b'{"offsets":[' + f"{begin}{f'{end},{begin}'.join(numbers)}{end}".encode() + schema_ids
     lines = [
         b'{"partition":%d,"offset":%d,"error_code":null,"error":null}' % (partition, offset)
@@ -166,9 +178,9 @@ def render(
                 "partition": None,
                 "offset": None,
                 "error_code": rest_error_codes.record_code(error),
-                "error": told(words_of(error)),
+                "error": redact_paths(client_message(error)),
             }
         )
-        for partition, offset, error in placed.outcomes()
+        for partition, offset, error in result.outcomes()
     ]
     return b'{"offsets":[' + b",".join(lines) + schema_ids

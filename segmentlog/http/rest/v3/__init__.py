@@ -1,1 +1,1 @@
-"""Version 3 of the Confluent REST Proxy's API: administration, and records one by one."""
+"""Version 3 of the REST Proxy API: administration, and produce record by record."""

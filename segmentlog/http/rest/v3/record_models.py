@@ -1,4 +1,4 @@
-"""Records as version 3 is sent them, and what it answers of each."""
+"""Requests and responses of REST v3 about records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _NULL = Raw(b"null")
 
 
 def _null() -> Raw:
-    """By a function: the schema would tell a default."""
+    """Return null. A function, so that the JSON schema contains no default."""
     return _NULL
 
 
 DataType = Literal["BINARY", "JSON", "STRING", "AVRO", "JSONSCHEMA", "PROTOBUF"]
 
 
-class Header(Struct):
+class RecordHeader(Struct):
     name: str
     value: bytes | None = None
 
 
-class Data(Struct):
+class RecordData(Struct):
     type: DataType | None = None
     subject: str | None = None
     subject_name_strategy: Literal["TOPIC_NAME", "RECORD_NAME", "TOPIC_RECORD_NAME"] | None = None
@@ -34,21 +34,21 @@ class Data(Struct):
 
 class NewRecord(Struct):
     partition_id: Annotated[int, Meta(le=2**31 - 1)] | None = None
-    headers: list[Header] = []
-    key: Data | None = None
-    value: Data | None = None
+    headers: list[RecordHeader] = []
+    key: RecordData | None = None
+    value: RecordData | None = None
     timestamp: str | None = None
 
 
-class Entry(NewRecord, kw_only=True):
+class BatchEntry(NewRecord, kw_only=True):
     id: Annotated[str, Meta(min_length=1, max_length=80)]
 
 
-class Entries(Struct):
-    entries: Annotated[list[Entry], Meta(min_length=1, max_length=10_000)]
+class BatchEntries(Struct):
+    entries: Annotated[list[BatchEntry], Meta(min_length=1, max_length=10_000)]
 
 
-class Size(Struct, omit_defaults=True):
+class EncodedSize(Struct, omit_defaults=True):
     size: int
     type: str | None = None
     subject: str | None = None
@@ -56,8 +56,8 @@ class Size(Struct, omit_defaults=True):
     schema_version: int | None = None
 
 
-class Produced(Struct, omit_defaults=True):
-    """The outcome of one record; those of several follow each other. 200 is success."""
+class ProduceResponse(Struct, omit_defaults=True):
+    """Outcome of one record; 200 is success. The outcomes of several records follow each other."""
 
     error_code: int
     message: str | UnsetType = UNSET
@@ -66,27 +66,27 @@ class Produced(Struct, omit_defaults=True):
     partition_id: int | UnsetType = UNSET
     offset: int | UnsetType = UNSET
     timestamp: str | UnsetType = UNSET
-    key: Size | UnsetType = UNSET
-    value: Size | UnsetType = UNSET
+    key: EncodedSize | UnsetType = UNSET
+    value: EncodedSize | UnsetType = UNSET
 
 
-class Success(Struct, omit_defaults=True):
+class BatchSuccess(Struct, omit_defaults=True):
     id: str
     cluster_id: str
     topic_name: str
     partition_id: int
     offset: int
     timestamp: str
-    key: Size | UnsetType = UNSET
-    value: Size | UnsetType = UNSET
+    key: EncodedSize | UnsetType = UNSET
+    value: EncodedSize | UnsetType = UNSET
 
 
-class Failure(Struct):
+class BatchFailure(Struct):
     id: str
     error_code: int
     message: str
 
 
-class ProducedEntries(Struct):
-    successes: list[Success]
-    failures: list[Failure]
+class ProduceBatchResponse(Struct):
+    successes: list[BatchSuccess]
+    failures: list[BatchFailure]

@@ -1,4 +1,4 @@
-"""The rules of access, by the file that all doors go by."""
+"""REST v3 endpoints of ACLs, for the ACL file that all servers of the store use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from segmentlog.http.rest.responses import Reply, json_reply
+from segmentlog.http.rest.responses import RestResponse, json_response
 from segmentlog.http.rest.v3 import v3_models
 from segmentlog.http.rest.v3.v3_links import Links
-from segmentlog.http.rest.v3.v3_topics import bad
+from segmentlog.http.rest.v3.v3_topics import bad_request
 from segmentlog.security.acl_file import check_rule, normal_host
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
 from segmentlog.security.principals import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 logger = logging.getLogger("segmentlog.http")
 
@@ -26,12 +26,12 @@ _ANY, _MATCH = 1, 2
 _PATTERNS: Final = {"ANY": _ANY, "MATCH": _MATCH, **{one.name: int(one) for one in Pattern}}
 
 
-def _check(call: Call, operation: Operation) -> None:
+def _check(request: RestRequest, operation: Operation) -> None:
     if operation is not Operation.DESCRIBE:
-        call.check_administration()
-    call.check(operation, ResourceType.CLUSTER)
-    if call.site.authorizer.is_open:
-        raise bad("No Authorizer is configured: --acls FILE")
+        request.check_administration()
+    request.check(operation, ResourceType.CLUSTER)
+    if request.context.authorizer.is_open:
+        raise bad_request("No Authorizer is configured: start the server with --acls FILE")
 
 
 def _filter(query: v3_models.AclQuery) -> RuleFilter:
@@ -46,7 +46,7 @@ def _filter(query: v3_models.AclQuery) -> RuleFilter:
     )
 
 
-def _data(links: Links, rule: Rule) -> v3_models.Acl:
+def _data(links: Links, rule: Rule) -> v3_models.AclData:
     fields = {
         "resource_type": rule.resource_type.name,
         "resource_name": rule.name,
@@ -57,36 +57,36 @@ def _data(links: Links, rule: Rule) -> v3_models.Acl:
         "permission": rule.permission.name,
     }
     metadata = v3_models.Metadata(f"{links.url('acls')}?{urlencode(fields)}")
-    return msgspec.convert({"metadata": metadata, "cluster_id": links.cluster_id, **fields}, v3_models.Acl)
+    return msgspec.convert({"metadata": metadata, "cluster_id": links.cluster_id, **fields}, v3_models.AclData)
 
 
-async def list_acls(call: Call) -> Reply:
-    """Those that are asked for."""
-    links = Links(call)
-    _check(call, Operation.DESCRIBE)
-    rules = await call.work(call.site.authorizer.rules, _filter(call.query))
-    metadata = links.list_metadata("acls", query=call.scope["query_string"].decode("latin-1"))
-    return json_reply(v3_models.AclList(metadata=metadata, data=[_data(links, rule) for rule in rules]))
+async def list_acls(request: RestRequest) -> RestResponse:
+    """Return the rules that match the query."""
+    links = Links(request)
+    _check(request, Operation.DESCRIBE)
+    rules = await request.work(request.context.authorizer.rules, _filter(request.query))
+    metadata = links.list_metadata("acls", query=request.scope["query_string"].decode("latin-1"))
+    return json_response(v3_models.AclList(metadata=metadata, data=[_data(links, rule) for rule in rules]))
 
 
-async def create_acl(call: Call) -> Reply:
-    """One more."""
-    return await _create(call, [await call.document()])
+async def create_acl(request: RestRequest) -> RestResponse:
+    """Add one rule."""
+    return await _create(request, [await request.document()])
 
 
-async def create_acls(call: Call) -> Reply:
-    """Several: all of them, or none."""
-    return await _create(call, (await call.document()).data)
+async def create_acls(request: RestRequest) -> RestResponse:
+    """Add several rules, all or none."""
+    return await _create(request, (await request.document()).data)
 
 
-async def _create(call: Call, asked: list[v3_models.NewAcl]) -> Reply:
-    Links(call)
-    _check(call, Operation.ALTER)
+async def _create(request: RestRequest, asked: list[v3_models.NewAcl]) -> RestResponse:
+    Links(request)
+    _check(request, Operation.ALTER)
     rules = [_rule(one) for one in asked]
-    await call.work(call.site.authorizer.add, rules)
+    await request.work(request.context.authorizer.add, rules)
     for rule in rules:
-        logger.info("%s added the rule %s", call.site.principal(call.connection), rule)
-    return Reply(status=HTTPStatus.CREATED)
+        logger.info("%s added the rule %s", request.context.principal(request.connection), rule)
+    return RestResponse(status=HTTPStatus.CREATED)
 
 
 def _rule(asked: v3_models.NewAcl) -> Rule:
@@ -97,18 +97,18 @@ def _rule(asked: v3_models.NewAcl) -> Rule:
     try:
         check_rule(rule)
     except ValueError as error:
-        raise bad(str(error)) from None
+        raise bad_request(str(error)) from None
     return rule
 
 
-async def delete_acls(call: Call) -> Reply:
-    """Those that are meant. What kind of resource, pattern, operation and permission has to be said."""
-    links = Links(call)
-    _check(call, Operation.ALTER)
-    given = call.connection.query_params
+async def delete_acls(request: RestRequest) -> RestResponse:
+    """Delete the matching rules. The query must name resource type, pattern, operation and permission."""
+    links = Links(request)
+    _check(request, Operation.ALTER)
+    given = request.connection.query_params
     if missing := [name for name in ("resource_type", "pattern_type", "operation", "permission") if name not in given]:
-        raise bad(f"say {', '.join(missing)}: ANY deletes rules of all kinds")
-    removed = await call.work(lambda: call.site.authorizer.remove([_filter(call.query)]))
+        raise bad_request(f"missing parameters: {', '.join(missing)} (ANY matches all rules); nothing was deleted")
+    removed = await request.work(lambda: request.context.authorizer.remove([_filter(request.query)]))
     for rule in removed:
-        logger.info("%s deleted the rule %s", call.site.principal(call.connection), rule)
-    return json_reply(v3_models.DeletedAcls([_data(links, rule) for rule in removed]))
+        logger.info("%s deleted the rule %s", request.context.principal(request.connection), rule)
+    return json_response(v3_models.DeletedAcls([_data(links, rule) for rule in removed]))

@@ -1,4 +1,4 @@
-"""The cluster, which is the store, and its one broker."""
+"""REST v3 endpoints of the cluster, which is the store, and of its single broker."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.rest.responses import Reply, json_reply
+from segmentlog.http.rest.responses import RestResponse, json_response
 from segmentlog.http.rest.v3.v3_links import BROKER, Links
-from segmentlog.http.rest.v3.v3_models import Broker, BrokerConfigList, BrokerList, Cluster, ClusterList
+from segmentlog.http.rest.v3.v3_models import BrokerConfigList, BrokerData, BrokerList, ClusterData, ClusterList
 from segmentlog.security.principals import Operation, ResourceType
 
 if TYPE_CHECKING:
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 
-def _cluster(links: Links) -> Cluster:
-    return Cluster(
+def _cluster(links: Links) -> ClusterData:
+    return ClusterData(
         metadata=links.metadata(),
         cluster_id=links.cluster_id,
         controller=links.related("brokers", BROKER),
@@ -29,55 +29,57 @@ def _cluster(links: Links) -> Cluster:
     )
 
 
-def _broker(call: Call, links: Links) -> Broker:
-    return Broker(
+def _broker(request: RestRequest, links: Links) -> BrokerData:
+    return BrokerData(
         metadata=links.metadata("brokers", BROKER, crn=f"/broker={BROKER}"),
         cluster_id=links.cluster_id,
         broker_id=BROKER,
-        host=call.connection.url.hostname,
-        port=call.connection.url.port,
+        host=request.connection.url.hostname,
+        port=request.connection.url.port,
         configs=links.related("brokers", BROKER, "configs"),
         partition_replicas=links.related("brokers", BROKER, "partition-replicas"),
     )
 
 
-def check_broker(call: Call) -> None:
-    """Raises `HttpProblem` when the broker in the path is not the one."""
-    if call.path["broker_id"] != BROKER:
-        raise HttpProblem(HTTPStatus.NOT_FOUND, f"Broker {call.path['broker_id']} cannot be found: there is {BROKER}")
+def check_broker(request: RestRequest) -> None:
+    """Raise `HttpProblem` (404) for another broker in the path."""
+    if request.path["broker_id"] != BROKER:
+        raise HttpProblem(
+            HTTPStatus.NOT_FOUND, f"Broker {request.path['broker_id']} cannot be found: the only broker is {BROKER}"
+        )
 
 
-async def list_clusters(call: Call) -> Reply:
-    """The one."""
-    links = Links(call)
-    return json_reply(ClusterList(metadata=links.clusters_metadata(), data=[_cluster(links)]))
+async def list_clusters(request: RestRequest) -> RestResponse:
+    """Return the single cluster."""
+    links = Links(request)
+    return json_response(ClusterList(metadata=links.clusters_metadata(), data=[_cluster(links)]))
 
 
-async def get_cluster(call: Call) -> Reply:
-    """The one."""
-    return json_reply(_cluster(Links(call)))
+async def get_cluster(request: RestRequest) -> RestResponse:
+    """Return the cluster."""
+    return json_response(_cluster(Links(request)))
 
 
-async def list_brokers(call: Call) -> Reply:
-    """The one: this door, by the name that the client knows it by."""
-    links = Links(call)
-    return json_reply(BrokerList(metadata=links.list_metadata("brokers"), data=[_broker(call, links)]))
+async def list_brokers(request: RestRequest) -> RestResponse:
+    """Return the single broker: this server, with the host name that the client uses."""
+    links = Links(request)
+    return json_response(BrokerList(metadata=links.list_metadata("brokers"), data=[_broker(request, links)]))
 
 
-async def get_broker(call: Call) -> Reply:
-    """The one."""
-    links = Links(call)
-    check_broker(call)
-    return json_reply(_broker(call, links))
+async def get_broker(request: RestRequest) -> RestResponse:
+    """Return the broker."""
+    links = Links(request)
+    check_broker(request)
+    return json_response(_broker(request, links))
 
 
-async def list_broker_configs(call: Call) -> Reply:
-    """None: they are those of a command line."""
-    links = Links(call)
-    call.check(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
-    if "broker_id" in call.path:
-        check_broker(call)
+async def list_broker_configs(request: RestRequest) -> RestResponse:
+    """Return an empty list: a server's settings are its command-line options."""
+    links = Links(request)
+    request.check(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+    if "broker_id" in request.path:
+        check_broker(request)
         metadata = links.list_metadata("brokers", BROKER, "configs")
-        return json_reply(BrokerConfigList(kind="KafkaBrokerConfigList", metadata=metadata))
+        return json_response(BrokerConfigList(kind="KafkaBrokerConfigList", metadata=metadata))
     metadata = links.list_metadata("broker-configs")
-    return json_reply(BrokerConfigList(kind="KafkaClusterConfigList", metadata=metadata))
+    return json_response(BrokerConfigList(kind="KafkaClusterConfigList", metadata=metadata))

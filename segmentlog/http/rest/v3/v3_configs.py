@@ -1,4 +1,4 @@
-"""A topic's configuration in Kafka's words: told, set, reset, several keys at once."""
+"""REST v3 endpoints of topic configurations, in Kafka's terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidConfig
 from segmentlog.http.error_responses import HttpProblem
-from segmentlog.http.rest.responses import Reply, json_reply, nothing
+from segmentlog.http.rest.responses import RestResponse, json_response, no_content
 from segmentlog.http.rest.v3 import v3_models
 from segmentlog.http.rest.v3.v3_links import Links
 from segmentlog.http.rest.v3.v3_topics import visible_topic
@@ -20,18 +20,18 @@ from segmentlog.security.viewer import Thing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 logger = logging.getLogger("segmentlog.http")
 
 _DEFAULT, _TOPIC = "DEFAULT_CONFIG", "DYNAMIC_TOPIC_CONFIG"
 
 
-def _data(links: Links, topic: str, entry: Entry, default: Entry) -> v3_models.TopicConfig:
+def _data(links: Links, topic: str, entry: Entry, default: Entry) -> v3_models.TopicConfigData:
     synonyms = [v3_models.Synonym(entry.name, default.value, _DEFAULT)]
     if not entry.is_default:
         synonyms.insert(0, v3_models.Synonym(entry.name, entry.value, _TOPIC))
-    return v3_models.TopicConfig(
+    return v3_models.TopicConfigData(
         metadata=links.metadata("topics", topic, "configs", entry.name, crn=f"/topic={topic}/config={entry.name}"),
         cluster_id=links.cluster_id,
         topic_name=topic,
@@ -43,80 +43,82 @@ def _data(links: Links, topic: str, entry: Entry, default: Entry) -> v3_models.T
     )
 
 
-def _all(links: Links, topic: str, config: TopicConfig) -> list[v3_models.TopicConfig]:
+def _all(links: Links, topic: str, config: TopicConfig) -> list[v3_models.TopicConfigData]:
     defaults = {entry.name: entry for entry in describe(TopicConfig())}
     return [_data(links, topic, entry, defaults[entry.name]) for entry in describe(config)]
 
 
-async def list_configs(call: Call) -> Reply:
-    """Every key of a topic."""
-    links = Links(call)
+async def list_configs(request: RestRequest) -> RestResponse:
+    """Return every key of a topic."""
+    links = Links(request)
 
-    def look() -> v3_models.TopicConfigList:
-        topic = visible_topic(call, Operation.DESCRIBE_CONFIGS)
+    def build_response() -> v3_models.TopicConfigList:
+        topic = visible_topic(request, Operation.DESCRIBE_CONFIGS)
         metadata = links.list_metadata("topics", topic.name, "configs")
         return v3_models.TopicConfigList(metadata=metadata, data=_all(links, topic.name, topic.config))
 
-    return json_reply(await call.work(look))
+    return json_response(await request.work(build_response))
 
 
-async def list_all_configs(call: Call) -> Reply:
-    """Every key of every topic."""
-    links = Links(call)
+async def list_all_configs(request: RestRequest) -> RestResponse:
+    """Return every key of every topic."""
+    links = Links(request)
 
-    def look() -> v3_models.TopicConfigList:
+    def build_response() -> v3_models.TopicConfigList:
         found = []
-        for name in call.store.topics():
-            if call.may_see(Thing.TOPIC_CONFIG, name):
-                found += _all(links, name, call.store.topic(name).config)
+        for name in request.store.topics():
+            if request.may_see(Thing.TOPIC_CONFIG, name):
+                found += _all(links, name, request.store.topic(name).config)
         return v3_models.TopicConfigList(metadata=links.list_metadata("topics", "-", "configs"), data=found)
 
-    return json_reply(await call.work(look))
+    return json_response(await request.work(build_response))
 
 
-async def get_config(call: Call) -> Reply:
-    """One key."""
-    links = Links(call)
+async def get_config(request: RestRequest) -> RestResponse:
+    """Return one key."""
+    links = Links(request)
 
-    def look() -> v3_models.TopicConfig:
-        topic = visible_topic(call, Operation.DESCRIBE_CONFIGS)
+    def build_response() -> v3_models.TopicConfigData:
+        topic = visible_topic(request, Operation.DESCRIBE_CONFIGS)
         for data in _all(links, topic.name, topic.config):
-            if data.name == call.path["name"]:
+            if data.name == request.path["name"]:
                 return data
-        raise _unknown(call.path["name"], topic.name)
+        raise _unknown(request.path["name"], topic.name)
 
-    return json_reply(await call.work(look))
+    return json_response(await request.work(build_response))
 
 
 def _unknown(key: str, topic: str) -> HttpProblem:
     return HttpProblem(HTTPStatus.NOT_FOUND, f"Config {key} cannot be found for topic {topic}.")
 
 
-async def set_config(call: Call) -> Reply:
+async def set_config(request: RestRequest) -> RestResponse:
     """Set one key."""
-    asked: v3_models.ConfigValue = await call.document()
-    return await _alter(call, [v3_models.ConfigChange(call.path["name"], asked.value, "SET")])
+    asked: v3_models.ConfigValue = await request.document()
+    return await _alter(request, [v3_models.ConfigChange(request.path["name"], asked.value, "SET")])
 
 
-async def reset_config(call: Call) -> Reply:
-    """One key back to its default."""
-    if call.path["name"] not in known_keys():
-        raise _unknown(call.path["name"], call.path["topic_name"])
-    return await _alter(call, [v3_models.ConfigChange(call.path["name"], None, "DELETE")])
+async def reset_config(request: RestRequest) -> RestResponse:
+    """Reset one key to its default."""
+    if request.path["name"] not in known_keys():
+        raise _unknown(request.path["name"], request.path["topic_name"])
+    return await _alter(request, [v3_models.ConfigChange(request.path["name"], None, "DELETE")])
 
 
-async def alter_configs(call: Call) -> Reply:
-    """Several keys at once: all of them, or none."""
-    asked: v3_models.ConfigChanges = await call.document()
-    return await _alter(call, asked.data, validate_only=asked.validate_only)
+async def alter_configs(request: RestRequest) -> RestResponse:
+    """Change several keys, all or none."""
+    asked: v3_models.ConfigChanges = await request.document()
+    return await _alter(request, asked.data, validate_only=asked.validate_only)
 
 
-async def _alter(call: Call, changes: Iterable[v3_models.ConfigChange], *, validate_only: bool = False) -> Reply:
-    Links(call)
-    call.check_administration()
+async def _alter(
+    request: RestRequest, changes: Iterable[v3_models.ConfigChange], *, validate_only: bool = False
+) -> RestResponse:
+    Links(request)
+    request.check_administration()
 
     def alter() -> None:
-        topic = visible_topic(call, Operation.ALTER_CONFIGS)
+        topic = visible_topic(request, Operation.ALTER_CONFIGS)
         settings: dict[str, str | None] = {}
         resets: list[str] = []
         for change in changes:
@@ -126,14 +128,14 @@ async def _alter(call: Call, changes: Iterable[v3_models.ConfigChange], *, valid
                 raise InvalidConfig(change.name, None, "a value, or the operation DELETE")
             else:
                 settings[change.name] = change.value
-        wanted = to_engine(settings, topic.config, resets)
-        altered = topic.config.replace(wanted)
+        engine_settings = to_engine(settings, topic.config, resets)
+        altered = topic.config.replace(engine_settings)
         if validate_only:
             return
-        if wanted:
-            call.store.alter_topic(topic.name, wanted)
-        if ineffective := without_effect(settings, altered, is_shipped=call.store.is_shipped):
+        if engine_settings:
+            request.store.alter_topic(topic.name, engine_settings)
+        if ineffective := without_effect(settings, altered, is_shipped=request.store.is_shipped):
             logger.warning("topic %s was given settings that have no effect: %s", topic.name, ineffective)
 
-    await call.work(alter)
-    return nothing()
+    await request.work(alter)
+    return no_content()

@@ -1,4 +1,4 @@
-"""What version 3 is sent and answers, field by field."""
+"""Requests and responses of REST v3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Related(Struct):
     related: str
 
 
-class Cluster(Struct, kw_only=True):
+class ClusterData(Struct, kw_only=True):
     kind: Literal["KafkaCluster"] = "KafkaCluster"
     metadata: Metadata
     cluster_id: str
@@ -37,10 +37,10 @@ class Cluster(Struct, kw_only=True):
 class ClusterList(Struct, kw_only=True):
     kind: Literal["KafkaClusterList"] = "KafkaClusterList"
     metadata: ListMetadata
-    data: list[Cluster]
+    data: list[ClusterData]
 
 
-class Broker(Struct, kw_only=True):
+class BrokerData(Struct, kw_only=True):
     kind: Literal["KafkaBroker"] = "KafkaBroker"
     metadata: Metadata
     cluster_id: str
@@ -55,13 +55,13 @@ class Broker(Struct, kw_only=True):
 class BrokerList(Struct, kw_only=True):
     kind: Literal["KafkaBrokerList"] = "KafkaBrokerList"
     metadata: ListMetadata
-    data: list[Broker]
+    data: list[BrokerData]
 
 
 # ---------------------------------------------------------------- topics
 
 
-class Topic(Struct, kw_only=True):
+class TopicData(Struct, kw_only=True):
     kind: Literal["KafkaTopic"] = "KafkaTopic"
     metadata: Metadata
     cluster_id: str
@@ -78,7 +78,7 @@ class Topic(Struct, kw_only=True):
 class TopicList(Struct, kw_only=True):
     kind: Literal["KafkaTopicList"] = "KafkaTopicList"
     metadata: ListMetadata
-    data: list[Topic]
+    data: list[TopicData]
 
 
 class TopicQuery(Struct):
@@ -103,7 +103,7 @@ class PartitionCount(Struct):
     partitions_count: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class Partition(Struct, kw_only=True):
+class PartitionData(Struct, kw_only=True):
     kind: Literal["KafkaPartition"] = "KafkaPartition"
     metadata: Metadata
     cluster_id: str
@@ -117,7 +117,7 @@ class Partition(Struct, kw_only=True):
 class PartitionList(Struct, kw_only=True):
     kind: Literal["KafkaPartitionList"] = "KafkaPartitionList"
     metadata: ListMetadata
-    data: list[Partition]
+    data: list[PartitionData]
 
 
 class PartitionOffsets(Struct, kw_only=True):
@@ -130,7 +130,7 @@ class PartitionOffsets(Struct, kw_only=True):
     latest_offset: int
 
 
-class Replica(Struct, kw_only=True):
+class ReplicaData(Struct, kw_only=True):
     kind: Literal["KafkaReplica"] = "KafkaReplica"
     metadata: Metadata
     cluster_id: str
@@ -145,11 +145,11 @@ class Replica(Struct, kw_only=True):
 class ReplicaList(Struct, kw_only=True):
     kind: Literal["KafkaReplicaList"] = "KafkaReplicaList"
     metadata: ListMetadata
-    data: list[Replica]
+    data: list[ReplicaData]
 
 
 class ReassignmentList(Struct, kw_only=True):
-    """Always empty: there is one copy of each partition."""
+    """Always empty: each partition has one replica."""
 
     kind: Literal["KafkaReassignmentList"] = "KafkaReassignmentList"
     metadata: ListMetadata
@@ -165,7 +165,7 @@ class Synonym(Struct):
     source: str
 
 
-class TopicConfig(Struct, kw_only=True):
+class TopicConfigData(Struct, kw_only=True):
     kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
     metadata: Metadata
     cluster_id: str
@@ -182,11 +182,11 @@ class TopicConfig(Struct, kw_only=True):
 class TopicConfigList(Struct, kw_only=True):
     kind: Literal["KafkaTopicConfigList"] = "KafkaTopicConfigList"
     metadata: ListMetadata
-    data: list[TopicConfig]
+    data: list[TopicConfigData]
 
 
 class BrokerConfigList(Struct, kw_only=True):
-    """Always empty: a server's settings are those of its command line."""
+    """Always empty: a server's settings are its command-line options."""
 
     kind: Literal["KafkaBrokerConfigList", "KafkaClusterConfigList"]
     metadata: ListMetadata
@@ -211,7 +211,7 @@ class ConfigChanges(Struct):
 # ---------------------------------------------------------------- groups
 
 
-class Group(Struct, kw_only=True):
+class GroupData(Struct, kw_only=True):
     kind: Literal["KafkaConsumerGroup"] = "KafkaConsumerGroup"
     metadata: Metadata
     cluster_id: str
@@ -229,10 +229,10 @@ class Group(Struct, kw_only=True):
 class GroupList(Struct, kw_only=True):
     kind: Literal["KafkaConsumerGroupList"] = "KafkaConsumerGroupList"
     metadata: ListMetadata
-    data: list[Group]
+    data: list[GroupData]
 
 
-class Consumer(Struct, kw_only=True):
+class ConsumerData(Struct, kw_only=True):
     kind: Literal["KafkaConsumer"] = "KafkaConsumer"
     metadata: Metadata
     cluster_id: str
@@ -246,10 +246,10 @@ class Consumer(Struct, kw_only=True):
 class ConsumerList(Struct, kw_only=True):
     kind: Literal["KafkaConsumerList"] = "KafkaConsumerList"
     metadata: ListMetadata
-    data: list[Consumer]
+    data: list[ConsumerData]
 
 
-class Assignment(Struct, kw_only=True):
+class AssignmentData(Struct, kw_only=True):
     kind: Literal["KafkaConsumerAssignment"] = "KafkaConsumerAssignment"
     metadata: Metadata
     cluster_id: str
@@ -264,10 +264,10 @@ class Assignment(Struct, kw_only=True):
 class AssignmentList(Struct, kw_only=True):
     kind: Literal["KafkaConsumerAssignmentList"] = "KafkaConsumerAssignmentList"
     metadata: ListMetadata
-    data: list[Assignment]
+    data: list[AssignmentData]
 
 
-class Lag(Struct, kw_only=True):
+class LagData(Struct, kw_only=True):
     kind: Literal["KafkaConsumerLag"] = "KafkaConsumerLag"
     metadata: Metadata
     cluster_id: str
@@ -285,7 +285,7 @@ class Lag(Struct, kw_only=True):
 class LagList(Struct, kw_only=True):
     kind: Literal["KafkaConsumerLagList"] = "KafkaConsumerLagList"
     metadata: ListMetadata
-    data: list[Lag]
+    data: list[LagData]
 
 
 class LagSummary(Struct, kw_only=True):
@@ -327,7 +327,7 @@ class NewAcls(Struct):
     data: list[NewAcl]
 
 
-class Acl(Struct, kw_only=True):
+class AclData(Struct, kw_only=True):
     kind: Literal["KafkaAcl"] = "KafkaAcl"
     metadata: Metadata
     cluster_id: str
@@ -343,11 +343,11 @@ class Acl(Struct, kw_only=True):
 class AclList(Struct, kw_only=True):
     kind: Literal["KafkaAclList"] = "KafkaAclList"
     metadata: ListMetadata
-    data: list[Acl]
+    data: list[AclData]
 
 
 class DeletedAcls(Struct):
-    data: list[Acl]
+    data: list[AclData]
 
 
 class AclQuery(Struct):

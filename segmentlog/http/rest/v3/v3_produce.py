@@ -1,4 +1,4 @@
-"""Records one by one: objects that come one behind the other, and an outcome for each, for as long as they come."""
+"""REST v3 endpoints that append records: a stream of JSON objects with an outcome for each, or one batch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.file_names import SCHEMAS_TOPIC
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import rest_error_codes
-from segmentlog.http.rest.batch_append import Records
-from segmentlog.http.rest.json_stream import Malformed, Objects
+from segmentlog.http.rest.batch_append import RecordColumns
+from segmentlog.http.rest.json_stream import JsonObjectSplitter, MalformedJson
 from segmentlog.http.rest.media_types import JSON
-from segmentlog.http.rest.responses import Flow, Reply, encode_json, json_reply
+from segmentlog.http.rest.responses import RestResponse, StreamedResponse, encode_json, json_response
 from segmentlog.http.rest.v3 import record_models
 from segmentlog.http.rest.v3.v3_links import Links
 from segmentlog.http.rest.v3.v3_topics import visible_topic
-from segmentlog.http.rest.value_formats import NULL, SchemaWish
+from segmentlog.http.rest.value_formats import NULL, SchemaSelector
 from segmentlog.quantities import milliseconds_of
 from segmentlog.schemas.registry_errors import registration_problem
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 
 if TYPE_CHECKING:
-    from segmentlog.http.rest.rest_request import Call
+    from segmentlog.http.rest.rest_request import RestRequest
 
 _BETWEEN: Final = b"\r\n"
 _OBJECT_MAX: Final = 32 << 20
@@ -41,20 +41,20 @@ def _decode(data: bytes) -> record_models.NewRecord:
     return _decoder.decode(data)
 
 
-class Encoded:
-    """One record as it is appended, and what its answer says of it."""
+class EncodedRecord:
+    """One record in stored form, and the sizes that its outcome reports."""
 
     __slots__ = ("headers", "key", "key_size", "partition", "timestamp", "value", "value_size")
 
-    def __init__(self, call: Call, topic: str, asked: record_models.NewRecord) -> None:
-        """Raises `HttpProblem` and `SegmentlogError` for what cannot be appended."""
+    def __init__(self, request: RestRequest, topic: str, asked: record_models.NewRecord) -> None:
+        """Encode a record. Raises `HttpProblem` and `SegmentlogError`."""
         if asked.partition_id is not None and asked.partition_id < 0:
             raise _no_partition()
         self.partition = asked.partition_id
         self.headers = tuple((header.name, header.value) for header in asked.headers)
         self.timestamp = _milliseconds(asked.timestamp)
-        self.key, self.key_size = _encode(call, topic, asked.key, is_key=True)
-        self.value, self.value_size = _encode(call, topic, asked.value, is_key=False)
+        self.key, self.key_size = _encode(request, topic, asked.key, is_key=True)
+        self.value, self.value_size = _encode(request, topic, asked.value, is_key=False)
 
 
 def _no_partition() -> HttpProblem:
@@ -64,8 +64,8 @@ def _no_partition() -> HttpProblem:
     )  # fmt: skip
 
 
-def _problem(call: Call, error: BaseException) -> HttpProblem:
-    return call.site.without_place(rest_error_codes.v3_problem(error))
+def _problem(request: RestRequest, error: BaseException) -> HttpProblem:
+    return request.context.redact_problem(rest_error_codes.v3_problem(error))
 
 
 def _bad(message: str) -> HttpProblem:
@@ -79,12 +79,12 @@ def _milliseconds(text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
         return milliseconds_of(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
     except ValueError:
-        raise _bad(f"timestamp={text!r} is no time as ISO 8601 has it.") from None
+        raise _bad(f"timestamp={text!r} is not in ISO 8601.") from None
 
 
 def _encode(
-    call: Call, topic: str, asked: record_models.Data | None, *, is_key: bool
-) -> tuple[bytes | None, record_models.Size | None]:
+    request: RestRequest, topic: str, asked: record_models.RecordData | None, *, is_key: bool
+) -> tuple[bytes | None, record_models.EncodedSize | None]:
     if asked is None:
         return None, None
     data = bytes(asked.data)
@@ -93,90 +93,90 @@ def _encode(
     elif asked.type in ("BINARY", "STRING"):
         encoded = _text(asked.type, data)
     else:
-        return _by_schema(call, topic, asked, data, is_key=is_key)
-    return encoded, record_models.Size(len(encoded or b""), asked.type)
+        return _by_schema(request, topic, asked, data, is_key=is_key)
+    return encoded, record_models.EncodedSize(len(encoded or b""), asked.type)
 
 
 def _text(kind: str, data: bytes) -> bytes | None:
-    """Base64, or text."""
+    """Decode a base64 string, or a string."""
     if kind == "STRING":
-        what, wanted = "string", str
+        type_name, expected_type = "string", str
     else:
-        what, wanted = "base64 string", bytes  # type: ignore[assignment]
+        type_name, expected_type = "base64 string", bytes  # type: ignore[assignment]
     try:
-        found: Any = msgspec.json.decode(data, type=wanted | None)
+        found: Any = msgspec.json.decode(data, type=expected_type | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _bad(f"data={data[:100].decode(errors='replace')} is not a {what}.") from None
+        raise _bad(f"data={data[:100].decode(errors='replace')} is not a {type_name}.") from None
     return found.encode() if isinstance(found, str) else found
 
 
 def _by_schema(
-    call: Call, topic: str, asked: record_models.Data, data: bytes, *, is_key: bool
-) -> tuple[bytes | None, record_models.Size | None]:
+    request: RestRequest, topic: str, asked: record_models.RecordData, data: bytes, *, is_key: bool
+) -> tuple[bytes | None, record_models.EncodedSize | None]:
     if asked.schema is not None:
-        call.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
+        request.check_topic(Operation.WRITE, SCHEMAS_TOPIC)
     else:
-        call.check_schemas()
-    wish = SchemaWish(
+        request.check_schemas()
+    selector = SchemaSelector(
         format=None if asked.type is None else asked.type.lower(),
         schema_id=asked.schema_id, schema=asked.schema, subject=asked.subject,
         strategy=asked.subject_name_strategy, version=asked.schema_version,
     )  # fmt: skip
     try:
-        writer = call.rest.schemas.writer(topic, wish, is_key=is_key)
+        writer = request.rest.schemas.writer(topic, selector, is_key=is_key)
     except (ValueError, LookupError) as error:
-        raise _bad(registration_problem(error, may_see=call.may_see(Thing.SCHEMAS))) from None
+        raise _bad(registration_problem(error, may_see=request.may_see(Thing.SCHEMAS))) from None
     try:
         encoded = None if data == NULL else writer.encode(_document(data))
     except (ValueError, RecursionError) as error:
         raise _bad(str(error)) from None
-    size = record_models.Size(
+    size = record_models.EncodedSize(
         len(encoded or b""), writer.format.upper(), writer.subject, writer.schema_id, writer.version
     )
     return encoded, size
 
 
-# ---------------------------------------------------------------- one after the other
+# ---------------------------------------------------------------- streams of records
 
-_Outcome = Encoded | HttpProblem
-_Told = tuple[int, int, int]
-"""(partition, offset, milliseconds)."""
+_EncodedOrProblem = EncodedRecord | HttpProblem
+_Appended = tuple[int, int, int]
+"""(partition, offset, timestamp in ms)."""
 
 
-def _append(call: Call, topic: str, found: Sequence[_Outcome]) -> list[_Told | HttpProblem]:
-    """Append those that can be, with as few appends as there are partitions; what became of each."""
-    told: list[_Told | HttpProblem] = [one if isinstance(one, HttpProblem) else _no_partition() for one in found]
-    count = call.store.topic(topic).partition_count
+def _append(request: RestRequest, topic: str, found: Sequence[_EncodedOrProblem]) -> list[_Appended | HttpProblem]:
+    """Append the valid records, with one append for each partition, and return the outcome of each record."""
+    results: list[_Appended | HttpProblem] = [one if isinstance(one, HttpProblem) else _no_partition() for one in found]
+    count = request.store.topic(topic).partition_count
     rows = [
         row for row, one in enumerate(found)
-        if isinstance(one, Encoded) and (one.partition is None or one.partition < count)
+        if isinstance(one, EncodedRecord) and (one.partition is None or one.partition < count)
     ]  # fmt: skip
     if not rows:
-        return told
+        return results
     ready: list[Any] = [found[row] for row in rows]
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     stamps = [now_ms if one.timestamp is None else one.timestamp for one in ready]
     keys = [one.key for one in ready]
-    records = Records(
+    records = RecordColumns(
         [one.value for one in ready],
         None if keys.count(None) == len(keys) else keys,
         None if all(one.partition is None for one in ready) else [one.partition for one in ready],
         stamps,
         [one.headers for one in ready] if any(one.headers for one in ready) else None,
     )
-    placed = call.rest.appending.append(topic, records, call.query.ack)
-    for row, stamp, (partition, offset, error) in zip(rows, stamps, placed.outcomes(), strict=True):
-        told[row] = (partition, offset, stamp) if error is None else _problem(call, error)
-    return told
+    result = request.rest.appender.append(topic, records, request.query.ack)
+    for row, stamp, (partition, offset, error) in zip(rows, stamps, result.outcomes(), strict=True):
+        results[row] = (partition, offset, stamp) if error is None else _problem(request, error)
+    return results
 
 
-def _encoded(call: Call, topic: str, asked: Any) -> _Outcome:
+def _encoded(request: RestRequest, topic: str, asked: Any) -> _EncodedOrProblem:
     if isinstance(asked, msgspec.ValidationError):
         return _bad(str(asked))
     try:
-        return Encoded(call, topic, asked)
+        return EncodedRecord(request, topic, asked)
     except (SegmentlogError, OSError) as error:
-        return _problem(call, error)
+        return _problem(request, error)
 
 
 def _time(milliseconds: int) -> str:
@@ -187,16 +187,16 @@ def _time(milliseconds: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-async def produce(call: Call) -> Flow:
-    """Outcomes come as records come."""
-    links = Links(call)
-    topic = (await call.work(visible_topic, call, Operation.WRITE)).name
-    call.store.check_writable("append")
-    return Flow(_outcomes(call, links.cluster_id, topic), JSON)
+async def produce(request: RestRequest) -> StreamedResponse:
+    """Append records as they arrive, and stream their outcomes."""
+    links = Links(request)
+    topic = (await request.work(visible_topic, request, Operation.WRITE)).name
+    request.store.check_writable("append")
+    return StreamedResponse(_outcomes(request, links.cluster_id, topic), JSON)
 
 
-async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[bytes]:
-    objects = Objects(_decode, _OBJECT_MAX)
+async def _outcomes(request: RestRequest, cluster_id: str, topic: str) -> AsyncIterator[bytes]:
+    objects = JsonObjectSplitter(_decode, _OBJECT_MAX)
     is_any = False
 
     def handle(piece: bytes | None) -> tuple[bytes, bool]:
@@ -208,34 +208,34 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
                 objects.finish()
             else:
                 asked.extend(objects.feed(piece))
-        except Malformed as error:
+        except MalformedJson as error:
             problem = _bad(f"Error processing JSON: {error}")
-        found: list[Encoded | HttpProblem] = [_encoded(call, topic, one) for one in asked]
+        found: list[EncodedRecord | HttpProblem] = [_encoded(request, topic, one) for one in asked]
         if problem is not None:
             found.append(problem)
         try:
-            call.check_topic(Operation.WRITE, topic)  # the client may go on for hours
-            told = _append(call, topic, found)
+            request.check_topic(Operation.WRITE, topic)  # the request may take hours: check the rights again
+            results = _append(request, topic, found)
         except (SegmentlogError, OSError) as error:
-            told = [_problem(call, error)] * len(found)
-        lines = [_outcome(cluster_id, topic, one, what) for one, what in zip(found, told, strict=True)]
+            results = [_problem(request, error)] * len(found)
+        lines = [_outcome(cluster_id, topic, one, what) for one, what in zip(found, results, strict=True)]
         return b"".join(lines), problem is not None
 
     try:
-        async for piece in call.body.pieces():
-            outcomes, is_last = await call.append(handle, piece)
-            await call.body.keep(objects.kept_bytes)
+        async for piece in request.body.pieces():
+            outcomes, is_last = await request.append(handle, piece)
+            await request.body.reserve(objects.buffered_bytes)
             if outcomes:
                 is_any = True
                 yield outcomes
             if is_last:
                 return
-    except HttpProblem as problem:  # more than a request may have
+    except HttpProblem as problem:  # the body is too large
         if not is_any:
             raise
-        yield encode_json(record_models.Produced(problem.error_code, problem.message)) + _BETWEEN
+        yield encode_json(record_models.ProduceResponse(problem.error_code, problem.message)) + _BETWEEN
         return
-    outcomes, _ = await call.append(handle, None)
+    outcomes, _ = await request.append(handle, None)
     if outcomes:
         yield outcomes
     elif not is_any:
@@ -245,14 +245,14 @@ async def _outcomes(call: Call, cluster_id: str, topic: str) -> AsyncIterator[by
         )  # fmt: skip
 
 
-def _outcome(cluster_id: str, topic: str, one: _Outcome, told: _Told | HttpProblem) -> bytes:
-    if isinstance(told, HttpProblem) or isinstance(one, HttpProblem):
-        problem = told if isinstance(told, HttpProblem) else one
+def _outcome(cluster_id: str, topic: str, one: _EncodedOrProblem, results: _Appended | HttpProblem) -> bytes:
+    if isinstance(results, HttpProblem) or isinstance(one, HttpProblem):
+        problem = results if isinstance(results, HttpProblem) else one
         assert isinstance(problem, HttpProblem)
-        return encode_json(record_models.Produced(problem.error_code, problem.message)) + _BETWEEN
-    partition, offset, milliseconds = told
+        return encode_json(record_models.ProduceResponse(problem.error_code, problem.message)) + _BETWEEN
+    partition, offset, milliseconds = results
     return encode_json(
-        record_models.Produced(
+        record_models.ProduceResponse(
             int(HTTPStatus.OK), cluster_id=cluster_id, topic_name=topic, partition_id=partition, offset=offset,
             timestamp=_time(milliseconds),
             key=msgspec.UNSET if one.key_size is None else one.key_size,
@@ -261,27 +261,27 @@ def _outcome(cluster_id: str, topic: str, one: _Outcome, told: _Told | HttpProbl
     ) + _BETWEEN  # fmt: skip
 
 
-async def produce_batch(call: Call) -> Reply:
-    """Records with names of their own, and their outcomes by these."""
-    links = Links(call)
-    topic = (await call.work(visible_topic, call, Operation.WRITE)).name
-    call.store.check_writable("append")
-    body = await call.body.whole()
+async def produce_batch(request: RestRequest) -> RestResponse:
+    """Append records with ids, and return the outcome of each id."""
+    links = Links(request)
+    topic = (await request.work(visible_topic, request, Operation.WRITE)).name
+    request.store.check_writable("append")
+    body = await request.body.read_all()
 
-    def handle() -> record_models.ProducedEntries:
-        asked: record_models.Entries = call.decode(body)
+    def handle() -> record_models.ProduceBatchResponse:
+        asked: record_models.BatchEntries = request.decode(body)
         if len({entry.id for entry in asked.entries}) < len(asked.entries):
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "Batch entry IDs are not distinct.", error_code=42208)
-        found = [_encoded(call, topic, entry) for entry in asked.entries]
-        answer = record_models.ProducedEntries([], [])
-        for entry, one, what in zip(asked.entries, found, _append(call, topic, found), strict=True):
+        found = [_encoded(request, topic, entry) for entry in asked.entries]
+        answer = record_models.ProduceBatchResponse([], [])
+        for entry, one, what in zip(asked.entries, found, _append(request, topic, found), strict=True):
             if isinstance(what, HttpProblem) or isinstance(one, HttpProblem):
                 problem = what if isinstance(what, HttpProblem) else one
                 assert isinstance(problem, HttpProblem)
-                answer.failures.append(record_models.Failure(entry.id, problem.error_code, problem.message))
+                answer.failures.append(record_models.BatchFailure(entry.id, problem.error_code, problem.message))
             else:
                 answer.successes.append(
-                    record_models.Success(
+                    record_models.BatchSuccess(
                         entry.id, links.cluster_id, topic, what[0], what[1], _time(what[2]),
                         msgspec.UNSET if one.key_size is None else one.key_size,
                         msgspec.UNSET if one.value_size is None else one.value_size,
@@ -289,4 +289,4 @@ async def produce_batch(call: Call) -> Reply:
                 )  # fmt: skip
         return answer
 
-    return json_reply(await call.append(handle), HTTPStatus.MULTI_STATUS)
+    return json_response(await request.append(handle), HTTPStatus.MULTI_STATUS)
