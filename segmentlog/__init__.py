@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         DiskFull as DiskFull,
     )
+    from segmentlog.errors import GrantExhausted as GrantExhausted
+    from segmentlog.errors import GroupHeld as GroupHeld
     from segmentlog.errors import (
-        GrantExhausted as GrantExhausted,
-    )
-    from segmentlog.errors import (
-        GroupHeld as GroupHeld,
+        GroupInUse as GroupInUse,
     )
     from segmentlog.errors import (
         GroupNotEmpty as GroupNotEmpty,
     )
+    from segmentlog.errors import InputMismatch as InputMismatch
     from segmentlog.errors import (
         InvalidConfig as InvalidConfig,
     )
@@ -67,17 +67,16 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         InvalidWireBatch as InvalidWireBatch,
     )
-    from segmentlog.errors import (
-        LocalError as LocalError,
-    )
+    from segmentlog.errors import LocalError as LocalError
     from segmentlog.errors import (
         LogTruncated as LogTruncated,
     )
-    from segmentlog.errors import (
-        NotShipped as NotShipped,
-    )
+    from segmentlog.errors import NotShipped as NotShipped
     from segmentlog.errors import (
         ObjectStoreError as ObjectStoreError,
+    )
+    from segmentlog.errors import (
+        OffsetGrantExhausted as OffsetGrantExhausted,
     )
     from segmentlog.errors import (
         OffsetOutOfRange as OffsetOutOfRange,
@@ -92,13 +91,17 @@ if TYPE_CHECKING:
         PartitionFailed as PartitionFailed,
     )
     from segmentlog.errors import (
+        ProcessLimitError as ProcessLimitError,
+    )
+    from segmentlog.errors import (
         ProducerBusy as ProducerBusy,
     )
     from segmentlog.errors import (
         ProducerFenced as ProducerFenced,
     )
+    from segmentlog.errors import ProducerHeld as ProducerHeld
     from segmentlog.errors import (
-        ProducerHeld as ProducerHeld,
+        ProducerNameInUse as ProducerNameInUse,
     )
     from segmentlog.errors import (
         ReadOnlyStore as ReadOnlyStore,
@@ -117,6 +120,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         ShippingRefused as ShippingRefused,
+    )
+    from segmentlog.errors import (
+        ShipUnconfirmed as ShipUnconfirmed,
     )
     from segmentlog.errors import (
         StoreClosed as StoreClosed,
@@ -197,11 +203,12 @@ _HOMES = {
     "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GrantExhausted",
-        "GroupHeld", "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch",
-        "LocalError", "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence",
-        "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
-        "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse",
+        "GroupNotEmpty", "InputMismatch", "InvalidConfig", "InvalidRecord", "InvalidTopicName",
+        "InvalidWireBatch", "LogTruncated", "ObjectStoreError", "OffsetGrantExhausted", "OffsetOutOfRange",
+        "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProcessLimitError", "ProducerBusy",
+        "ProducerFenced", "ProducerNameInUse", "ReadOnlyStore", "RecordTooLarge", "SegmentGone",
+        "SegmentlogError", "SerializationError", "ShipUnconfirmed", "ShippingRefused", "StoreClosed",
         "StoreFenced", "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
         "UnreadableBatch",
     ),
@@ -225,6 +232,14 @@ _HOMES = {
     "segmentlog.store": ("LogStore", "Topic"),
     "segmentlog.tables.table": ("Table",),
 }  # fmt: skip
+_FORMER_NAMES = {
+    "GrantExhausted": "OffsetGrantExhausted",
+    "GroupHeld": "GroupInUse",
+    "LocalError": "ProcessLimitError",
+    "NotShipped": "ShipUnconfirmed",
+    "ProducerHeld": "ProducerNameInUse",
+}
+"""Names of earlier versions, which still work."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["open", "replica", "serve", *_HOME_OF]
@@ -409,6 +424,8 @@ def serve(
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER_NAMES:
+        return __getattr__(_FORMER_NAMES[name])
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'segmentlog' has no attribute {name!r}")

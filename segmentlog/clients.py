@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 if TYPE_CHECKING:
     from segmentlog.codecs import Deserializer, Serializer
     from segmentlog.consuming.async_consumer import AsyncConsumer
-    from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, Rebalanced, Start
+    from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, OnError, Rebalanced, Start
     from segmentlog.consuming.consumer_options import AsyncConsumerKeywords, ConsumerKeywords, ConsumerOptions
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Ack, Isolation, Partition
@@ -106,7 +106,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: None = None,
         key_deserializer: None = None,
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer: ...
     @overload
@@ -115,7 +114,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: Deserializer[Value],
         key_deserializer: None = None,
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[bytes | None, Value]: ...
     @overload
@@ -124,7 +122,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: None = None,
         key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[Key, bytes | None]: ...
     @overload
@@ -133,7 +130,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: Deserializer[Value],
         key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[Key, Value]: ...
     def consumer(
@@ -159,7 +155,8 @@ class Clients:
         on_lost: Rebalanced | None = None,
         deserializer: Deserializer[Any] | None = None,
         key_deserializer: Deserializer[Any] | None = None,
-        on_bad: OnBad = "raise",
+        on_error: OnError | None = None,
+        on_bad: OnBad | None = None,
     ) -> Consumer[Any, Any]:
         """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
         from segmentlog.consuming.consumer import Consumer, ConsumerOptions
@@ -172,7 +169,7 @@ class Clients:
             auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
             max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
             on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-            deserializer=deserializer, key_deserializer=key_deserializer, on_bad=on_bad,
+            deserializer=deserializer, key_deserializer=key_deserializer, on_error=on_error, on_bad=on_bad,
         )  # fmt: skip
         return self._consumer(Consumer, topics, options)
 
@@ -221,22 +218,22 @@ class Clients:
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: None = None,
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: None = None,
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[bytes | None, Value]: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[Key, bytes | None]: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[Key, Value]: ...  # fmt: skip
     def aconsumer(self, *topics: str | tuple[str, int], **options: Any) -> AsyncConsumer[Any, Any]:
         """A consumer for asyncio, with the options of `consumer`; see `AsyncConsumer`. Begin it by ``async with``."""

@@ -39,8 +39,8 @@ class Deserializer(Protocol[T_co]):
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> Sequence[T_co]:
         """As many as it is given, in their order; None of None.
 
-        What it raises for bytes that it does not take is told as `DeserializationError`, or as ``on_bad`` says; what is
-        about something else, as with a `Serializer`, is raised as it is, and the consumer's position stays.
+        What it raises for bytes that it does not take is told as `DeserializationError`, or as ``on_error`` says; what
+        is about something else, as with a `Serializer`, is raised as it is, and the consumer's position stays.
         """
 
 

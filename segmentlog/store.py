@@ -250,8 +250,8 @@ class LogStore(Clients):
 
         One that is made anew under the name is another topic: nothing that knew this one takes it for it. With
         ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic. Raises
-        `PartitionBusy` when somebody is at work in it and does not come to an end, and `LocalError` when this user may
-        not write the topic's files; nothing was changed.
+        `PartitionBusy` when somebody is at work in it and does not come to an end, and `ProcessLimitError` when this
+        user may not write the topic's files; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
@@ -264,7 +264,7 @@ class LogStore(Clients):
         """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
 
         Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
-        Raises `PartitionBusy` and `LocalError` as `delete_topic` does.
+        Raises `PartitionBusy` and `ProcessLimitError` as `delete_topic` does.
         """
         self._topics.check_writable("rename a topic")
         check_topic_name(name)

@@ -172,7 +172,7 @@ def _tell_gaps(done: Restored, wanted: tuple[str, ...]) -> None:
     if any(gaps):
         say(
             f"{sum(gaps):,} partitions resume after a gap in the offsets, because the owner of the store may have"
-            " assigned those; 'segmentlog details TOPIC' shows each gap as a lost range, once something has written"
+            " assigned those; 'segmentlog describe TOPIC' shows each gap as a lost range, once something has written"
             " to the partition"
         )
 

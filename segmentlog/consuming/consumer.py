@@ -19,6 +19,7 @@ from segmentlog.consuming.cursor import Cursor
 from segmentlog.consuming.cursor_set import CursorSet
 from segmentlog.consuming.decoding import Decoding as Decoding
 from segmentlog.consuming.decoding import OnBad as OnBad
+from segmentlog.consuming.decoding import OnError as OnError
 from segmentlog.consuming.wakeup import RecordWaiter
 from segmentlog.errors import (
     ConsumerBusy,

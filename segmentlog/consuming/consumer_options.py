@@ -10,7 +10,7 @@ import msgspec
 
 from segmentlog.arguments import as_bool, as_int, as_partition, as_text
 from segmentlog.codecs import Deserializer
-from segmentlog.consuming.decoding import Decoding, OnBad, decoding_of
+from segmentlog.consuming.decoding import Decoding, OnBad, OnError, decoding_of, on_error_of
 from segmentlog.errors import InvalidConfig
 from segmentlog.groups.group_session import Rebalanced
 from segmentlog.log.partition import Isolation
@@ -44,6 +44,8 @@ class _Keywords(TypedDict, total=False):
     max_poll_interval_ms: int
     max_poll_records: int
     client_id: str
+    on_error: OnError | None
+    on_bad: OnBad | None
 
 
 class ConsumerKeywords(_Keywords, total=False):
@@ -89,13 +91,17 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     on_lost: Rebalanced | None = None
     deserializer: Deserializer[Any] | None = None
     key_deserializer: Deserializer[Any] | None = None
-    on_bad: OnBad = "raise"
+    on_error: OnError | None = None
+    """None: "raise"."""
+    on_bad: OnBad | None = None
+    """Former name of ``on_error``."""
     decoding: Decoding | None = None
     """Created from the deserializers and ``on_error``."""
 
     def __post_init__(self) -> None:
         check_start(self.start)
-        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_bad)
+        self.on_error = on_error_of(self.on_error, self.on_bad)
+        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_error)
         for name in ("follow", "durable_only", "shipped_only", "skip_damaged", "auto_commit"):
             setattr(self, name, as_bool(name, getattr(self, name)))
         for name in ("max_poll_interval_ms", "max_poll_records", "auto_commit_interval_ms", "fetch_bytes"):

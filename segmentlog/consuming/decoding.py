@@ -15,8 +15,10 @@ from segmentlog.format.record_batch import RecordBatch
 
 logger = logging.getLogger("segmentlog")
 
-OnBad = Literal["raise", "skip", "hand_over"]
+OnError = Literal["raise", "skip", "yield"]
 """What to do with a record that cannot be deserialized."""
+OnBad = Literal["raise", "skip", "hand_over"]
+"""Former name and values of `OnError`: "hand_over" means "yield"."""
 
 _BAD_KEPT = 1000
 
@@ -31,14 +33,12 @@ class Undecodable(msgspec.Struct, frozen=True, gc=False):
 class Decoding:
     """Deserializes the batches of a consumer."""
 
-    def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> None:
+    def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> None:
         for name, one in (("key_deserializer", key), ("deserializer", value)):
             if one is not None and not callable(getattr(one, "deserialize", None)):
                 raise InvalidConfig(name, one, "an object with a method `deserialize`, or None")
-        if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
-            raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
         self._key, self._value = key, value
-        self._on_bad = on_bad
+        self._on_error = on_error
         self.bad: deque[DeserializationError] = deque(maxlen=_BAD_KEPT)
         """Errors of skipped records: the last 1,000."""
 
@@ -63,14 +63,14 @@ class Decoding:
             self._deserialize_singly(self._key, batch, "key", errors),
             self._deserialize_singly(self._value, batch, "value", errors),
         )
-        if self._on_bad == "hand_over":
+        if self._on_error == "yield":
             yield whole
             return
         begin = 0
         for index, bad in sorted(errors.items()):
             if index > begin:
                 yield whole.slice(begin, index)
-            if self._on_bad == "raise":
+            if self._on_error == "raise":
                 raise bad from bad.__cause__
             self.bad.append(bad)
             logger.warning("skipped: %s", bad)
@@ -100,10 +100,23 @@ class Decoding:
         return objects
 
 
-def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> Decoding | None:
+def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> Decoding | None:
     """Return the `Decoding` for these options; None without deserializers. Raises `InvalidConfig`."""
-    made = Decoding(key, value, on_bad)
-    return None if key is None and value is None else made
+    decoding = Decoding(key, value, on_error)
+    return None if key is None and value is None else decoding
+
+
+def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
+    """Return the valid value of ``on_error``, which may be given under its former name. Raises `InvalidConfig`."""
+    if on_bad is None:
+        if on_error is not None and (not isinstance(on_error, str) or on_error not in ("raise", "skip", "yield")):
+            raise InvalidConfig("on_error", on_error, "'raise', 'skip' or 'yield'")
+        return "raise" if on_error is None else on_error
+    if on_error is not None:
+        raise InvalidConfig("on_bad", on_bad, "None with on_error, of which on_bad is the former name")
+    if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
+        raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
+    return "yield" if on_bad == "hand_over" else on_bad
 
 
 def _deserialized(one: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:

@@ -38,7 +38,7 @@ def transform(folder: str) -> None:
     def commit() -> None:
         with producer.transaction():
             producer.send_many(_TOPIC, late)
-            producer.commit_positions(consumer)
+            producer.commit_offsets(consumer)
         sys.stdout.write(f"{len(late)}\n")
         sys.stdout.flush()
         late.clear()

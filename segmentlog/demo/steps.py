@@ -46,7 +46,7 @@ def run(
         store.create_topic("flights", partitions=4, retention_ms=-1)
         _write(store, flights, say)
         if details is not None:
-            say("3. What `segmentlog details flights` shows:")
+            say("3. What `segmentlog describe flights` shows:")
             details()
         _read_back(store, flights, say)
         _find_by_time(store, flights, say)

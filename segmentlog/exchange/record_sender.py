@@ -9,7 +9,7 @@ from itertools import cycle
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from segmentlog.errors import InvalidRecord, OtherInput, ProducerFenced, RecordTooLarge
+from segmentlog.errors import InputMismatch, InvalidRecord, ProducerFenced, RecordTooLarge
 
 if TYPE_CHECKING:
     from segmentlog.exchange.resumed_input import ResumedInput
@@ -275,6 +275,6 @@ class ResumingSender(RecordSender):
         return super().summary() + earlier
 
     def how_to_resume(self, error: Exception) -> str:
-        if isinstance(error, ProducerFenced | OtherInput):
+        if isinstance(error, ProducerFenced | InputMismatch):
             return ""
         return "run the command again with the same input to resume"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segmentlog.errors import OtherInput, SegmentlogError
+from segmentlog.errors import InputMismatch, SegmentlogError
 from segmentlog.policy.partitioner import Rows, partitions_for_keys, rows_by_partition
 from segmentlog.records import TopicPartition
 
@@ -93,7 +93,7 @@ class ResumedInput:
             if self._read.get(number, 0) < (sent := self._sent_to(number))
         ]
         if short:
-            raise OtherInput(
+            raise InputMismatch(
                 f"the input has fewer records than producer {self._producer.name!r} has sent already:"
                 f" {', '.join(short[:4])}{', ...' if len(short) > 4 else ''}. Either the input was truncated, or it is"
                 " another input,"
@@ -123,7 +123,7 @@ class ResumedInput:
             now = self._topic.partition_count
             self._count = self._producer.note_resume(self._topic.name, now)
             if self._count > now:
-                raise OtherInput(
+                raise InputMismatch(
                     f"producer {self._producer.name!r} began with {self._count} partitions of {self._topic.name},"
                     " which now"
                     f" has {now}: it is another topic. Use another --producer NAME"
@@ -158,7 +158,7 @@ class ResumedInput:
     def _check_same(self, number: int, row: int, record: _Record) -> None:
         if self._unchecked.pop(number) != record:
             tp = TopicPartition(self._topic.name, number)
-            raise OtherInput(
+            raise InputMismatch(
                 f"record {self._number + row + 1} of the input differs from the record that producer"
                 f" {self._producer.name!r}"
                 f" sent to {tp} as its counterpart. Either it is another input, which needs a --producer NAME of"

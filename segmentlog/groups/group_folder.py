@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import GroupHeld, UnknownTopic
+from segmentlog.errors import GroupInUse, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.committed_offsets import CommittedPositions
 from segmentlog.groups.server_group_file import (
@@ -258,11 +258,11 @@ class GroupFolder:
     def take_over(self, now_ms: int) -> None:
         """Before a member joins: see to it that no clients of a server hold the group. The caller has the lock.
 
-        Raises `GroupHeld`. ``now_ms`` is monotonic.
+        Raises `GroupInUse`. ``now_ms`` is monotonic.
         """
         held_by = self.remote_holder(now_ms)
         if held_by is not None:
-            raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
+            raise GroupInUse(self.group, len(held_by[0].members), held_by[1])
         remote = self.read_remote()
         if remote is not None and remote.held:
             logger.warning("group %s: taken over from %s of a server that is gone", self.group, remote.described)

@@ -112,7 +112,7 @@ class Member:
     def join(self) -> None:
         """Become a member, under a new id.
 
-        Raises `InvalidConfig` when the others have another strategy, `GroupHeld` when they are clients of a server.
+        Raises `InvalidConfig` when the others have another strategy, `GroupInUse` when they are clients of a server.
         """
         folder, fs = self.folder, self._fs
         kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import GroupHeld
+from segmentlog.errors import GroupInUse
 from segmentlog.format.file_names import GROUPS_FOLDER
 from segmentlog.groups.committed_offsets import CommittedPositions, encode
 from segmentlog.groups.group_folder import GroupFolder, encode_beat
@@ -164,7 +164,7 @@ class RemoteGroups:
     def claim(self, group: str, remote: RemoteGroup) -> int:
         """Hold a group that has no members, so that clients may join it: the generation that it had last.
 
-        Raises `GroupHeld` when members of the library are at work.
+        Raises `GroupInUse` when members of the library are at work.
         """
         folder = self._folder(group)
         with folder.locked():
@@ -173,7 +173,7 @@ class RemoteGroups:
                 hosts = ", ".join(sorted({state.info.host for state in live.values()}))
                 what = "member" if len(live) == 1 else "members"
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
-                raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
+                raise GroupInUse(group, len(live), f"{len(live)} {what} of the library ({which})")
             if folder.remote_version() is None:
                 # The first time: the names of the folders are to last as long as what is in them.
                 self._fs.sync_folder(self._path)
@@ -225,11 +225,11 @@ class RemoteGroups:
     def commit_alone(
         self, group: str, positions: Sequence[NewPosition], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """The same for who is no member, of a group that has none. Raises `GroupHeld`."""
+        """The same for who is no member, of a group that has none. Raises `GroupInUse`."""
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
-                raise GroupHeld(group, len(live), f"{len(live)} members of the library")
+                raise GroupInUse(group, len(live), f"{len(live)} members of the library")
             return self.commit(group, positions, -1, "", stamp)
 
 

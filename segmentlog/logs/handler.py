@@ -16,11 +16,11 @@ from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
-    LocalError,
-    NotShipped,
     PartitionFailed,
+    ProcessLimitError,
     RecordTooLarge,
     SegmentlogError,
+    ShipUnconfirmed,
     StoreClosed,
     TopicExists,
     UnknownTopic,
@@ -304,15 +304,15 @@ class LogHandler(logging.Handler):
             first = error
         failed: list[Line] = []
         unsynced: list[Line] = []
-        unshipped: NotShipped | None = None
+        unshipped: ShipUnconfirmed | None = None
         for line, delivery in sent:
             failure = delivery.exception()
-            if isinstance(failure, NotShipped):
+            if isinstance(failure, ShipUnconfirmed):
                 unshipped = failure
             elif failure is not None:
                 first = first or failure
-                (unsynced if isinstance(failure, LocalError) and failure.appended else failed).append(line)
-        if isinstance(first, NotShipped):  # appended it is, and shipped as soon as that is possible
+                (unsynced if isinstance(failure, ProcessLimitError) and failure.appended else failed).append(line)
+        if isinstance(first, ShipUnconfirmed):  # appended it is, and shipped as soon as that is possible
             first = None
         reached = len(sent) + len(given_up)
         again = failed + lines[reached:]

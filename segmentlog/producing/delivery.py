@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from segmentlog.errors import LocalError, NotShipped, SegmentlogError, StoreClosed
+from segmentlog.errors import ProcessLimitError, SegmentlogError, ShipUnconfirmed, StoreClosed
 from segmentlog.records import Appended, Headers
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import is_interrupt
@@ -279,7 +279,7 @@ class Chunk:
 
 
 def _is_appended(error: Exception) -> bool:
-    return isinstance(error, NotShipped) or (isinstance(error, LocalError) and error.appended)
+    return isinstance(error, ShipUnconfirmed) or (isinstance(error, ProcessLimitError) and error.appended)
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, eq=False):

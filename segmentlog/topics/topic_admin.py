@@ -37,8 +37,8 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
-    LocalError,
     PartitionBusy,
+    ProcessLimitError,
     StoreVersionError,
     TopicExists,
     UnknownTopic,
@@ -103,7 +103,13 @@ class Administration:
             self._note(fd, _AT_WORK)
             try:
                 yield
-            except (InvalidConfig, LocalError, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
+            except (
+                InvalidConfig,
+                ProcessLimitError,
+                PartitionBusy,
+                TopicExists,
+                UnknownTopic,
+            ):  # refused: nothing was begun
                 self._note(fd, 0)
                 raise
             self._note(fd, _LEFT_BEHIND if leaves else 0)
@@ -193,7 +199,7 @@ class Administration:
     def rename(self, name: str, new_name: str) -> str:
         """Give a topic another name, durably; its id.
 
-        Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `LocalError`.
+        Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `ProcessLimitError`.
         """
         with self._changing():
             file = self.adopt(name)
@@ -210,7 +216,8 @@ class Administration:
     def delete(self, name: str, topic_id: str | None = None) -> tuple[str, str]:
         """Take a topic away, durably; its id, and the folder that is left of it, for `remove`.
 
-        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`, `LocalError`.
+        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`,
+        `ProcessLimitError`.
         """
         with self._changing(leaves=True):
             # Compare the id under the lock: another process may have recreated the topic since it was looked up.
@@ -224,7 +231,7 @@ class Administration:
         return file.topic_id, gone
 
     def _check_writable(self, name: str, what: str) -> None:
-        """Raise `LocalError` unless this process may write the topic's folders and the state page of each partition.
+        """Raise `ProcessLimitError` unless this process may write the topic's folders and each state page.
 
         The process may be allowed to rename the folder all the same. Then the change would be made, and no process
         that has a partition open would notice it.
@@ -233,7 +240,7 @@ class Administration:
         partitions = [f"{folder}/{number}" for number in self._fs.listdir(folder) if number.isdecimal()]
         for path in (folder, *partitions, *(f"{partition}/{STATE_FILE}" for partition in partitions)):
             if why := self._fs.why_unwritable(path):
-                raise LocalError(errno.EACCES, f"cannot {what} the topic, as {why}; nothing was changed", folder)
+                raise ProcessLimitError(errno.EACCES, f"cannot {what} the topic, as {why}; nothing was changed", folder)
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:

@@ -262,7 +262,7 @@ class Identity:
                 self._transactions.commit(registration, transaction.ends, note)
 
     def wait_shipped(self) -> None:
-        """Return once what was committed lies in the object store. Raises `NotShipped`: it is committed here."""
+        """Return once what was committed lies in the object store. Raises `ShipUnconfirmed`: it is committed here."""
         self._transactions.wait_shipped()
 
     def abort(self) -> None:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from segmentlog.errors import (
     ProducerBusy,
     ProducerFenced,
-    ProducerHeld,
+    ProducerNameInUse,
     SegmentlogError,
     TransactionAborted,
     UnknownTopic,
@@ -89,14 +89,14 @@ class RemoteTransactions:
         """Become the instance of a name; an open transaction of an older one is aborted. Durable when it returns.
 
         ``expected``: only if these are its numbers still (KIP-360); who asks again gets the same answer. Raises
-        `ProducerFenced`, `ProducerHeld`, `ProducerBusy`, `InvalidConfig` for what is no name.
+        `ProducerFenced`, `ProducerNameInUse`, `ProducerBusy`, `InvalidConfig` for what is no name.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
             if state is None:
                 state = TransactionState(new_store_id(), -1, remote=True)
             elif not state.remote:
-                raise ProducerHeld(name, "a producer of the library")
+                raise ProducerNameInUse(name, "a producer of the library")
             elif expected is not None and not _may_go_on(state, expected):
                 raise ProducerFenced(name, expected.epoch, state.epoch)
             is_repeated = (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from segmentlog.arguments import as_text
-from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerHeld
+from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerNameInUse
 from segmentlog.format.producer_snapshot import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topic_registry import Topics
@@ -89,7 +89,7 @@ class Transactions:
             if state is None:
                 state = TransactionState(fresh_id, -1)
             elif state.remote:
-                raise ProducerHeld(name, "a client of the server")
+                raise ProducerNameInUse(name, "a client of the server")
             elif state.is_open:
                 state = self._decisions.decide(name, state, fd, fence=True)
                 if state.is_open:
@@ -163,7 +163,7 @@ class Transactions:
         self._end(registration, "PrepareCommit", tuple(ends.get(where, 0) for where in state.partitions), note)
 
     def wait_shipped(self) -> None:
-        """Return once all that was decided lies in the object store, with its data. Raises `NotShipped`."""
+        """Return once all that was decided lies in the object store, with its data. Raises `ShipUnconfirmed`."""
         self._log.wait_shipped()
 
     def abort(self, registration: Registration) -> None:

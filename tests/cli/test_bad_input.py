@@ -148,7 +148,7 @@ USAGE = [
     ("produce words --ack never", "'never' is not one of"),
     ("produce words -H x", "NAME=VALUE"),
     ("produce words -k :: --format json", "--key-separator"),
-    ("consume words/x", "as in clicks or clicks/0"),
+    ("consume words/x", "such as clicks or clicks/0"),
     ("consume words --partition -1", "-1 is not in the range"),
     ("consume words --from yesterday", "is not a place: earliest, latest, an offset"),
     ("consume words --from 99999999999999999999", "is not a place"),
@@ -156,18 +156,18 @@ USAGE = [
     ("consume words -n 0", "0 is not in the range"),
     ("consume words --fetch-size 0", "0 is not in the range"),
     ("consume words --isolation some", "'some' is not one of"),
-    ("consume words --format %z", "%z is no token; there are %t"),
+    ("consume words --format %z", "unknown token %z; known tokens: %t"),
     ("consume words --format %", "% is no token"),
     ("consume words --format \\q", "is no escape"),
     ("consume words --json --values", "exclude each other"),
     ("tail", "Missing argument"),
-    ("tail words/0/0", "as in clicks or clicks/0"),
+    ("tail words/0/0", "such as clicks or clicks/0"),
     ("tail -n -1 words", "-1 is not in the range"),
     ("flush", "Missing argument 'TOPIC'"),
     ("trim words", "--before"),
-    ("trim several --before 1", "name one, as in several/0"),
+    ("trim several --before 1", "name a partition, such as several/0"),
     ("truncate words --at 5", "say --yes where nobody can be asked"),
-    ("truncate several --at 0 --yes", "name one, as in several/0"),
+    ("truncate several --at 0 --yes", "name a partition, such as several/0"),
     ("dump nothing", "'nothing' does not exist"),
     ("dump folder", "is a directory"),
     (f"dump {SEGMENT} --from 99999999", "the file has"),
@@ -345,9 +345,9 @@ BAD_RECORDS = [
     ("json", b'{"value":"a","timestamp":99999999999999999999}', "record 1: timestamp 9999"),
     ("json", b'{"value":"a","headers":5}', "record 1: headers are a list"),
     ("json", b'{"value":"a","headers":{"a":"b"}}', "record 1: headers are a list"),
-    ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header is"),
-    ("json", b'{"value_base64":"x"}', "record 1: value_base64 is no base64"),
-    ("json", b'{"value_base64":7}', "record 1: value_base64 is no base64"),
+    ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header must be"),
+    ("json", b'{"value_base64":"x"}', "record 1: value_base64 is not base64"),
+    ("json", b'{"value_base64":7}', "record 1: value_base64 is not base64"),
     ("json", b'{"value":"a"}\n{"value":' + DEEP + b"}", "record 2: not a JSON object"),
 ]
 
@@ -362,10 +362,10 @@ def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape
     appended = len(values("store")) - 100
     if appended:
         first = "record is" if appended == 1 else f"{appended} records are"
-        assert f"the first {first} appended; go on with --skip {appended}" in err
+        assert f"the first {first} appended; resume with --skip {appended}" in err
     else:
         assert "no record was appended" in err
-        assert "go on with --skip" not in err
+        assert "resume with --skip" not in err
         assert "first 0" not in err
 
 
@@ -375,12 +375,12 @@ KEYLESS = "it has no key; expected a key for each record: the topic is compacted
 @pytest.mark.parametrize(
     ("options", "data", "number", "appended", "hint"),
     [
-        ((), b"a\nb\n", 1, 0, "; -k SEPARATOR takes keys from lines"),
+        ((), b"a\nb\n", 1, 0, "; take keys from the lines with -k SEPARATOR"),
         (("-k", ":"), b"k:a\nb\n", 2, 0, ""),
         (("-k", ":", "--batch-size", "1"), b"k:a\nb\n", 2, 1, ""),
         (("-k", ":", "--batch-size", "1", "--skip", "1"), b"k:a\nb\n", 2, 0, ""),
         (("--format", "json"), b'{"value":"a"}\n', 1, 0, ""),
-        (("--format", "nul"), b"a\0", 1, 0, "; -k SEPARATOR takes keys from lines"),
+        (("--format", "nul"), b"a\0", 1, 0, "; take keys from the lines with -k SEPARATOR"),
     ],
 )
 def test_a_record_without_a_key_in_a_compacted_topic(
@@ -394,7 +394,7 @@ def test_a_record_without_a_key_in_a_compacted_topic(
     error = err.splitlines()[-1]
     assert error.startswith(f"error: record {number}: {KEYLESS}")
     assert error.endswith("retains the last record of each key" + hint)
-    assert ("the first record is appended; go on with --skip 1" in err) == bool(appended)
+    assert ("the first record is appended; resume with --skip 1" in err) == bool(appended)
     assert ("no record was appended" in err) == (not appended)
     assert "keys[" not in err
 
@@ -498,15 +498,15 @@ def test_skipping_counts_every_record(call: Run, here: Path, skip: int, end: byt
 
 BAD_ROWS = [
     ("x.ndjson", b'{"value":"a"}\n{oops\n', "line 2 is no JSON"),
-    ("x.ndjson", b'{"value":"a"}\n\n[1]\n', "line 3 is no JSON object"),
+    ("x.ndjson", b'{"value":"a"}\n\n[1]\n', "line 3 is not a JSON object"),
     ("x.ndjson", b'{"value":"\xff"}\n', "line 1 is no JSON: 'utf-8' codec"),
-    ("x.ndjson", b'{"v":"a"}\n', "record 1: there is no field 'value' (there are: v)"),
+    ("x.ndjson", b'{"v":"a"}\n', "record 1: it has no field 'value' (it has: v)"),
     ("x.ndjson", b'{"value":"a","timestamp":[1]}\n', "record 1: [1] is no timestamp"),
-    ("x.ndjson", b'{"value_base64":"x"}\n', "record 1: value_base64 is no base64"),
+    ("x.ndjson", b'{"value_base64":"x"}\n', "record 1: value_base64 is not base64"),
     ("x.ndjson", b'{"value":"' + b"x" * TOO_LARGE + b'"}\n', "over max.message.bytes"),
     ("x.csv", b"key,value\n1,2\n1,2,3\n", "line 3 has another number of columns"),
     ("x.csv", b"key,value\n1\n", "line 2 has another number of columns"),
-    ("x.csv", b"k,v\n1,2\n", "record 1: there is no field 'value' (there are: k, v)"),
+    ("x.csv", b"k,v\n1,2\n", "record 1: it has no field 'value' (it has: k, v)"),
     ("x.csv", b"value\n\xff\n", "not UTF-8"),
     ("x.csv", b"value,timestamp\na,soon\n", "record 1: 'soon' is no timestamp"),
     ("x.parquet", b"PAR1", "is no Parquet file"),

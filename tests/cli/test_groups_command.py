@@ -314,7 +314,7 @@ def test_two_members_share_the_partitions(store: Path) -> None:
     assert len(lines) == len(set(lines)) == 44, "nothing twice, nothing left out"
     assert [b"together-0" in text for text in (out, rest)] != [b"together-1" in text for text in (out, rest)]
     assert "group g: reads t/" in err
-    assert "group g: hands over t/" in err + other_err
+    assert "group g: releases t/" in err + other_err
 
 
 def describe_state(store: Path) -> tuple[str, int]:
@@ -488,7 +488,7 @@ def test_positions_are_reset(call: Run, store: Path, group: str, arguments: tupl
     assert [{**one, "dry_run": True} for one in moves] == documents(foreseen)
     old = {0: 8, 1: 0}
     assert all((one["old"], one["new"]) == (old[one["partition"]], wanted[one["partition"]]) for one in moves)
-    assert ("is outside of [0, 20]" in err) == (arguments in {("--to-offset", "700"), ("--shift-by", "-3")})
+    assert ("is outside [0, 20]" in err) == (arguments in {("--to-offset", "700"), ("--shift-by", "-3")})
     assert call("groups", "reset", group, "--to-offset", "1")[1].splitlines()[1].split() == [
         "t", "0", str(wanted[0]), "1",
     ]  # fmt: skip
@@ -515,11 +515,11 @@ def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> N
     arguments = ("groups", "reset", "new", "--topic", "t", "--to-offset", "18")
     status, foreseen, err = call(*arguments, "--dry-run", "--json")
     assert status == 0, err
-    assert "2 positions of new would be made, for it is new" in err
+    assert "2 committed offsets of new would be created" in err
     assert committed(store, "new") == {}
     status, out, err = call(*arguments, "--json")
     assert (status, [{**one, "dry_run": True} for one in documents(out)]) == (0, documents(foreseen))
-    assert "2 positions of new made, for it is new" in err
+    assert "2 committed offsets of new created" in err
     assert committed(store, "new") == {"t/0": 18, "t/1": 18}
     assert len(finish(store, "consume", "t", "-g", "new").stdout.splitlines()) == 4
     assert call("groups", "reset", "other", "--topic", "t:1", "--to-latest")[0] == 0
@@ -546,8 +546,8 @@ def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
     [
         (("reset", "g", "--to-latest", "--topic", "t:x"), 2, "'t:x' is not TOPIC or TOPIC:PARTITION"),
         (("reset", "g", "--to-latest", "--topic", "t/x"), 2, "'t/x' is not TOPIC or TOPIC:PARTITION"),
-        (("reset", "g"), 2, "say where to, once"),
-        (("reset", "g", "--to-earliest", "--to-latest"), 2, "say where to, once"),
+        (("reset", "g"), 2, "give exactly one of"),
+        (("reset", "g", "--to-earliest", "--to-latest"), 2, "give exactly one of"),
         (("reset", "g", "--to-datetime", "latest"), 2, "give a time"),
         (("reset", "g", "--to-datetime", "soon"), 2, "not a place"),
         (("reset", "g", "--to-latest", "--topic", "a:b:c"), 2, "is not TOPIC"),

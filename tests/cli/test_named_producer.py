@@ -151,7 +151,7 @@ def test_run_again_it_appends_nothing_and_of_a_file_that_grew_the_rest(
     assert all(before.values())
     err = produce(store, file, "--format", shape, "--batch-size", "7")
     assert err.startswith("0 records")
-    assert "3,000 were there already" in err
+    assert "earlier runs had appended 3,000" in err
     assert held(store) == before
     file.write_bytes(encode(lines))
     err = produce(store, file, "--format", shape, "--batch-size", "1000")
@@ -169,7 +169,7 @@ def test_partitions_that_are_added_do_not_move_lines(store: Path, tmp_path: Path
         with segmentlog.open(store) as opened:
             opened.alter_topic("t", partitions=opened.topic("t").partition_count + 2)
         file.write_bytes(b"".join(line + b"\n" for line in lines))
-        assert "5,000 were there already" in produce(store, file, *options, name=name)
+        assert "earlier runs had appended 5,000" in produce(store, file, *options, name=name)
     found = held(store)
     assert len(found) == 7
     values = [value for one in found.values() for value in one]
@@ -227,7 +227,7 @@ def test_a_second_instance_fences_the_first(store: Path, tmp_path: Path) -> None
         first.stdin.write(b"".join(line + b"\n" for line in lines[:20]))
         first.stdin.flush()
         wait_until(lambda: count(store) == 20)
-        assert "20 were there already" in produce(store, tmp_path / "lines")
+        assert "earlier runs had appended 20" in produce(store, tmp_path / "lines")
         _, err = first.communicate(b"".join(line + b"\n" for line in lines[20:]), timeout=WAIT_S)
     assert first.returncode == 1
     assert b"Traceback" not in err

@@ -342,12 +342,12 @@ def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
     [
         ("", "it names no partition"),
         ("words 0\n", "line 1 is 'words 0', and not TOPIC PARTITION OFFSET"),
-        ("words 0 1\nwords 0 2\n", "line 2: words/0 is there twice"),
-        ("words 0 -1\n", "line 1: -1 is no offset of words/0"),
+        ("words 0 1\nwords 0 2\n", "line 2: words/0 appears twice"),
+        ("words 0 -1\n", "line 1: -1 is not a valid offset of words/0"),
         ("words 0 1 2\n", "line 1 is"),
         ("words x 1\n", "line 1 is"),
         ('{"partitions": [{"topic": "words", "partition": 0}]}', "missing required field `offset`"),
-        ('{"partitions": [], "version": 2}', "JSON of version 2; this reads version 1"),
+        ('{"partitions": [], "version": 2}', "unsupported version 2; expected version 1"),
     ],
 )
 def test_offsets_that_make_no_sense(text: str, words: str) -> None:

@@ -304,7 +304,7 @@ def test_a_writer_that_goes_away_ends_the_input(store: Path) -> None:
     assert values(store) == [b"one", b"two", b"thr"]
 
 
-@pytest.mark.parametrize(("options", "advice"), [((), "go on with --skip 2"), (("--producer", "p"), "run it again")])
+@pytest.mark.parametrize(("options", "advice"), [((), "resume with --skip 2"), (("--producer", "p"), "run it again")])
 def test_an_input_that_fails_is_told(store: Path, options: tuple[str, ...], advice: str) -> None:
     """A terminal whose other side hangs up: the lines that had come are appended, and where to go on is told."""
     ours, theirs = os.openpty()
@@ -327,7 +327,7 @@ def test_offsets_that_cannot_be_printed_are_told_of_records_that_are_there(store
     assert done.returncode == 1
     there = len(values(store))
     assert 0 < there < 3000
-    assert f"go on with --skip {there}\n" in done.stderr.decode()
+    assert f"resume with --skip {there}\n" in done.stderr.decode()
 
 
 # ---------------------------------------------------------------- streams that are closed or full

@@ -93,7 +93,7 @@ def test_a_hung_transaction_is_aborted(store: Path, hanging: subprocess.Popen[by
         hanging.send_signal(signal.SIGSTOP)
     done = finish(store, "transactions", "abort", "etl-1")
     assert done.returncode == 0
-    assert done.stderr == b"aborted the transaction of etl-1; that instance of it is fenced\n"
+    assert done.stderr == b"aborted the transaction of etl-1, and fenced its producer\n"
     assert visible(store) == [b"later"]
     (one,) = listed(store)
     assert (one["status"], one["epoch"]) == ("CompleteAbort", 1)

@@ -70,7 +70,7 @@ def test_users_come_and_go(call: Run, tmp_path: Path) -> None:
     assert call("users", "remove", "Zoë")[0] == 0
     status, out, err = call("users", "list")
     assert (status, out) == (0, b"")
-    assert "nobody can come in" in err
+    assert "no client can log in" in err
 
 
 def test_a_file_elsewhere_needs_no_store(call: Run, tmp_path: Path) -> None:

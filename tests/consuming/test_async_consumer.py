@@ -344,7 +344,7 @@ def test_consume_and_produce_exactly_once(store: LogStore) -> None:
             async with producer.transaction():
                 for record in records:
                     await producer.send("out", record.value)
-                await producer.commit_positions(consumer)
+                await producer.commit_offsets(consumer)
 
     for _ in range(3):
         run(work(90))
@@ -389,7 +389,7 @@ def test_objects_and_bad_ones(store: LogStore) -> None:
             await consumer.seek("j", 0, 3)
             await work()
         assert found == [1, 2, 4]
-        async with store.aconsumer("j", deserializer=segmentlog.json_codec(int), on_bad="skip") as consumer:
+        async with store.aconsumer("j", deserializer=segmentlog.json_codec(int), on_error="skip") as consumer:
             assert [batch.values async for batch in consumer.batches()] == [[1, 2], [4]]
             assert [error.offset for error in consumer.bad] == [2]
 

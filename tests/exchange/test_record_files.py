@@ -90,10 +90,10 @@ def test_csv_is_for_text(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "told"),
     [
-        (("--format", "ndjson"), b"{not json}\n", b"line 1 is no JSON"),
-        (("--format", "ndjson"), b"[1]\n", b"line 1 is no JSON object"),
+        (("--format", "ndjson"), b"{not json}\n", b"line 1 is not JSON"),
+        (("--format", "ndjson"), b"[1]\n", b"line 1 is not a JSON object"),
         (("--format", "ndjson"), b'{"other": 1}\n', b"no field 'value' (there are: other)"),
-        (("--format", "ndjson"), b'{"value_base64": "?"}\n', b"value_base64 is no base64"),
+        (("--format", "ndjson"), b'{"value_base64": "?"}\n', b"value_base64 is not base64"),
         (("--format", "ndjson"), b'{"value": "x", "timestamp": "soon"}\n', b"'soon' is no timestamp"),
         (("--format", "csv"), b"value\na,b\n", b"another number of columns"),
         (("--format", "csv"), b"value\n\xff\n", b"not UTF-8"),
@@ -336,7 +336,7 @@ def test_partitions_come_back_or_are_refused(tmp_path: Path, ending: str) -> Non
     assert cli(store, "import", file, "same").returncode == 0
     done = cli(store, "import", file, "fewer")
     assert done.returncode == 1
-    assert b"is of partition 2, and fewer has only 0 to 1" in done.stderr
+    assert b"names partition 2, but fewer has partitions 0 to 1" in done.stderr
     assert b"--by-key" in done.stderr
     assert content(store, "fewer") == []
     assert cli(store, "import", "--by-key", file, "fewer").returncode == 0
@@ -382,7 +382,7 @@ def test_an_import_goes_on_where_it_failed(tmp_path: Path, ending: str) -> None:
     done = cli(store, "import", "--batch-size", "7", file, "to")
     assert done.returncode == 1
     assert b"record 21 takes" in done.stderr
-    assert b"the first 20 records are appended; go on with --skip 20" in done.stderr
+    assert b"the first 20 records are appended; resume with --skip 20" in done.stderr
     done = cli(store, "import", "--batch-size", "7", "--skip", "20", file, "to")
     assert b"record 21 takes" in done.stderr
     assert cli(store, "import", "--batch-size", "7", "--skip", "21", file, "to").returncode == 0
@@ -397,7 +397,7 @@ def test_a_line_that_is_no_json_can_be_left_out(filled: Path) -> None:
     stdin = b'{"value":"a"}\n\n{oops\n{"value":"b"}\n'
     done = cli(filled, "import", "--batch-size", "1", "-", "to", stdin=stdin)
     assert b"line 3 is no JSON" in done.stderr
-    assert b"go on with --skip 1" in done.stderr
+    assert b"resume with --skip 1" in done.stderr
     assert cli(filled, "import", "--skip", "2", "-", "to", stdin=stdin).returncode == 0
     assert [one[1] for one in content(filled, "to")] == [b"a", b"b"]
 
@@ -410,7 +410,7 @@ def test_empty_fields_of_a_csv_are_told(filled: Path) -> None:
     rows = b'key,value,note\r\na,,\r\nb,"",""\r\n,"x\r\ny",\r\n'
     done = cli(filled, "import", "--format", "csv", "-", "to", stdin=rows)
     assert done.returncode == 0
-    assert b"1 of their values are null: fields that are empty and not in quotes" in done.stderr
+    assert b"1 of their values are null: empty fields without quotes" in done.stderr
     assert [one[:2] for one in content(filled, "to")] == [(b"a", None), (b"b", b""), (None, b"x\r\ny")]
     assert cli(filled, "import", "--format", "csv", "--whole", "-", "to", stdin=rows).returncode == 0
     assert json.loads(content(filled, "to")[3][1]) == {"key": "a", "value": "", "note": ""}
@@ -436,7 +436,7 @@ def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
     file.write_bytes(first[:-9])
     done = cli(filled, "import", str(file), "to")
     assert done.returncode == 1
-    assert b"is no gzip file, or not all of one" in done.stderr
+    assert b"is not a gzip file, or is incomplete" in done.stderr
     file.write_bytes(b"nothing of the kind")
     done = cli(filled, "import", str(file), "to")
     assert (done.returncode, b"is no gzip file" in done.stderr) == (1, True)
@@ -619,7 +619,7 @@ def test_a_kafkaesque_topic_is_taken_over(tmp_path: Path, redis_port: int) -> No
     store = tmp_path / "store"
     done = cli(store, "import", f"redis://127.0.0.1:{redis_port}/0", "clicks")
     assert done.returncode == 0, done.stderr
-    assert b"has offset 3 there and gets offset 0 here" in done.stderr
+    assert b"has offset 3 in Redis and gets offset 0 here" in done.stderr
     assert [value for _, value, _, _ in content(store, "clicks")] == [b"record %d" % number for number in range(3, 9)]
     with segmentlog.open(store) as opened:
         config = opened.topic("clicks").config

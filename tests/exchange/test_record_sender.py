@@ -79,7 +79,7 @@ def test_a_list_that_fails_is_gone_on_with(store: LogStore, fs: FaultyFileSystem
     assert isinstance(failure, DiskFull)
     assert sender.number == sender.records == LIST * (fails_at - 1)
     advice = sender.how_to_go_on(failure)
-    assert advice.endswith(f"go on with --skip {sender.number}") if sender.number else advice == ""
+    assert advice.endswith(f"resume with --skip {sender.number}") if sender.number else advice == ""
     assert _appended(store, "one") == [VALUES[: sender.number]]
     again, failure, more = _send(store, fs, "one", skip=sender.number)
     assert failure is None
@@ -191,7 +191,7 @@ def test_no_record_is_appended_twice_after_the_limit_fell(
     if name is None:
         assert f"--skip {before + 1}" in str(error)
         assert sender.records == before
-        assert sender.how_to_go_on(error).partition("; ")[2] == (f"go on with --skip {before}" if before else "")
+        assert sender.how_to_go_on(error).partition("; ")[2] == (f"resume with --skip {before}" if before else "")
     for number, part in enumerate(_appended(store, "three")):
         assert part == [b"%d" % row for row in range(before) if partitions[row] == number]
 

@@ -12,7 +12,7 @@ import pytest
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.clock import Clock
-from segmentlog.errors import GroupHeld, GroupNotEmpty
+from segmentlog.errors import GroupInUse, GroupNotEmpty
 from segmentlog.groups.server_group_file import (
     DamagedRemote,
     RemoteGroup,
@@ -139,14 +139,14 @@ def test_a_worker_has_its_number_alone(store: LogStore, worker: RemoteGroups) ->
 def test_the_library_waits_for_clients_to_go(store: LogStore, worker: RemoteGroups, clock: _Clock) -> None:
     """A group of clients is refused with their number and their server, also while that is started again."""
     _hold(worker)
-    with pytest.raises(GroupHeld, match=r"held by 1 member of the server with pid \d+ on "):
+    with pytest.raises(GroupInUse, match=r"held by 1 member of the server with pid \d+ on "):
         store.consumer("t", group="g")
     clock.ms += 100_000
-    with pytest.raises(GroupHeld):
+    with pytest.raises(GroupInUse):
         store.consumer("t", group="g")
     worker.close()
     clock.ms += 10_000
-    with pytest.raises(GroupHeld, match=r"a server that is gone .* not for long enough"):
+    with pytest.raises(GroupInUse, match=r"a server that is gone .* not for long enough"):
         store.consumer("t", group="g")
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_is_gone_keeps_nobody_out(
         assert consumer.generation > _GROUP.generation
         assert worker.begin()
         assert worker.load("g").members == ()
-        with pytest.raises(GroupHeld):
+        with pytest.raises(GroupInUse):
             worker.claim("g", RemoteGroup())
     assert "taken over from 1 member of a server that is gone" in caplog.text
     assert worker.claim("g", RemoteGroup()) > _GROUP.generation
@@ -173,7 +173,7 @@ def test_clients_wait_for_the_library_to_go(store: LogStore, worker: RemoteGroup
     with store.consumer("t", group="g") as consumer:
         consumer.poll_group()
         generation = consumer.generation
-        with pytest.raises(GroupHeld, match=r"1 member of the library \(process \d+ on "):
+        with pytest.raises(GroupInUse, match=r"1 member of the library \(process \d+ on "):
             worker.claim("g", RemoteGroup())
     assert worker.claim("g", RemoteGroup()) >= generation
 
@@ -199,7 +199,7 @@ def test_a_group_that_another_worker_had(store: LogStore, worker: RemoteGroups, 
         assert other.load("g").members == (_MEMBER,)
         worker.close()
         clock.ms += 100_000
-        with pytest.raises(GroupHeld):
+        with pytest.raises(GroupInUse):
             store.consumer("t", group="g")
 
 
@@ -212,7 +212,7 @@ def test_a_damaged_file(store: LogStore, worker: RemoteGroups, data: bytes, capl
     _hold(worker)
     worker.commit("g", [NewPosition("t", store.topic("t").id, 1, 7)], 5, "m-1")
     _file(store).write_bytes(data)
-    with pytest.raises(GroupHeld):  # a server runs, and nobody knows that it is not its own
+    with pytest.raises(GroupInUse):  # a server runs, and nobody knows that it is not its own
         store.consumer("t", group="g")
     loaded = worker.load("g")
     assert (loaded.members, loaded.held) == ((), False)

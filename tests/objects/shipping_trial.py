@@ -26,8 +26,8 @@ from objects.shipping_machine import Machine, MakeShipper, OpenTransaction, Posi
 from objects.shipping_restores import Restores
 
 from segmentlog.errors import (
-    GrantExhausted,
     ObjectStoreError,
+    OffsetGrantExhausted,
     ProducerBusy,
     ProducerFenced,
     SegmentlogError,
@@ -249,7 +249,7 @@ class Trial:
 
     def _do(self, kind: str, what: Callable[[Machine], object], machine: Machine) -> None:
         with suppress(
-            StoreFenced, GrantExhausted, ObjectStoreError, ProducerBusy, ProducerFenced, TransactionAborted,
+            StoreFenced, OffsetGrantExhausted, ObjectStoreError, ProducerBusy, ProducerFenced, TransactionAborted,
             UnknownTopic,
         ):  # fmt: skip
             what(machine)
@@ -336,7 +336,7 @@ class Trial:
                 place = f"{log.topic_id}/{log.number}"
                 self.note("ends", machine.label, number, "unknown", one.spots, place)
                 where = TopicPartition(log.topic, log.number)
-                one.producer.commit_positions(Position("txn", where, log.topic_id, log.log_end_offset, str(number)))
+                one.producer.commit_offsets(Position("txn", where, log.topic_id, log.log_end_offset, str(number)))
             self.note("ends", machine.label, number, "unknown", one.spots, place)
             if verdict == "committed":
                 one.producer.commit_transaction()

@@ -18,7 +18,7 @@ from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
     InvalidRecord,
-    LocalError,
+    ProcessLimitError,
     RecordTooLarge,
     SegmentlogError,
     StoreClosed,
@@ -253,7 +253,7 @@ def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.M
 
         return append
 
-    errors: list[Exception] = [DiskFull("/disk", 1), LocalError(errno.EMFILE, "Too many open files", "/disk")]
+    errors: list[Exception] = [DiskFull("/disk", 1), ProcessLimitError(errno.EMFILE, "Too many open files", "/disk")]
     with store.producer(linger_ms=1000) as producer:
         for number, error in enumerate(errors):
             monkeypatch.setattr(topic.partition(number), "append_columns", failing(error))

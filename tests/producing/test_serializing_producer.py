@@ -197,7 +197,7 @@ def test_a_bad_record_raises_again_until_it_is_passed(store: LogStore) -> None:
 def test_bad_records_can_be_skipped(store: LogStore) -> None:
     """And told: `Consumer.bad`; the position ends behind all."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, on_bad="skip") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, on_error="skip") as consumer:
         assert [record.offset for record in consumer] == [0, 1, 2, 3, 5, 6, 7]
         assert [error.offset for error in consumer.bad] == [4, 8, 9]
         assert consumer.position("clicks") == 10
@@ -209,7 +209,7 @@ def test_bad_records_can_be_skipped(store: LogStore) -> None:
 def test_bad_records_can_be_handed_over(store: LogStore) -> None:
     """With their bytes and the reason, for a topic of the dead, say."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, key_deserializer=text_codec(), on_bad="hand_over") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, key_deserializer=text_codec(), on_error="yield") as consumer:
         values: list[Any] = [record.value for record in consumer]
     assert [value for value in values if isinstance(value, Click)] == [*_clicks(4), *_clicks(8)[5:]]
     bad = values[4]
@@ -220,7 +220,7 @@ def test_bad_records_can_be_handed_over(store: LogStore) -> None:
 def test_a_seek_in_the_middle_of_a_batch_with_bad_ones(store: LogStore) -> None:
     """Goes where it says, whatever pieces of the batch were to come."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, on_bad="skip") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, on_error="skip") as consumer:
         offsets = []
         for record in consumer:
             offsets.append(record.offset)
@@ -251,8 +251,8 @@ def test_what_is_no_serializer_is_refused(store: LogStore) -> None:
     for options in ({"deserializer": 3}, {"key_deserializer": json_codec}):
         with pytest.raises(segmentlog.InvalidConfig, match="a method `deserialize`"):
             store.consumer("clicks", **options)
-    with pytest.raises(segmentlog.InvalidConfig, match="on_bad"):
-        store.consumer("clicks", on_bad="ignore")  # type: ignore[call-overload]
+    with pytest.raises(segmentlog.InvalidConfig, match="on_error"):
+        store.consumer("clicks", on_error="ignore")  # type: ignore[call-overload]
 
 
 def test_what_the_checker_of_types_is_told(store: LogStore) -> None:

@@ -92,8 +92,8 @@ class _Budget:
 
 
 def search(
-    logs: Sequence[Partition], begins: dict[int, int], record_filter: RecordFilter, *, limit: int, backwards: bool = False,
-    isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
+    logs: Sequence[Partition], begins: dict[int, int], record_filter: RecordFilter, *, limit: int, backwards: bool =
+    False, isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
 ) -> SearchResult:  # fmt: skip
     """Return up to ``limit`` matching records, ordered by time, from ``begins`` forward or backward in each partition.
 

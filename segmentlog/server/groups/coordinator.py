@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig
+from segmentlog.errors import GroupInUse, GroupNotEmpty, InvalidConfig
 from segmentlog.groups.server_groups import NewPosition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
@@ -63,7 +63,7 @@ class GroupCoordinator(GroupKeeper):
             if not entry.is_held and entry.machine.would_add(request):
                 try:
                     self._claim(entry, request.session_timeout_ms, request.protocol_type)
-                except GroupHeld as error:
+                except GroupInUse as error:
                     self._tell_once(group, error)
                     return JoinAnswer(error=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id)
             with self._or_given_up(entry):
@@ -94,7 +94,7 @@ class GroupCoordinator(GroupKeeper):
             if not entry.is_held and machine.would_add_by_beat(request):
                 try:
                     self._claim(entry, settings.consumer_session_timeout_ms, CONSUMER)
-                except GroupHeld as error:
+                except GroupInUse as error:
                     self._tell_once(group, error)
                     return Beat(error=ErrorCode.GROUP_ID_NOT_FOUND, message=str(error))
                 machine.raise_generation(former.generation)
@@ -210,7 +210,7 @@ class GroupCoordinator(GroupKeeper):
                 return error, self._remote.commit(group, positions, generation, member_id, stamp)
             try:
                 return error, self._remote.commit_alone(group, positions, stamp)
-            except GroupHeld as held:
+            except GroupInUse as held:
                 self._tell_once(group, held)
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from segmentlog.clock import Clock
-from segmentlog.errors import GroupHeld, InvalidConfig, SegmentlogError
+from segmentlog.errors import GroupInUse, InvalidConfig, SegmentlogError
 from segmentlog.groups.server_groups import RemoteGroups
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.cached_group import Entry, Unavailable, Waiter
@@ -137,13 +137,13 @@ class GroupKeeper:
         return configured(self.settings, self._configs.find(group))
 
     def _claim(self, entry: Entry, session_timeout_ms: int, protocol_type: str) -> None:
-        """Record clients as owners of the group in its file, before the first one joins. Raises `GroupHeld`."""
+        """Record clients as owners of the group in its file, before the first one joins. Raises `GroupInUse`."""
         saved = msgspec.structs.replace(
             entry.machine.snapshot(), session_timeout_ms=session_timeout_ms, protocol_type=protocol_type
         )
         try:
             entry.machine.raise_generation(self._remote.claim(entry.name, saved))
-        except GroupHeld:
+        except GroupInUse:
             raise
         except (SegmentlogError, OSError) as error:
             self._give_up(entry, error)
@@ -231,7 +231,7 @@ class GroupKeeper:
             if self._entries.get(entry.name) is entry:
                 del self._entries[entry.name]
 
-    def _tell_once(self, group: str, error: GroupHeld) -> None:
+    def _tell_once(self, group: str, error: GroupInUse) -> None:
         now_ms = self._now_ms()
         if now_ms - self._told_ms.get(group, -_TELL_EVERY_MS) >= _TELL_EVERY_MS:
             if len(self._told_ms) >= _TOLD_MAX:

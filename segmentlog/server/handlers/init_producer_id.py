@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
+from segmentlog.errors import InvalidConfig, ProducerNameInUse, SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.codec.generated.describe_producers import (
@@ -61,7 +61,7 @@ def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProduce
     expected = None if request.producer_id < 0 else Numbers(request.producer_id, request.producer_epoch)
     try:
         numbers = call.broker.store.transactions.remote.begin(name, request.transaction_timeout_ms, expected)
-    except ProducerHeld as error:
+    except ProducerNameInUse as error:
         logger.warning("a client of the server is refused: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))
     except InvalidConfig:
