@@ -246,6 +246,6 @@ class Clients:
         callbacks = Callbacks()
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if callable(options.get(name)):
-                options[name] = callbacks.wrapped(options[name])
+                options[name] = callbacks.wrap(options[name])
         made = ConsumerOptions(**options)
         return AsyncConsumer(lambda: self._consumer(NonblockingConsumer, topics, made), callbacks)

@@ -26,7 +26,7 @@ class TooLong(ValueError):
         self.empty_lines = empty_lines
 
 
-class Source:
+class RecordInput:
     """Splits the bytes of a file descriptor into lists of raw records."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
-from segmentlog.cli.input_records import Source, TooLong
+from segmentlog.cli.input_records import RecordInput, TooLong
 from segmentlog.cli.option_types import FiniteRange, complete_topic, existing_topic, json_option
 from segmentlog.errors import SegmentlogError
 from segmentlog.exchange.record_sender import BadRecord, Parse, RecordLists, RecordSender, ResumingSender
@@ -92,7 +92,7 @@ def produce(
 
         spare_bytes = len(os.fsencode(key_separator or ""))
         name_of_input = "stdin" if file == "-" else file
-        source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes, name_of_input)
+        source = RecordInput(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes, name_of_input)
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size_bytes or None) as progress:
             limit = limit_now() if several else None
             on_append = _offset_printer(as_json) if print_offsets or as_json else None

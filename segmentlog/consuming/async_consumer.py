@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from segmentlog.aio.loop_bridge import LoopBridge, note
+from segmentlog.aio.loop_bridge import LoopBridge, add_note
 from segmentlog.aio.loop_callbacks import Callbacks
 from segmentlog.arguments import as_bool, as_int, as_seconds, as_text
 from segmentlog.consuming.consumer_options import Start, check_start
@@ -44,7 +44,7 @@ class AsyncConsumer(Generic[K, V]):
     def __init__(self, make: Callable[[], NonblockingConsumer], callbacks: Callbacks) -> None:
         self._make = make
         self._callbacks = callbacks
-        self._strand: LoopBridge | None = None
+        self._bridge: LoopBridge | None = None
         self._inner: NonblockingConsumer | None = None
         self._records: Iterator[Record[K, V]] = iter(())
         """Rest of the current batch, up to the next poll of the group."""
@@ -71,33 +71,33 @@ class AsyncConsumer(Generic[K, V]):
         """Open the partitions and join the group; ``async with`` calls this. Raises `UnknownTopic` and other errors."""
         if self._closing is not None:
             raise StoreClosed("consumer")
-        if self._strand is None:
-            strand = LoopBridge("consumer")
-            self._callbacks.strand = strand
-            inner = await strand.made(self._make)
-            self._strand, self._inner = strand, inner
+        if self._bridge is None:
+            bridge = LoopBridge("consumer")
+            self._callbacks.bridge = bridge
+            inner = await bridge.create(self._make)
+            self._bridge, self._inner = bridge, inner
         return self
 
     async def close(self) -> None:
         """Close the consumer; a member leaves its group. Idempotent. Completes even if cancelled."""
         if self._closing is None:
-            if self._strand is None or self._inner is None:
+            if self._bridge is None or self._inner is None:
                 return
-            self._strand.check_loop()
+            self._bridge.check_loop()
             self._inner.stop_returning()
             self._wake()
             # The selector must forget the descriptors before they are closed.
-            self._closing = self._strand.call(self._inner.close)
+            self._closing = self._bridge.call(self._inner.close)
             self._closing.add_done_callback(self._closed)
         await self._wait(self._closing, "closing continues")
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
-        assert self._strand is not None
+        assert self._bridge is not None
         if not closing.cancelled():
             closing.exception()  # mark as retrieved: only the caller of close gets the error
         if self._step is not None and self._step.done() and not self._step.cancelled():
             self._step.exception()
-        self._strand.end()
+        self._bridge.end()
 
     # ------------------------------------------------------------ reading
 
@@ -122,9 +122,9 @@ class AsyncConsumer(Generic[K, V]):
         Arguments, results and errors are those of `Consumer.poll`. If cancelled, it loses no record. Several tasks may
         call it at the same time.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         count = inner.max_poll_records if max_records is None else as_int("max_records", max_records, 1)
-        until_s = strand.loop.time() + as_seconds("timeout_s", timeout_s)
+        until_s = bridge.loop.time() + as_seconds("timeout_s", timeout_s)
         if self._closing is not None:
             raise StoreClosed("consumer")
         try:
@@ -237,13 +237,13 @@ class AsyncConsumer(Generic[K, V]):
 
         With ``until_s`` it waits until then, whether or not the consumer follows.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         if self._closing is not None:
             raise StopAsyncIteration
         if self._step is None:
             waits = until_s is not None
             is_first, self._is_first = self._is_first or waits, False
-            self._step = strand.call(lambda: inner.step(is_first=is_first, with_records=with_records, waits=waits))
+            self._step = bridge.call(lambda: inner.step(is_first=is_first, with_records=with_records, waits=waits))
         step = self._step
         try:
             found = await asyncio.shield(step)
@@ -260,26 +260,26 @@ class AsyncConsumer(Generic[K, V]):
             raise StopAsyncIteration
         if isinstance(found, FetchedBatches):
             self._fetched = found
-        elif until_s is not None and strand.loop.time() >= until_s:
+        elif until_s is not None and bridge.loop.time() >= until_s:
             raise StopAsyncIteration
         else:
             await self._sleep(inner, found, until_s)
 
     async def _sleep(self, inner: NonblockingConsumer, pause: Pause, until_s: float | None) -> None:
         """Wait until an append wakes the consumer, or until ``until_s``."""
-        strand, watch = self._open()[0], inner.watch
+        bridge, watch = self._open()[0], inner.watch
         if self._sleeping is None:
-            sleeping = self._sleeping = strand.loop.create_future()
+            sleeping = self._sleeping = bridge.loop.create_future()
             seconds = pause.seconds if watch is None else watch.pause_s(pause.seconds, poll=pause.must_poll)
             fds = [] if watch is None else watch.descriptors
-            timer = strand.loop.call_later(seconds, self._wake)
+            timer = bridge.loop.call_later(seconds, self._wake)
             for fd in fds:
-                strand.loop.add_reader(fd, self._wake)
+                bridge.loop.add_reader(fd, self._wake)
 
             def stop() -> None:
                 timer.cancel()
                 for fd in fds:
-                    strand.loop.remove_reader(fd)
+                    bridge.loop.remove_reader(fd)
                 if not sleeping.done():
                     sleeping.set_result(None)
 
@@ -288,7 +288,7 @@ class AsyncConsumer(Generic[K, V]):
         if until_s is None:
             await asyncio.shield(self._sleeping)
         else:
-            await asyncio.wait([self._sleeping], timeout=max(until_s - strand.loop.time(), 0.0))
+            await asyncio.wait([self._sleeping], timeout=max(until_s - bridge.loop.time(), 0.0))
 
     def _wake(self) -> None:
         stop, self._stop_sleeping, self._sleeping = self._stop_sleeping, None, None
@@ -311,16 +311,16 @@ class AsyncConsumer(Generic[K, V]):
 
     async def seek(self, topic: str, partition: int, to: Start) -> int:
         """Set the position of a partition; return the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         check_start(to, "to")
-        offset = await strand.call(lambda: inner.resolve_offset(topic, partition, to))
+        offset = await bridge.call(lambda: inner.resolve_offset(topic, partition, to))
         inner.set_position(topic, partition, offset)
         return offset
 
     async def lag(self) -> dict[TopicPartition, int]:
         """Return the number of offsets from the position to the end, for every partition."""
-        strand, inner = self._open()
-        return await strand.call(inner.lag)
+        bridge, inner = self._open()
+        return await bridge.call(inner.lag)
 
     def pause(self, topic: str, partition: int = 0) -> None:
         """Stop reading a partition until `resume`."""
@@ -373,10 +373,10 @@ class AsyncConsumer(Generic[K, V]):
         Waits up to ``wait_s`` seconds until every assigned partition is released by its former member. Iterating polls
         the group by itself.
         """
-        strand, inner = self._open()
-        ends_s = strand.loop.time() + wait_s
-        while not await strand.call(inner.is_settled) and strand.loop.time() < ends_s:
-            await asyncio.sleep(min(_POLL_S, max(ends_s - strand.loop.time(), 0.0)))
+        bridge, inner = self._open()
+        ends_s = bridge.loop.time() + wait_s
+        while not await bridge.call(inner.is_settled) and bridge.loop.time() < ends_s:
+            await asyncio.sleep(min(_POLL_S, max(ends_s - bridge.loop.time(), 0.0)))
         return self.assignment()
 
     async def commit(
@@ -386,33 +386,33 @@ class AsyncConsumer(Generic[K, V]):
 
         Arguments and errors are those of `Consumer.commit`. Completes even if cancelled.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
         if positions is not None:
-            committing = strand.call(lambda: inner.commit(positions, metadata=metadata, sync=sync))
+            committing = bridge.call(lambda: inner.commit(positions, metadata=metadata, sync=sync))
         else:
             offsets = inner.positions()
-            committing = strand.call(lambda: inner.commit_current(offsets, metadata=metadata, sync=sync))
+            committing = bridge.call(lambda: inner.commit_current(offsets, metadata=metadata, sync=sync))
         await self._wait(committing, "the commit continues")
 
     async def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
         """Return the group's committed offset of a partition, whichever member reads it; None if there is none."""
-        strand, inner = self._open()
-        return await strand.call(lambda: inner.committed(topic, partition))
+        bridge, inner = self._open()
+        return await bridge.call(lambda: inner.committed(topic, partition))
 
     # ------------------------------------------------------------ helpers
 
     def _open(self) -> tuple[LoopBridge, NonblockingConsumer]:
-        if self._strand is None or self._inner is None:
+        if self._bridge is None or self._inner is None:
             raise StoreClosed("consumer", "it is not open yet; use it inside `async with`")
-        return self._strand, self._inner
+        return self._bridge, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:
         """Await a future that continues even if the awaiting task is cancelled; add a note to the cancellation."""
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, cancelled_note)
+            add_note(cancelled, cancelled_note)
             raise
 
 

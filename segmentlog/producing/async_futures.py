@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class AsyncFutures:
     """Futures of a producer's coroutines. Use it in the thread of the event loop, except `on_sent`."""
 
-    def __init__(self, strand: LoopBridge, accumulator: Accumulator, max_unsent_bytes: int) -> None:
-        self._strand = strand
+    def __init__(self, bridge: LoopBridge, accumulator: Accumulator, max_unsent_bytes: int) -> None:
+        self._bridge = bridge
         self._accumulator = accumulator
         self._max_unsent_bytes = max_unsent_bytes
         self._is_scheduled = False
@@ -33,8 +33,8 @@ class AsyncFutures:
 
     def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
         """Return a future that is done once a chunk was sent or has failed."""
-        self._strand.check_loop()
-        future: asyncio.Future[None] = self._strand.loop.create_future()
+        self._bridge.check_loop()
+        future: asyncio.Future[None] = self._bridge.loop.create_future()
         self._awaited[chunk].append(future)
         if chunk.is_sent:  # sent meanwhile: there may be no further call of `on_sent`
             self._complete_sent()
@@ -44,7 +44,7 @@ class AsyncFutures:
         """Schedule one check in the event loop after chunks were sent. Thread-safe."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._strand.mailbox.post(self._complete_sent)
+            self._bridge.mailbox.post(self._complete_sent)
 
     def _complete_sent(self) -> None:
         self._is_scheduled = False
@@ -76,7 +76,7 @@ class AsyncFutures:
     async def wait_for_room(self) -> None:
         """Wait until at most half of the allowed bytes are unsent."""
         while self.is_full:
-            future: asyncio.Future[None] = self._strand.loop.create_future()
+            future: asyncio.Future[None] = self._bridge.loop.create_future()
             self._waiting.append(future)
             await future
 
@@ -93,8 +93,8 @@ class AsyncFutures:
 
         One sync per partition runs at a time; the next one serves all callers that came meanwhile.
         """
-        self._strand.check_loop()
-        future: asyncio.Future[None] = self._strand.loop.create_future()
+        self._bridge.check_loop()
+        future: asyncio.Future[None] = self._bridge.loop.create_future()
         self._unsynced[log].append((base_offset, end_offset, future))
         if log not in self._syncing:
             self._sync(log)
@@ -106,7 +106,7 @@ class AsyncFutures:
             self._syncing.discard(log)
             return
         self._syncing.add(log)
-        done = self._strand.beside(lambda: _synced(log, [(base, end) for base, end, _ in waiting]))
+        done = self._bridge.call_parallel(lambda: _synced(log, [(base, end) for base, end, _ in waiting]))
         done.add_done_callback(lambda done: self._synced(log, [future for _, _, future in waiting], done))
 
     def _synced(self, log: Partition, futures: list[asyncio.Future[None]], done: asyncio.Future[list[Any]]) -> None:

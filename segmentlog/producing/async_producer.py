@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy.typing as npt
 
-from segmentlog.aio.loop_bridge import LoopBridge, note
+from segmentlog.aio.loop_bridge import LoopBridge, add_note
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.log.append.batch_encoding import as_list
 from segmentlog.producing.async_futures import AsyncFutures
@@ -64,7 +64,7 @@ class AsyncProducer(Generic[K, V]):
         self._make = make
         self._linger_s = linger_ms / 1000
         self._max_unsent_bytes = max_unsent_bytes
-        self._strand: LoopBridge | None = None
+        self._bridge: LoopBridge | None = None
         self._inner: EventLoopProducer | None = None
         self._chunks: dict[str, Chunk] = {}
         """Chunks of the inner producer, for records that need no serializer."""
@@ -89,11 +89,11 @@ class AsyncProducer(Generic[K, V]):
         """Start the producer; ``async with`` calls this. Raises `ProducerFenced` and other errors of creation."""
         if self._closing is not None:
             raise StoreClosed("producer")
-        if self._strand is None:
-            strand = LoopBridge("producer")
-            inner = await strand.made(self._make)
-            self._strand, self._inner = strand, inner
-            self._futures = AsyncFutures(strand, inner.accumulator, self._max_unsent_bytes)
+        if self._bridge is None:
+            bridge = LoopBridge("producer")
+            inner = await bridge.create(self._make)
+            self._bridge, self._inner = bridge, inner
+            self._futures = AsyncFutures(bridge, inner.accumulator, self._max_unsent_bytes)
             inner.hook(self, self._futures)
             self._send = cast("Callable[..., AsyncDelivery]", inner.send)
             if inner.serializer is None and inner.key_serializer is None and inner.carrier is None:
@@ -106,20 +106,20 @@ class AsyncProducer(Generic[K, V]):
         Completes even if cancelled. Raises the first failure that no call has raised yet.
         """
         if self._closing is None:
-            if self._strand is None or self._inner is None:
+            if self._bridge is None or self._inner is None:
                 return
-            self._strand.check_loop()
+            self._bridge.check_loop()
             self._stop_timer()
             self._inner.accumulator.stop_accepting()
-            self._closing = self._strand.call(self._inner.close)
+            self._closing = self._bridge.call(self._inner.close)
             self._closing.add_done_callback(self._closed)
         await self._wait(self._closing, "closing continues")
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
-        assert self._strand is not None
+        assert self._bridge is not None
         if not closing.cancelled():
             closing.exception()  # mark as retrieved: only the caller of close gets the error
-        self._strand.end()
+        self._bridge.end()
 
     # ------------------------------------------------------------ sending
 
@@ -167,7 +167,7 @@ class AsyncProducer(Generic[K, V]):
 
     async def _before(self, topic: str) -> None:
         """Wait for room, and for the lookup of a new topic."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         try:
             if self._has_to_pause:
                 self._has_to_pause = False
@@ -178,10 +178,10 @@ class AsyncProducer(Generic[K, V]):
                     await self._futures.wait_for_room()
                     self._has_to_pause = False
             if topic not in self._known:
-                await strand.beside(lambda: inner.accumulator.check_topic(topic))
+                await bridge.call_parallel(lambda: inner.accumulator.check_topic(topic))
                 self._known.add(topic)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, "the record was not sent")
+            add_note(cancelled, "the record was not sent")
             raise
 
     async def send_many(
@@ -198,14 +198,14 @@ class AsyncProducer(Generic[K, V]):
 
         Raises the errors of `Producer.send_many`. The caller may change the lists as soon as the call waits.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         passed_ms = inner.now_ms()
         values = as_list("values", values) if values.__class__ is not list else values[:]
         keys = keys[:] if keys.__class__ is list and keys is not None else keys
         try:
             await self._futures.wait_for_room()
         except asyncio.CancelledError as cancelled:
-            note(cancelled, "none of the records was sent")
+            add_note(cancelled, "none of the records was sent")
             raise
         size_bytes = _size_bytes(values)
         self._futures.add_unsent_bytes(size_bytes)
@@ -215,7 +215,7 @@ class AsyncProducer(Generic[K, V]):
                 return inner.send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
 
         context = contextvars.copy_context()  # keeps the current trace span
-        sending = strand.call(lambda: context.run(send_many))
+        sending = bridge.call(lambda: context.run(send_many))
         sending.add_done_callback(lambda _: self._futures.add_unsent_bytes(-size_bytes))
         deliveries = await self._wait(sending, "sending the records continues")
         return AsyncDeliveries(deliveries.chunk)
@@ -225,8 +225,8 @@ class AsyncProducer(Generic[K, V]):
 
         With ``ack="durable"``, they are on disk when this returns.
         """
-        strand, inner = self._open()
-        await self._wait(strand.call(inner.flush), "flushing continues")
+        bridge, inner = self._open()
+        await self._wait(bridge.call(inner.flush), "flushing continues")
 
     # ------------------------------------------------------------ names and transactions
 
@@ -247,8 +247,8 @@ class AsyncProducer(Generic[K, V]):
 
     async def last_sequence(self, topic: str, partition: int = 0) -> int:
         """Return the number of the last record in a partition; see `Producer.last_sequence`."""
-        strand, inner = self._open()
-        return await strand.call(lambda: inner.last_sequence(topic, partition))
+        bridge, inner = self._open()
+        return await bridge.call(lambda: inner.last_sequence(topic, partition))
 
     @contextlib.asynccontextmanager
     async def transaction(
@@ -279,7 +279,7 @@ class AsyncProducer(Generic[K, V]):
 
     async def begin_transaction(self) -> None:
         """Begin a transaction; `transaction` is the easier way. If cancelled, no transaction is begun."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         begun: list[bool] = []
 
         def begin() -> None:
@@ -287,31 +287,31 @@ class AsyncProducer(Generic[K, V]):
             begun.append(True)
 
         try:
-            await asyncio.shield(strand.call(begin))
+            await asyncio.shield(bridge.call(begin))
         except asyncio.CancelledError:
             # Abort only its own transaction: it may have failed because another task has one open.
-            strand.begin(lambda: _abort_quietly(inner) if begun else None)
+            bridge.queue(lambda: _abort_quietly(inner) if begun else None)
             raise
 
     async def commit_transaction(self, commit_metadata: str | None = None, *, note: str | None = None) -> None:
         """Send the remaining records and commit; see `Producer.transaction`. Completes even if cancelled."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         await self._wait(
-            strand.call(lambda: inner.commit_transaction(commit_metadata, note=note)), "the commit continues"
+            bridge.call(lambda: inner.commit_transaction(commit_metadata, note=note)), "the commit continues"
         )
 
     async def abort_transaction(self) -> None:
         """Abort the transaction. Completes even if cancelled."""
-        strand, inner = self._open()
-        await self._wait(strand.call(inner.abort_transaction), "the abort continues")
+        bridge, inner = self._open()
+        await self._wait(bridge.call(inner.abort_transaction), "the abort continues")
 
     async def commit_offsets(
         self, consumer: AsyncOffsetCommitter, offsets: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> None:
         """Commit a group member's offsets with the transaction; see `Producer.commit_offsets`."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         given = consumer.positions() if offsets is None else offsets
-        committing = strand.call(lambda: inner.commit_offsets(consumer.member, given, metadata=metadata))
+        committing = bridge.call(lambda: inner.commit_offsets(consumer.member, given, metadata=metadata))
         await self._wait(committing, "adding the offsets to the transaction continues")
 
     async def commit_positions(
@@ -324,17 +324,17 @@ class AsyncProducer(Generic[K, V]):
 
     def on_chunk_started(self) -> None:
         """Start the timer when a chunk starts to linger."""
-        strand, _ = self._open()
-        strand.check_loop()
+        bridge, _ = self._open()
+        bridge.check_loop()
         if self._timer is None and self._linger_s:
-            self._timer = strand.loop.call_later(self._linger_s, self._linger)
+            self._timer = bridge.loop.call_later(self._linger_s, self._linger)
 
     def _linger(self) -> None:
         self._timer = None
-        strand, inner = self._open()
+        bridge, inner = self._open()
         pause_s = inner.send_lingering()
         if inner.accumulator.chunks:
-            self._timer = strand.loop.call_later(pause_s, self._linger)
+            self._timer = bridge.loop.call_later(pause_s, self._linger)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -343,11 +343,11 @@ class AsyncProducer(Generic[K, V]):
 
     def on_sealed(self, topic: str) -> None:
         """Queue a topic that has chunks to send."""
-        strand, inner = self._open()
+        bridge, inner = self._open()
         self._has_to_pause = True
         if topic not in self._queued:
             self._queued.add(topic)
-            strand.begin(lambda: self._send_queued(inner, topic))
+            bridge.queue(lambda: self._send_queued(inner, topic))
 
     def _send_queued(self, inner: EventLoopProducer, topic: str) -> None:
         """Send the queued chunks of a topic, in a thread of the pool."""
@@ -362,16 +362,16 @@ class AsyncProducer(Generic[K, V]):
     # ------------------------------------------------------------ helpers
 
     def _open(self) -> tuple[LoopBridge, EventLoopProducer]:
-        if self._strand is None or self._inner is None:
+        if self._bridge is None or self._inner is None:
             raise StoreClosed("producer", "it is not open yet; use it inside `async with`")
-        return self._strand, self._inner
+        return self._bridge, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:
         """Await a future that continues even if the awaiting task is cancelled; add a note to the cancellation."""
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, cancelled_note)
+            add_note(cancelled, cancelled_note)
             raise
 
 

@@ -156,7 +156,7 @@ def test_a_log_handler_judges_when_a_line_is_logged(
     logger.addHandler(handler)
     try:
         logger.error("first")
-        assert handler.flushed(30)
+        assert handler.flush_within(30)
         with handler._turn:  # the handler's thread waits
             logger.error("full disk")
             old = logging.makeLogRecord({"name": logger.name, "msg": "old", "levelno": 40, "levelname": "ERROR"})
@@ -165,7 +165,7 @@ def test_a_log_handler_judges_when_a_line_is_logged(
             logger.error("after it")
             clock.advance(2 * _LIMIT_MS)
             fs.fail("pwritev", errno.ENOSPC)
-        assert handler.flushed(30)
+        assert handler.flush_within(30)
     finally:
         logger.removeHandler(handler)
         handler.close()
