@@ -1,4 +1,4 @@
-"""How producers and consumers are made: a store's part of it, with the types of what goes in and comes out."""
+"""Create the producers and consumers of a store, with precise types for serializers and deserializers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Value = TypeVar("Value")
 C = TypeVar("C", bound="Consumer[Any, Any]")
 
 MAX_UNSENT_BYTES: Final = 8 << 20
-"""How much an asynchronous producer has on its way at most, about."""
+"""Approximate limit of unsent bytes of an asynchronous producer."""
 
 
 class Clients:
-    """What `segmentlog.LogStore` has for those that produce and consume."""
+    """The part of `segmentlog.LogStore` that creates producers and consumers."""
 
     _topics: Topics
     _mutex: threading.RLock
     _producers: ProducerRegistry | None = None
     _members: weakref.WeakSet[Consumer[Any, Any]]
-    """Consumers that are members of groups: they leave when the store is closed."""
+    """Consumers that are members of groups; they leave when the store is closed."""
 
     if TYPE_CHECKING:
 
@@ -79,7 +79,7 @@ class Clients:
         key_serializer: Serializer[Any] | None = None,
         tracing: Tracing = "auto",
     ) -> Producer[Any, Any]:
-        """A producer that gathers records into batches; see `Producer`."""
+        """Create a producer, which gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
         from segmentlog.producing.producer_options import ProducerOptions
 
@@ -158,7 +158,7 @@ class Clients:
         on_error: OnError | None = None,
         on_bad: OnBad | None = None,
     ) -> Consumer[Any, Any]:
-        """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
+        """Create a consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
         from segmentlog.consuming.consumer import Consumer, ConsumerOptions
 
         self._topics.check_open()
@@ -171,11 +171,11 @@ class Clients:
             on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
             deserializer=deserializer, key_deserializer=key_deserializer, on_error=on_error, on_bad=on_bad,
         )  # fmt: skip
-        return self._consumer(Consumer, topics, options)
+        return self._create_consumer(Consumer, topics, options)
 
-    def _consumer(self, made: type[C], topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> C:
+    def _create_consumer(self, cls: type[C], topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> C:
         groups = None if options.group is None else self.groups
-        consumer = made(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
+        consumer = cls(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
         if groups is not None:
             self._members.add(consumer)
         return consumer
@@ -203,7 +203,7 @@ class Clients:
         key_serializer: Serializer[Key], **options: Unpack[ProducerKeywords],
     ) -> AsyncProducer[Key | None, Value | None]: ...  # fmt: skip
     def aproducer(self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, **options: Any) -> AsyncProducer[Any, Any]:
-        """A producer for asyncio, with the options of `producer`; see `AsyncProducer`. Begin it by ``async with``."""
+        """Create a producer for asyncio with the options of `producer`; see `AsyncProducer`. Use ``async with``."""
         self._topics.check_writable("produce")
         from segmentlog.arguments import as_int
         from segmentlog.producing.async_producer import AsyncProducer
@@ -236,7 +236,7 @@ class Clients:
         **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[Key, Value]: ...  # fmt: skip
     def aconsumer(self, *topics: str | tuple[str, int], **options: Any) -> AsyncConsumer[Any, Any]:
-        """A consumer for asyncio, with the options of `consumer`; see `AsyncConsumer`. Begin it by ``async with``."""
+        """Create a consumer for asyncio with the options of `consumer`; see `AsyncConsumer`. Use ``async with``."""
         self._topics.check_open()
         from segmentlog.aio.loop_callbacks import Callbacks
         from segmentlog.consuming.async_consumer import AsyncConsumer
@@ -248,4 +248,4 @@ class Clients:
             if callable(options.get(name)):
                 options[name] = callbacks.wrap(options[name])
         made = ConsumerOptions(**options)
-        return AsyncConsumer(lambda: self._consumer(NonblockingConsumer, topics, made), callbacks)
+        return AsyncConsumer(lambda: self._create_consumer(NonblockingConsumer, topics, made), callbacks)
