@@ -13,7 +13,7 @@ from segmentlog.quantities import INT64_MAX
 from segmentlog.records import TopicPartition
 
 
-def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, wanted: str = "") -> int:
+def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, expected: str = "") -> int:
     """Return a whole number from ``least`` to ``most``. Accepts numpy's integers, but not True or 1.0.
 
     Raises `InvalidConfig`.
@@ -26,7 +26,7 @@ def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, wanted: 
             number = None
     if number is None or not least <= number <= most:
         upto = f"of at least {least}" if most == INT64_MAX else f"from {least} to {most}"
-        raise InvalidConfig(name, value, wanted or f"a whole number {upto}")
+        raise InvalidConfig(name, value, expected or f"a whole number {upto}")
     return number
 
 
@@ -35,12 +35,12 @@ _BOOLS = frozenset(("bool", "bool_"))  # bool_ is numpy's
 
 def as_offset(name: str, value: Any) -> int:
     """Return a whole number, whether or not a log has such an offset. Raises `InvalidConfig`."""
-    return as_int(name, value, -INT64_MAX - 1, 1 << 128, wanted="an offset, a whole number")
+    return as_int(name, value, -INT64_MAX - 1, 1 << 128, expected="an offset, a whole number")
 
 
 def as_time_ms(name: str, value: Any) -> int:
     """Return milliseconds since 1970, which may be negative. Raises `InvalidConfig`."""
-    return as_int(name, value, -INT64_MAX - 1, wanted="milliseconds since 1970, a whole number")
+    return as_int(name, value, -INT64_MAX - 1, expected="milliseconds since 1970, a whole number")
 
 
 def as_seconds(name: str, value: Any) -> float:
@@ -59,35 +59,35 @@ def as_bool(name: str, value: Any) -> bool:
     raise InvalidConfig(name, value, "True or False")
 
 
-def as_text(name: str, value: Any, wanted: str = "a text") -> str:
+def as_text(name: str, value: Any, expected: str = "a text") -> str:
     """Return a str that can be encoded. Raises `InvalidConfig`."""
     if not isinstance(value, str):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidConfig(name, value, f"{wanted} that can be encoded in UTF-8") from None
+        raise InvalidConfig(name, value, f"{expected} that can be encoded in UTF-8") from None
     return str(value)
 
 
-def as_mapping(name: str, value: Any, wanted: str) -> Mapping[Any, Any]:
+def as_mapping(name: str, value: Any, expected: str) -> Mapping[Any, Any]:
     """Return a mapping, which is empty for None. Raises `InvalidConfig`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     return value
 
 
 def as_patterns(name: str, value: Any) -> tuple[str, ...]:
     """Return names and patterns of topics; a str is a single one. Raises `InvalidConfig`."""
-    wanted = "names and patterns of topics, empty for all"
+    expected = "names and patterns of topics, empty for all"
     if not isinstance(value, str | Iterable) or isinstance(value, bytes):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     patterns = (value,) if isinstance(value, str) else tuple(value)
     if not all(patterns):
-        raise InvalidConfig(name, value, wanted)
-    return tuple(as_text(name, pattern, wanted) for pattern in patterns)
+        raise InvalidConfig(name, value, expected)
+    return tuple(as_text(name, pattern, expected) for pattern in patterns)
 
 
 def as_topic_partition(topic: Any, partition: Any) -> TopicPartition:
@@ -97,16 +97,16 @@ def as_topic_partition(topic: Any, partition: Any) -> TopicPartition:
 
 def as_positions(name: str, positions: Any) -> dict[TopicPartition, int]:
     """Return offsets by partition. Raises `InvalidConfig`, `InvalidTopicName`."""
-    wanted = "a mapping of (topic, partition) to the offset to resume at"
+    expected = "a mapping of (topic, partition) to the offset to resume at"
     named = {}
-    for key, offset in as_mapping(name, positions, wanted).items():
+    for key, offset in as_mapping(name, positions, expected).items():
         if not isinstance(key, tuple) or len(key) != 2:
-            raise InvalidConfig(name, positions, wanted)
+            raise InvalidConfig(name, positions, expected)
         tp = as_topic_partition(*key)
-        named[tp] = as_int(f"offset of {tp}", offset, 0, wanted="an offset: a whole number of at least 0")
+        named[tp] = as_int(f"offset of {tp}", offset, 0, expected="an offset: a whole number of at least 0")
     return named
 
 
 def as_partition(value: Any) -> int:
     """Return the number of a partition, whether or not a topic has it. Raises `InvalidConfig`."""
-    return as_int("partition", value, 0, 1 << 128, wanted="the number of a partition, at least 0")
+    return as_int("partition", value, 0, 1 << 128, expected="the number of a partition, at least 0")

@@ -209,7 +209,7 @@ class Clients:
         from segmentlog.producing.async_producer import AsyncProducer
         from segmentlog.producing.producer_options import ProducerOptions
 
-        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, wanted="bytes, from 1 on")
+        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, expected="bytes, from 1 on")
         made = ProducerOptions(**options)
         return AsyncProducer(
             lambda: self._all_producers().create_event_loop_producer(made), made.linger_ms, max_unsent_bytes

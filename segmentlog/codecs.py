@@ -4,7 +4,7 @@
     store.producer(serializer=codec, key_serializer=text_codec())
     store.consumer("clicks", deserializer=codec, key_deserializer=text_codec())
 
-They process lists. None is a null key or a tombstone, and stays None.
+They process lists. None is a null key or a tombstone. It stays None.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Serializer(Protocol[T_contra]):
     """Converts keys or values to bytes. Called by the thread that sends."""
 
     def serialize(self, topic: str, values: Sequence[T_contra | None]) -> list[bytes | None]:
-        """Return one result per value, in order; None for None.
+        """Return one result per value, in order. None stays None.
 
         An exception about an object becomes a `SerializationError` with the object's index. An OSError, or a
         `SegmentlogError` that is neither ValueError nor TypeError, has other causes and is raised unchanged.
@@ -37,7 +37,7 @@ class Deserializer(Protocol[T_co]):
     """Converts bytes to keys or values. Called by the thread that reads."""
 
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> Sequence[T_co]:
-        """Return one result per item, in order; None for None.
+        """Return one result per item, in order. None stays None.
 
         An exception about the bytes becomes a `DeserializationError`, or is handled as ``on_error`` says. Exceptions
         with other causes, as for a `Serializer`, are raised unchanged, and the consumer's position does not change.

@@ -113,7 +113,7 @@ class _Kind:
 
 
 _BOUNDED = object()
-# A larger value is a mistake of the unit, where unlimited makes no sense.
+# For keys that need a limit: a larger value is a mistake of the unit.
 _CENTURY_MS = 36_500 * 86_400_000
 
 
@@ -452,12 +452,12 @@ class TopicConfig:
 
     @property
     def kept_here_ms(self) -> int:
-        """The effective `local.retention.ms`; UNLIMITED for no limit."""
+        """The effective `local.retention.ms`, which may be UNLIMITED."""
         return self.retention_ms if self.local_retention_ms == AS_RETENTION else self.local_retention_ms
 
     @property
     def kept_here_bytes(self) -> int:
-        """The effective `local.retention.bytes`; UNLIMITED for no limit."""
+        """The effective `local.retention.bytes`, which may be UNLIMITED."""
         return self.retention_bytes if self.local_retention_bytes == AS_RETENTION else self.local_retention_bytes
 
     @property

@@ -93,7 +93,7 @@ class InvalidRecord(SegmentlogError, TypeError):
 
     @property
     def reason(self) -> str:
-        """What is wrong with the record, for a message that names the record itself and not its place in a list."""
+        """The fault of the record, for a message that names the record itself and not its place in a list."""
         if self.has_no_key:
             return f"it has no key; expected {self.expected}"
         return f"its {self.column.removesuffix('s')} is {self.found}; expected {self.expected}"

@@ -139,7 +139,7 @@ class Appended(NamedTuple):
 
 
 class RetentionReport(msgspec.Struct, frozen=True):
-    """What retention removed from a partition, or with ``dry_run`` would remove: segments with the reasons."""
+    """Segments that retention removed from a partition, or with ``dry_run`` would remove, with the reasons."""
 
     topic: str
     partition: int
@@ -158,7 +158,7 @@ class RetentionReport(msgspec.Struct, frozen=True):
 
 
 class CompactionReport(msgspec.Struct, frozen=True):
-    """What a compaction of a partition did, or with ``dry_run`` would do."""
+    """Result of a compaction of a partition, or with ``dry_run`` the predicted result."""
 
     topic: str
     partition: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from segmentlog.records import Record
 
 Tracing = Literal["auto", "headers", "spans", "off"]
-"""What a producer does about traces.
+"""Trace mode of a producer.
 
 auto     "headers" if a tracer provider was set before the producer is created, otherwise "off"
 headers  records sent within a span carry its context: 70 bytes each before compression, more with a tracestate
@@ -192,5 +192,5 @@ def _api() -> Any:
         return importlib.import_module("opentelemetry.trace")
     except ImportError as error:
         install = "pip install '.[otel]' in a clone of segmentlog"
-        wanted = f"'auto' or 'off' without the package opentelemetry-api ({install})"
-        raise InvalidConfig("tracing", "on", wanted) from error
+        message = f"'auto' or 'off' without the package opentelemetry-api ({install})"
+        raise InvalidConfig("tracing", "on", message) from error

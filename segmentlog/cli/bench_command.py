@@ -52,9 +52,9 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
     """Measure the disk that holds --dir with each fsync policy, in a temporary store that is deleted afterwards.
 
     First, each policy appends as fast as it can. Then all policies append at the same rate for three intervals of the
-    default policy, while "at risk" counts the records that are acknowledged but not yet fsynced: a power cut at that
-    moment would lose them. The columns show the median and the maximum. The last row imitates a web service: 16 threads
-    each append one record and wait until it is on disk.
+    default policy. Meanwhile "at risk" counts records that are acknowledged but not yet fsynced: a power cut would lose
+    them. The columns show the median and the maximum. The last row imitates a web service: 16 threads each append one
+    record and wait until it is on disk.
     """
     import segmentlog
 

@@ -88,8 +88,8 @@ class _RawStdout(io.FileIO):
 def prepare_process() -> None:
     """Set up what only the command's own process may change: standard streams, signal handlers, environment.
 
-    Descriptors 0 to 2 that are closed (`>&-`) are opened in the wrong direction, as stdopen of coreutils does: no file
-    of the store gets their numbers, and using them fails.
+    Closed descriptors 0 to 2 (`>&-`) are opened in the wrong direction, as stdopen of coreutils does. So no file of the
+    store gets their numbers, and using them fails.
     """
     for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:

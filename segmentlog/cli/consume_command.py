@@ -111,7 +111,7 @@ def consume(
 
     With --group NAME the offset of each partition is committed once its records are printed. The next run, or another
     member, continues after them; also after -n, a signal and `| head`. Records in a pipe count as printed while the
-    pipe has a reader. If its reader ends, records that it has not taken are not committed. Records that the reader took
+    pipe has a reader. If its reader ends, only records that it has taken are committed. Records that the reader took
     and discarded are committed: `head -3` consumes three. --from sets where the group starts in a partition without a
     committed offset.
     """

@@ -128,7 +128,7 @@ def _show_redis() -> None:
 
 
 def _load_kafkaesque() -> Any | None:
-    """Load bench/kafkaesque.py of the checkout that holds this package; return None if there is no checkout."""
+    """Load bench/kafkaesque.py of the checkout that holds this package; return None for an installed package."""
     path = Path(__file__).resolve().parents[2] / "bench" / "kafkaesque.py"
     # Loaded by path: the current folder may have another module called bench.
     spec = importlib.util.spec_from_file_location("segmentlog_bench_kafkaesque", path)

@@ -23,8 +23,8 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
     snapshot of producers (.snapshot), the location of a segment in the object store (.remote), a checkpoint or a state
     page. Any other file, for example one in quarantine, is read as a segment.
 
-    Exits with 3 if something is damaged. Exits with 4 if nothing is damaged, but the records of a batch do not decode
-    although its checksum is right.
+    Exits with 3 if something is damaged. Exits with 4 if the only problem is a batch whose checksum is right but whose
+    records do not decode.
     """
     from segmentlog.inspection.file_dump import describe_file
 

@@ -84,7 +84,7 @@ def truncate(ctx: click.Context, topic: Selector, at: StartPosition, yes: bool, 
         count = partition.log_end_offset - offset
         if not yes and count > 0:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes records; add --yes if there is no terminal")
+                raise click.UsageError("this deletes records; without a terminal, add --yes")
             click.confirm(f"Delete offsets {offset} to {partition.log_end_offset - 1} of {name}?", abort=True, err=True)
         lost = partition.truncate(offset)
         if as_json:

@@ -61,7 +61,7 @@ class Membership:
     """A group member that prints records.
 
     While stdout has a reader, written records count as printed, and the consumer commits them between batches. At the
-    end it waits for the reader. If the reader is gone, records that it did not take are not committed.
+    end it waits for the reader. If the reader is gone, only records that it took are committed.
     """
 
     def __init__(

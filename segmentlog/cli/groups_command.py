@@ -150,7 +150,7 @@ def _existing_group(store: LogStore, name: str, more: str = "") -> GroupDescript
         return store.groups.describe(name)
     close = difflib.get_close_matches(name, names, n=1)
     advice = f"did you mean {close[0]!r}?" if close else "'segmentlog groups list' lists the groups"
-    raise click.ClickException(f"group {name!r}: it has no members and no committed offsets; {advice}{more}")
+    raise click.ClickException(f"group {name!r}: it has neither members nor committed offsets; {advice}{more}")
 
 
 # ---------------------------------------------------------------- reset
@@ -313,7 +313,7 @@ def delete(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
                 raise GroupNotEmpty(name, len(found.members), found.holder)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes committed offsets; add --yes if there is no terminal")
+                raise click.UsageError("this deletes committed offsets; without a terminal, add --yes")
             click.confirm(f"Delete {', '.join(names)} and all committed offsets?", abort=True, err=True)
         for name in names:
             store.groups.delete(name)

@@ -299,8 +299,8 @@ def export(
     with ExitStack() as stack, stoppable() as stopped:
         store = stack.enter_context(open_store(ctx, read_only=True))
         partitions = selected_partitions(store, topic)
-        ends = [one.log_end_offset if stop is None else resolve_position(stop, one) for one in partitions]
-        ranges = [(one, resolve_position(start, one), end) for one, end in zip(partitions, ends, strict=True)]
+        ends = [log.log_end_offset if stop is None else resolve_position(stop, log) for log in partitions]
+        ranges = [(log, resolve_position(start, log), end) for log, end in zip(partitions, ends, strict=True)]
         for partition, begin, _ in ranges:
             partition.read(begin)  # raises if the place does not exist
         started = time.perf_counter()

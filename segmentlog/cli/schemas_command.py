@@ -147,7 +147,7 @@ def delete(ctx: click.Context, subject: str, version: str | None, permanent: boo
     with open_store(ctx, background=False) as store:
         if permanent and not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes permanently; add --yes if there is no terminal")
+                raise click.UsageError("this deletes permanently; without a terminal, add --yes")
             click.confirm(f"Delete {what} permanently?", abort=True, err=True)
         if version is None:
             found = store.schemas.delete_subject(subject, permanent=permanent)

@@ -157,7 +157,7 @@ class _ProducerNames:
         self._names: dict[int, str] | None = None
 
     def name_of(self, producer_id: int) -> str | None:
-        """Return the name; None for a producer without a name, or whose name has expired."""
+        """Return the name; None for an unnamed producer, or one whose name has expired."""
         if self._names is None:
             from segmentlog.transactions.transaction_coordinator import ANONYMOUS
 
@@ -383,7 +383,7 @@ def delete(ctx: click.Context, topics: tuple[str, ...], yes: bool) -> None:
         names = matching_topics(store, topics)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes topics; add --yes if there is no terminal")
+                raise click.UsageError("this deletes topics; without a terminal, add --yes")
             click.confirm(f"Delete {', '.join(names)} and all records?", abort=True, err=True)
         for name in names:
             store.delete_topic(name)

@@ -128,5 +128,5 @@ def _read_password() -> str:
 
 def _ask_password(name: str) -> str:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask for the password on: give --password-stdin")
+        raise click.UsageError("the password cannot be asked for without a terminal: give --password-stdin")
     return str(click.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True, err=True))

@@ -46,7 +46,7 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
       warning     a cache is wrong; no record is affected
       note        harmless: remains of a crash, unknown files
 
-    Exits with 3 if there is damage, which 'segmentlog repair' removes. Exits with 4 if there is no damage but an
+    Exits with 3 if there is damage, which 'segmentlog repair' removes. Exits with 4 if the only problem is an
     unreadable batch. A client sent such a batch, so the disk is not at fault; only 'segmentlog repair
     --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may leave warnings although the disk is
     fine.
@@ -239,7 +239,8 @@ def _repair_topics(
 def _ask() -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "there is no terminal to ask for confirmation: add --yes to repair, or --dry-run to see the plan"
+            "repair asks for confirmation, and this is not a terminal: add --yes to repair, or --dry-run to see"
+            " the plan"
         )
     click.confirm("Repair?", abort=True, err=True)
 

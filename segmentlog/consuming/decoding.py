@@ -34,9 +34,9 @@ class Decoding:
     """Deserializes the batches of a consumer."""
 
     def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> None:
-        for name, one in (("key_deserializer", key), ("deserializer", value)):
-            if one is not None and not callable(getattr(one, "deserialize", None)):
-                raise InvalidConfig(name, one, "an object with a method `deserialize`, or None")
+        for name, deserializer in (("key_deserializer", key), ("deserializer", value)):
+            if deserializer is not None and not callable(getattr(deserializer, "deserialize", None)):
+                raise InvalidConfig(name, deserializer, "an object with a method `deserialize`, or None")
         self._key, self._value = key, value
         self._on_error = on_error
         self.bad: deque[DeserializationError] = deque(maxlen=_BAD_KEPT)
@@ -79,15 +79,19 @@ class Decoding:
             yield whole.slice(begin)
 
     def _deserialize_singly(
-        self, one: Deserializer[Any] | None, batch: RecordBatch, column: str, errors: dict[int, DeserializationError]
+        self,
+        deserializer: Deserializer[Any] | None,
+        batch: RecordBatch,
+        column: str,
+        errors: dict[int, DeserializationError],
     ) -> list[Any] | None:
         """Deserialize a column item by item, with an `Undecodable` for each failure; add its error to ``errors``."""
-        if one is None:
+        if deserializer is None:
             return None
         objects: list[Any] = []
         for index, blob in enumerate(batch.keys if column == "key" else batch.values):
             try:
-                objects += _deserialized(one, batch.topic, [blob])
+                objects += _deserialized(deserializer, batch.topic, [blob])
             except Exception as cause:
                 if not is_about_data(cause):
                     raise
@@ -119,8 +123,8 @@ def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
     return "yield" if on_bad == "hand_over" else on_bad
 
 
-def _deserialized(one: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
-    made = list(one.deserialize(topic, blobs))
+def _deserialized(deserializer: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
+    made = list(deserializer.deserialize(topic, blobs))
     if len(made) != len(blobs):
-        raise ValueError(f"{type(one).__name__} returned {len(made)} objects for {len(blobs)} values")
+        raise ValueError(f"{type(deserializer).__name__} returned {len(made)} objects for {len(blobs)} values")
     return made

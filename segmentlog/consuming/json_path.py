@@ -27,8 +27,8 @@ _STEP: Final = re.compile(
     r"""\.?(?P<name>[^\s.\[\]=<>!~"'$*()?&|,]+)|\.?(?P<all>\*)|\[(?P<every>\*)\]|\[(?P<index>-?[0-9]{1,9})\]"""
     r"""|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]"""
 )
-_OPERATOR: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<wanted>.*)", re.DOTALL)
-_WANTED: Final = (
+_OPERATOR: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<operand>.*)", re.DOTALL)
+_EXPECTED: Final = (
     "a path such as user.id, items[0].name or $['odd key'], optionally with ==, !=, <, <=, >, >= or ~ and a value"
 )
 _QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
@@ -46,7 +46,7 @@ class JsonPath(NamedTuple):
 
     steps: tuple[Any, ...]
     operator: str
-    wanted: str
+    operand: str
     number: float | None
 
     @classmethod
@@ -59,22 +59,22 @@ class JsonPath(NamedTuple):
             steps.append(_step(match))
             at = match.end()
         if len(steps) > _STEPS_MAX or not (steps or rest.startswith("$")):
-            raise InvalidConfig("JSON path", text, _WANTED)
+            raise InvalidConfig("JSON path", text, _EXPECTED)
         if not rest[at:].strip():
             return cls(tuple(steps), "", "", None)
         found = _OPERATOR.fullmatch(rest, at)
         if found is None:
-            raise InvalidConfig("JSON path", text, f"{_WANTED}; {rest[at:].strip()[:20]!r} is not supported")
-        operator, wanted = found["operator"], found["wanted"].strip()
-        if _QUOTED.fullmatch(wanted):
-            wanted = _unquoted(text, wanted)
-        elif not wanted or _NEEDS_QUOTES.fullmatch(wanted):
+            raise InvalidConfig("JSON path", text, f"{_EXPECTED}; {rest[at:].strip()[:20]!r} is not supported")
+        operator, operand = found["operator"], found["operand"].strip()
+        if _QUOTED.fullmatch(operand):
+            operand = _unquoted(text, operand)
+        elif not operand or _NEEDS_QUOTES.fullmatch(operand):
             raise InvalidConfig("JSON path", text, f'one value after {operator}; put a text in quotes, such as "A 1"')
-        number = _number(wanted)
+        number = _number(operand)
         # Not `math.isfinite`, which raises OverflowError for a whole number that no float can hold.
         if operator in ("<", ">", "<=", ">=") and (number is None or not -_NUMBER_MAX <= number <= _NUMBER_MAX):
             raise InvalidConfig("JSON path", text, f"a number after {operator}, from -1.8e308 to 1.8e308")
-        return cls(tuple(steps), "=" if operator == "==" else operator, wanted, number)
+        return cls(tuple(steps), "=" if operator == "==" else operator, operand, number)
 
     def matches(self, value: bytes | None) -> bool:
         """Return whether a value is JSON that matches."""
@@ -88,15 +88,15 @@ class JsonPath(NamedTuple):
 
     def matches_document(self, document: object) -> bool:
         """Return whether decoded JSON matches: dicts, lists, texts, numbers, booleans and None."""
-        return any(map(self._is_wanted, _walk(document, self.steps)))
+        return any(map(self._matches_value, _walk(document, self.steps)))
 
-    def _is_wanted(self, found: Any) -> bool:
+    def _matches_value(self, found: Any) -> bool:
         if not self.operator:
             return found is not None
         if self.operator in ("=", "!="):
             return self._equals(found) == (self.operator == "=")
         if self.operator == "~":
-            return self.wanted.lower() in _text(found).lower()
+            return self.operand.lower() in _text(found).lower()
         if not isinstance(found, int | float) or isinstance(found, bool) or self.number is None:
             return False
         if self.operator == "<":
@@ -108,7 +108,7 @@ class JsonPath(NamedTuple):
     def _equals(self, found: Any) -> bool:
         if isinstance(found, int | float) and not isinstance(found, bool):
             return self.number is not None and found == self.number
-        return _text(found) == self.wanted
+        return _text(found) == self.operand
 
 
 def _step(match: re.Match[str]) -> Any:
@@ -135,7 +135,7 @@ def _unquoted(text: str, quoted: str) -> str:
     try:
         return str(json.loads(quoted))
     except ValueError:
-        raise InvalidConfig("JSON path", text, _WANTED) from None
+        raise InvalidConfig("JSON path", text, _EXPECTED) from None
 
 
 def _walk(document: Any, steps: tuple[Any, ...]) -> Iterator[Any]:

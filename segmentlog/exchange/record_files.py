@@ -240,8 +240,8 @@ def package(module: str, name: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        wanted = f"this needs the package {name}: pip install '.[{extra}]' in a clone of segmentlog"
-        raise TransferError(wanted) from None
+        message = f"this needs the package {name}: pip install '.[{extra}]' in a clone of segmentlog"
+        raise TransferError(message) from None
 
 
 # ---------------------------------------------------------------- writing files

@@ -49,7 +49,7 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
         linger_ms = self.linger_ms
         if isinstance(linger_ms, bool) or not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
             raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
-        self.batch_size = as_int("batch_size", self.batch_size, 1, 1 << 30, wanted="bytes from 1 to 1 GiB")
+        self.batch_size = as_int("batch_size", self.batch_size, 1, 1 << 30, expected="bytes from 1 to 1 GiB")
         if not isinstance(self.ack, str | None) or self.ack not in (None, "written", "durable", "shipped"):
             raise InvalidConfig("ack", self.ack, "'written', 'durable' or 'shipped'")
         self.transaction_timeout_ms = as_int("transaction_timeout_ms", self.transaction_timeout_ms, 1, 86_400_000)

@@ -110,13 +110,13 @@ class KeyTable:
 
     def _find_latest(self, low: int, high: int) -> tuple[int, int] | None:
         """Return (time, place) of the entry that counts; None if the key has no value."""
-        wanted = np.uint64(self._mix_one(low, high))
+        needle = np.uint64(self._mix_one(low, high))
         latest: dict[int, tuple[int, int]] = {}
         for run in reversed(self._runs):
             hashes = run.hashes
             # The needle must have the same type: with a Python int, numpy would convert the whole run.
-            at = int(hashes.searchsorted(wanted))
-            while at < len(hashes) and hashes[at] == wanted:
+            at = int(hashes.searchsorted(needle))
+            while at < len(hashes) and hashes[at] == needle:
                 if int(run.highs[at]) == high:
                     place = int(run.places[at])
                     latest.setdefault(place >> _PARTITION_SHIFT, (int(run.times[at]), place))
