@@ -129,7 +129,7 @@ def test_the_command_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         log.roll()
     assert command(store, "compact", "t") == 0
     assert f"t/0: left unchanged: {store}/t/0/" in capfd.readouterr().out
-    assert command(store, "details", "t") == 0
+    assert command(store, "describe", "t") == 0
     assert f"offsets [{span.base}, {span.end})" in capfd.readouterr().out
     assert command(store, "retain", "t") == 0
 

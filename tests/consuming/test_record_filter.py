@@ -100,7 +100,7 @@ def test_the_last_ones_beyond_a_lost_range(log: Partition) -> None:
 
 
 def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) -> None:
-    """It decodes Avro and JSON Schema by the registry. A value that cannot be decoded does not fit."""
+    """Avro and JSON Schema values are decoded by the registry. A value that cannot be decoded does not match."""
     clicks = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": "string"}]}
     store.create_topic("avro")
     store.create_topic("json")

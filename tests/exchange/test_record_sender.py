@@ -1,4 +1,4 @@
-"""What `produce` and `import` send: a list that fails stops them, and what they say about going on is true."""
+"""A list that fails stops `produce` and `import`, and their advice on resuming is right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """Provide a store with topics of one and of three partitions. What is written from now on are batches."""
+    """Yield a store with topics of one and of three partitions; every append from now on is a batch."""
     with LogStore(tmp_path / "store", background=False, fs=fs) as store:
         with store.producer() as producer:
             for name, partitions in (("one", 1), ("three", 3)):
@@ -124,7 +124,7 @@ def test_a_named_producer_has_each_record_once(
     """A run whose writes fail, each another one, is run again with the same input: all partitions are in order."""
     for call in (fails_at, fails_at, 0):
         sender, failure, _ = _send(store, fs, topic, name="etl", fails_at=call)
-        assert failure is None or "run it again" in sender.how_to_go_on(failure)
+        assert failure is None or "run the command again" in sender.how_to_go_on(failure)
     assert failure is None
     for number, part in enumerate(_appended(store, topic)):
         assert part == [v for v in VALUES if topic == "one" or partition_for_key(v[-1:], 3) == number]
@@ -150,7 +150,7 @@ KEYS = [next(b"%d" % key for key in range(99) if partition_for_key(b"%d" % key, 
 def _send_after_the_limit_fell(
     store: LogStore, partitions: list[int], large: dict[int, int], name: str | None = None
 ) -> tuple[RecordSender, Exception]:
-    """Send one list whose records go to these partitions; those of ``large`` have so many bytes, over the limit."""
+    """Send one list with these partitions; records of ``large`` have a size over the limit."""
     with store.producer(name=name) as producer:
         arguments: tuple[Any, ...] = (producer, "three", None, (), None, 100_000)
         if producer.name is None:
@@ -181,8 +181,7 @@ def _send_after_the_limit_fell(
 def test_no_record_is_appended_twice_after_the_limit_fell(
     store: LogStore, partitions: list[int], large: dict[int, int], name: str | None
 ) -> None:
-    """A record was not too large when the command began. Those before it are appended once, none after it is, and the
-    error names the record by its number in the input."""
+    """The limit falls during the command. Only records before the large one are appended; the error names it."""
     sender, error = _send_after_the_limit_fell(store, partitions, large, name=name)
     before = min(large)
     assert type(error) is ValueError
@@ -215,7 +214,7 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
         values_: list[bytes | None] = [b"%d" % number for number in range(8)]
         keys: list[bytes | None] = [KEYS[number] for number in (1, 1, 0, 1, 1, 1, 1, 1)]
         keys[6] = None  # it goes to partition 0, too
-        if separate:  # it goes alone: those before it are a list of their own
+        if separate:  # the large record is sent alone: the ones before it are a list of their own
             values_[separate] = b"x" * 950
         sender.first = sender.number
         with pytest.raises(BadRecord) as bad:

@@ -125,7 +125,7 @@ def test_a_record_that_the_program_sends_again_is_judged_again(
 
 @pytest.mark.parametrize("many", [False, True])
 def test_an_asynchronous_producer_judges_when_it_is_called(store: LogStore, clock: FakeClock, many: bool) -> None:
-    """Its record waits for its turn behind other calls, or in a chunk, for longer than the topic's limit."""
+    """A record may wait behind other calls, or in a chunk, for longer than the topic's timestamp limit."""
     at_ms = clock.now_ms()
 
     async def sent() -> None:

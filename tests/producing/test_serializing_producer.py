@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 
 class Click(msgspec.Struct):
-    """What is sent."""
+    """A value to send."""
 
     page: str
     count: int = 0
@@ -95,7 +95,7 @@ def test_an_async_iteration_has_objects(store: LogStore) -> None:
 
 
 def test_what_cannot_be_serialized_sends_nothing(store: LogStore) -> None:
-    """It is told with the index, the column and the cause; the producer goes on."""
+    """The error has the index, the column and the cause; the producer still works."""
     with store.producer(serializer=CODEC, key_serializer=text_codec()) as producer:
         with pytest.raises(SerializationError, match=r"values\[0\] cannot be serialized.*nothing was sent") as raised:
             producer.send("clicks", object())  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_what_cannot_be_serialized_sends_nothing(store: LogStore) -> None:
 
 
 class _Odd:
-    """Makes one too few of several; and says that the store is closed when it is told so."""
+    """A serializer that returns one value too few, or claims that the store is closed."""
 
     error: Exception | None = None
 
@@ -195,7 +195,7 @@ def test_a_bad_record_raises_again_until_it_is_passed(store: LogStore) -> None:
 
 
 def test_bad_records_can_be_skipped(store: LogStore) -> None:
-    """And told: `Consumer.bad`; the position ends behind all."""
+    """`Consumer.bad` lists the skipped records; the position is after all of them."""
     _with_bad_ones(store)
     with store.consumer("clicks", deserializer=CODEC, on_error="skip") as consumer:
         assert [record.offset for record in consumer] == [0, 1, 2, 3, 5, 6, 7]

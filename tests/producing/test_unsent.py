@@ -1,4 +1,4 @@
-"""Records that were sent and not flushed: appended by whoever closes, drops or ends what they wait in."""
+"""Records that were sent and not flushed are appended when their producer or store is closed or dropped, or at exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _count(path: Path) -> int:
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("linger_ms", [0, 5, 10_000])
 def test_a_store_that_is_closed_appends_what_was_sent(tmp_path: Path, background: bool, linger_ms: int) -> None:
-    """All of it, though nobody flushed or closed the producer."""
+    """All sent records are appended, although the program neither flushed nor closed the producer."""
     with segmentlog.open(tmp_path / "s", background=background) as store:
         store.create_topic("t", partitions=3)
         producer = store.producer(linger_ms=linger_ms)
@@ -113,7 +113,7 @@ def test_a_member_commits_as_its_store_is_closed(tmp_path: Path) -> None:
 
 
 def test_who_waits_sends_when_no_thread_does(tmp_path: Path) -> None:
-    """The thread that was to send what has lingered long enough came to an end: nobody waits for ever."""
+    """The thread that should send lingering chunks has ended; a waiting caller sends the chunk itself."""
     with segmentlog.open(tmp_path / "s") as store:
         store.create_topic("t")
         producer = store.producer(linger_ms=60_000)
