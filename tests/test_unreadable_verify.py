@@ -328,7 +328,7 @@ def test_a_wrong_largest_timestamp_is_no_damage(tmp_path: Path, capfd: pytest.Ca
     store = tmp_path / "store"
     (found,) = findings(store)
     assert (found.severity, found.base_offset, found.end_offset) == ("warning", 0, 2)
-    assert f"the largest timestamp is {NOW_MS + 5}, and the header says {NOW_MS}: the client sent it so" in found.what
+    assert f"the largest timestamp is {NOW_MS + 5}, but the header claims {NOW_MS}: the client sent it so" in found.what
     assert command(store, "verify") == 0
     assert command(store, "verify", "--strict") == 3
     assert command(store, "repair", "--yes") == 0

@@ -93,7 +93,7 @@ def serve(
     from segmentlog.security.security_settings import Security
     from segmentlog.server.log_format import set_up_logs
     from segmentlog.server.server_settings import Limits, ServerSettings
-    from segmentlog.server.supervisor import Plan, Supervisor
+    from segmentlog.server.supervisor import ServerPlan, Supervisor
     from segmentlog.server.worker_process import run
 
     set_up_logs(log_format)
@@ -111,7 +111,7 @@ def serve(
         beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
     elif allow_writes:
         raise click.UsageError("--allow-writes needs --http")
-    plan = Plan(
+    plan = ServerPlan(
         path=ctx.obj,
         host=host,
         port=port,
@@ -131,7 +131,7 @@ def serve(
         security=security,
     )
     status = _StatusLine(log_format)
-    supervisor = Supervisor(plan, run, beside=beside, on_change=status.update)
+    supervisor = Supervisor(plan, run, sidecar=beside, on_change=status.update)
     is_clean = False
     try:
         supervisor.run()
@@ -180,7 +180,7 @@ class _StatusLine:
             say(text)
 
     def _show(self, supervisor: Supervisor, now_s: float) -> None:
-        said = supervisor.said()
+        said = supervisor.statuses()
         requests = sum(word.get("requests", 0) for word in said)
         # A restarted worker counts from 0.
         rate = max(0.0, requests - self._requests) / (now_s - self._at_s) if self._at_s else 0.0
@@ -195,9 +195,9 @@ class _StatusLine:
 def _start_message(supervisor: Supervisor) -> str:
     count = len(supervisor.nodes)
     some = f", {count} workers" if count > 1 else ""
-    metrics = supervisor.said()[0].get("metrics")
+    metrics = supervisor.statuses()[0].get("metrics")
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
-    told += "".join(f" ({said['http']})" for said in supervisor.said() if "http" in said)
+    told += "".join(f" ({said['http']})" for said in supervisor.statuses() if "http" in said)
     return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told} ({CORE_NAME})"
 
 

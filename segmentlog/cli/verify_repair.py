@@ -111,10 +111,10 @@ def _line(finding: Finding) -> str:
 def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
     """Yield the file system and the path for ``--dir``, or for one topic of it."""
     from segmentlog.objects.bucket.url import is_url
-    from segmentlog.objects.replica.remote_store import reach_files
+    from segmentlog.objects.replica.remote_store import open_store_files
 
     path = ctx.obj if is_url(ctx.obj) else os.path.abspath(ctx.obj)
-    with reach_files(path, () if topic is None else (topic,)) as found:
+    with open_store_files(path, () if topic is None else (topic,)) as found:
         yield found
 
 
@@ -182,11 +182,11 @@ def repair(
     Other processes may keep using the store; appends wait while a partition is being repaired. Exits with 3 if damage
     remains that cannot be repaired, and with --dry-run if there is any; otherwise with 4 if unreadable batches remain.
     """
-    from segmentlog.objects.tier.remote_reader import reaching
+    from segmentlog.objects.tier.remote_reader import remote_segments_readable
     from segmentlog.storage.fs import FileSystem
 
     path = os.path.abspath(store_folder(ctx))
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         return _repair_topics(
             fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json
         )

@@ -163,7 +163,7 @@ class CursorSet:
             names.append(source)
         return names
 
-    def start_reading(
+    def start_partition(
         self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool
     ) -> None:
         """Start reading a partition at its committed offset, or where the options say."""
@@ -178,7 +178,7 @@ class CursorSet:
             position = self.resolve(log, "earliest" if is_new else reset or self._options.start)
         self._take(tp, log, position, None if committed is None else committed.epoch)
 
-    def is_reading(self, tp: TopicPartition) -> bool:
+    def reads(self, tp: TopicPartition) -> bool:
         """Return whether this set has a cursor for a partition."""
         return tp in self.by_partition
 
@@ -198,7 +198,7 @@ class CursorSet:
                 cursor.stop()
                 self._turn = deque(other for other in self._turn if other != tp)
 
-    def pop_deleted(self) -> list[TopicPartition]:
+    def take_deleted(self) -> list[TopicPartition]:
         """Return partitions whose topics were deleted or renamed, each once."""
         gone = sorted(self._deleted)
         self._deleted.clear()

@@ -1,1 +1,1 @@
-"""Bytes <-> values: every byte that segmentlog writes is described and encoded in this folder, purely."""
+"""File and wire formats: pure functions that encode and decode every byte that segmentlog writes."""

@@ -1,40 +1,40 @@
-"""A record batch as it lies on disk, little-endian: the unit of write, compression, checksum and atomicity.
+"""The record batch on disk, little-endian: the unit of writes, compression, checksums and atomicity.
 
     magic               4s    "SLB" and the format version, 1
     attributes          u16   bits 0-2 codec (`codecs`), 3 timestamp type (1 LogAppendTime),
                               4 transactional, 5 control, 6 base_timestamp is a delete horizon,
-                              7 the payload is one of Kafka's batches (`wire`), and no columns
+                              7 the payload is a Kafka batch (`wire`) instead of columns
     producer_epoch      i16   -1 without a producer id
     base_offset         i64   offset of the first record
     partition_epoch     u32   epoch of the partition when it was appended
     last_offset_delta   u32   offset of the last record, relative to base_offset
-    base_timestamp      i64   timestamp of the first record, milliseconds; or from when on
-                              compaction may remove the tombstones of this batch
+    base_timestamp      i64   timestamp of the first record, milliseconds; or the time from
+                              which compaction may remove the tombstones of this batch
     max_timestamp       i64   largest timestamp of the batch
     producer_id         i64   -1 without one
     base_sequence       i32   -1 without one
     record_count        u32
     payload_size        u32   bytes that follow this header
     raw_size            u32   bytes of the payload once decompressed
-    timestamps_size     u32   columns, see `segmentlog.format.columns`; the offset deltas
-    keys_size           u32   take what the other four leave of raw_size
+    timestamps_size     u32   columns, see `segmentlog.format.columns`; the size of the offset
+    keys_size           u32   deltas is raw_size minus these four sizes
     values_size         u32
     headers_size        u32
-    payload_checksum    u64   XXH3-64 of the payload as stored; of Kafka's batch from byte 16 on
+    payload_checksum    u64   XXH3-64 of the stored payload; of a Kafka batch only from byte 16 on
     header_checksum     u64   XXH3-64 of the 88 bytes above
     ------------------- 96 bytes, then the payload
 
-Nothing in the payload depends on where the batch lands: encoding, compressing and hashing
-happen before the partition's lock, and under it only ``base_offset`` and
-``partition_epoch`` (and the timestamps, under LogAppendTime) are filled in and the header
-hashed again. The same makes a batch movable into another log.
+The payload does not depend on the offset of the batch. An appender encodes, compresses and hashes it
+before it takes the partition's lock. Under the lock it only fills in ``base_offset`` and
+``partition_epoch`` (and the timestamps, under LogAppendTime) and hashes the header again. For the same
+reason a batch can be moved into another log.
 
-But for a batch of Kafka's as the payload: the first 16 bytes of that one say where it lies, and how long it is.
-They are made from this header, left out of the hash, and checked against this header. It has its sizes and column
-sizes from the payload as it is stored: ``raw_size`` and ``values_size`` are ``payload_size``, the others 0.
+A Kafka batch as the payload is an exception: its first 16 bytes contain its base offset, length and epoch.
+They are derived from this header, excluded from the payload checksum, and compared with this header.
+``raw_size`` and ``values_size`` equal ``payload_size``, and the other column sizes are 0.
 
-A batch may end behind its last record, and may hold none: compaction leaves no hole between
-the offsets of one batch and the next, so that a hole is always damage.
+A batch may cover offsets after its last record, and may have no records. Compaction leaves no hole
+between the offsets of one batch and the next: a hole is always damage.
 """
 
 from __future__ import annotations
@@ -59,28 +59,29 @@ CONTROL: Final = 1 << 5
 DELETE_HORIZON: Final = 1 << 6
 KAFKA_LAYOUT: Final = 1 << 7
 MIRRORED: Final = CODEC_MASK | LOG_APPEND_TIME | TRANSACTIONAL | DELETE_HORIZON
-"""The attributes that mean the same in Kafka's batches, and stand in both headers. (Control batches are our own.)"""
+"""The attributes that mean the same in Kafka batches, and are repeated in both headers. The library writes control
+batches in its own layout."""
 
 MAX_RAW_SIZE: Final = 512 << 20
 """Largest payload, decompressed, that a header may claim. `max.message.bytes` cannot be set above it."""
 
 _MAX_OFFSET: Final = 2**63 - 2
-# So that the offset after it is an i64 as well.
+# The offset after it must fit in an i64, too.
 NO_VALUES: Final = b"\x90"
 """The payload of a batch without records: an empty MessagePack array."""
 
 PLACE_SIZE: Final = 16
-"""Bytes of a batch of Kafka's that say where it lies: base offset i64, bytes behind this i32, leader epoch i32."""
+"""Bytes at the start of a Kafka batch: base offset i64, bytes that follow this field i32, leader epoch i32."""
 _PLACE = struct.Struct(">qiI")
 WIRE_HEADER_SIZE: Final = 61
 LEADER_EPOCH_MASK: Final = 2**31 - 1
-"""Kafka's epochs are signed: what it is told of a partition's epoch."""
+"""Bits of the partition epoch that a Kafka batch contains: Kafka's epochs are signed."""
 _WIRE_CODECS: Final = 5
 _WIRE_DELTA_MAX: Final = 2**31 - 1
 _WIRE_RAW_MAX: Final = 128 << 20
 _WIRE_RAW_FACTOR: Final = 4
 RECORD_SIZE_MIN: Final = 7
-"""Bytes of a record of Kafka's that holds nothing: its length, attributes, two deltas, two sizes, a count."""
+"""Bytes of the smallest record of a Kafka batch: its length, attributes, two deltas, two sizes, a count."""
 
 HEADER: Final = struct.Struct("<4sHhqIIqqqiIIIIIIIQQ")
 _PAYLOAD_SIZE = struct.Struct("<I")
@@ -93,7 +94,7 @@ hash_of: Final = xxhash.xxh3_64_intdigest
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a header, as the module's docstring lists them."""
+    """The fields of a batch header, in the order of the module's docstring."""
 
     magic: bytes
     attributes: int
@@ -117,12 +118,12 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """Bytes of the whole batch, including the header."""
         return HEADER_SIZE + self.payload_size
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last one of the batch."""
+        """The offset after the last offset of the batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -131,7 +132,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_kafka(self) -> bool:
-        """Whether the payload is a batch of Kafka's."""
+        """Whether the payload is a Kafka batch."""
         return bool(self.attributes & KAFKA_LAYOUT)
 
     @property
@@ -140,25 +141,25 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on compaction may remove the tombstones of this batch; None before it has set that."""
+        """Time from which compaction may remove the tombstones of this batch; None until compaction has set it."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
     def offset_deltas_size(self) -> int:
-        """What the other columns leave of the payload."""
+        """Bytes of the offset deltas: the decompressed payload without the other columns."""
         return self.raw_size - self.timestamps_size - self.keys_size - self.values_size - self.headers_size
 
 
 def pack_header(header: BatchHeader) -> bytes:
-    """The bytes of a header, its checksum made anew."""
+    """Return the bytes of a header, with a new checksum."""
     packed = HEADER.pack(*msgspec.structs.astuple(header))[:CHECKED_SIZE]
     return packed + CHECKSUM.pack(hash_of(packed))
 
 
 def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeader:
-    """The header at ``position``, its checksum and its own claims checked. Raises `CorruptBatch`.
+    """Return the header at ``position`` after checking its checksum and its fields. Raise `CorruptBatch`.
 
-    That the payload lies within ``view`` is checked too: a batch cut short raises.
+    A payload that extends beyond ``view`` (a truncated batch) raises as well.
     """
     available = len(view) - position
     if available < HEADER_SIZE:
@@ -183,22 +184,23 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
 
 
 def claimed_header(view: memoryview, position: int) -> BatchHeader | None:
-    """What the bytes at ``position`` say as a header, right or wrong; None where there are too few."""
+    """Return the bytes at ``position`` as a header, unchecked, or None if there are too few."""
     if len(view) - position < HEADER_SIZE:
         return None
     return BatchHeader(*HEADER.unpack_from(view, position))
 
 
 def header_holds(header: BatchHeader) -> bool:
-    """Whether the header's own checksum is right: it is what was written, wherever its payload ends."""
+    """Return whether the header's own checksum is right, which says nothing about its payload."""
     packed = HEADER.pack(*msgspec.structs.astuple(header))
     return header.magic == MAGIC and hash_of(packed[:CHECKED_SIZE]) == header.header_checksum
 
 
 def header_with_payload(view: memoryview, position: int, size_bytes: int, checksum: int) -> BatchHeader | None:
-    """The damaged header at ``position`` as it was, if but its magic and what it says of its payload was damaged.
+    """Return the damaged header at ``position`` as it was before the damage, or None.
 
-    That is: if its checksum holds with a payload of ``size_bytes`` that has this ``checksum``.
+    That succeeds if only the magic, the payload size and the payload checksum were damaged: the header checksum
+    must be right for a payload of ``size_bytes`` with this ``checksum``.
     """
     head = bytearray(view[position : position + HEADER_SIZE])
     head[: len(MAGIC)] = MAGIC
@@ -210,7 +212,7 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
 
 
 def flaw_of(header: BatchHeader) -> str | None:
-    """What a header claims that cannot be, though its checksum is right; bounds what a reader allocates."""
+    """Return an impossible claim of a header whose checksum is right, or None. Bounds what a reader allocates."""
     if header.attributes & KAFKA_LAYOUT:
         return _flaw_of_wire(header)
     raw, stored, count = header.raw_size, header.payload_size, header.record_count
@@ -228,14 +230,14 @@ def flaw_of(header: BatchHeader) -> str | None:
 
 
 def _flaw_of_wire(header: BatchHeader) -> str | None:
-    """`flaw_of` of a header in front of a batch of Kafka's."""
+    """Return an impossible claim of a header that precedes a Kafka batch, or None."""
     stored, count, last = header.payload_size, header.record_count, header.last_offset_delta
     if header.codec >= _WIRE_CODECS or header.attributes & CONTROL:
         return f"attributes {header.attributes:#06x} of a Kafka batch"
     if not (header.raw_size == header.values_size == stored >= WIRE_HEADER_SIZE) or stored > MAX_RAW_SIZE:
         return f"a Kafka batch of {stored} bytes with {header.raw_size} bytes raw and {header.values_size} of values"
     if header.timestamps_size or header.keys_size or header.headers_size:
-        return "columns beside a Kafka batch"
+        return "sizes of columns, and a Kafka batch as the payload"
     if count * RECORD_SIZE_MIN > wire_raw_max(stored):
         return f"{count} records in a Kafka batch of {stored} bytes"
     if not 0 <= header.base_offset <= _MAX_OFFSET - last or not count <= last + 1 <= _WIRE_DELTA_MAX + 1:
@@ -244,15 +246,16 @@ def _flaw_of_wire(header: BatchHeader) -> str | None:
 
 
 def wire_raw_max(stored: int) -> int:
-    """The bytes that the records of a batch of Kafka's may take once decompressed, with its header; others say no size.
+    """Return how many bytes the header and the decompressed records of a Kafka batch of ``stored`` bytes may take.
 
-    Whoever reads it has to hold all of them: a client can make gigabytes of a megabyte.
+    A Kafka batch does not contain its decompressed size. A reader needs all records in memory, and a client can
+    compress gigabytes into a megabyte.
     """
     return min(MAX_RAW_SIZE, max(_WIRE_RAW_MAX, _WIRE_RAW_FACTOR * stored))
 
 
 def check_payload(view: memoryview, position: int, header: BatchHeader, path: str = "") -> memoryview:
-    """The stored payload of the batch at ``position``, its checksum checked. Raises `CorruptBatch`."""
+    """Return the stored payload of the batch at ``position`` after checking its checksum. Raise `CorruptBatch`."""
     start = position + HEADER_SIZE
     payload = view[start : start + header.payload_size]
     is_kafka = header.attributes & KAFKA_LAYOUT
@@ -275,7 +278,7 @@ def check_payload(view: memoryview, position: int, header: BatchHeader, path: st
 
 
 def decompress(header: BatchHeader, payload: memoryview) -> memoryview:
-    """The columns of a batch whose payload was checked. Raises ValueError for a forged one."""
+    """Return the columns of a batch whose payload was checked. Raise ValueError for a forged payload."""
     if header.codec == CODEC_NONE:
         return payload
     raw = BY_NUMBER[header.codec].decompress(payload, header.raw_size)

@@ -1,4 +1,4 @@
-"""Cutting a list of records into batches that are not too large."""
+"""Split a list of records into batches that do not exceed the size limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PARTS_MAX: Final = 1024
 
 
 def encode_until_it_fits(encode: Callable[[int, int], _T], start: int, stop: int) -> list[_T]:
-    """What ``encode`` makes of the records ``[start, stop)``: of all at once, or in parts where it is too large.
+    """Encode the records ``[start, stop)``: all at once, or in parts if a batch of all would be too large.
 
-    Raises `RecordTooLarge` with the index of a record that is too large alone.
+    Raise `RecordTooLarge` with the index of a record that alone exceeds the limit.
     """
     try:
         return [encode(start, stop)]
@@ -24,7 +24,8 @@ def encode_until_it_fits(encode: Callable[[int, int], _T], start: int, stop: int
         count = stop - start
         if count == 1:
             raise RecordTooLarge(error.size_bytes, error.limit_bytes, start) from None
-        # An eighth more than the size asks for: records differ, and a part that does not fit is encoded again.
+        # An eighth more parts than the size needs: records differ in size, and a part that is too large is encoded
+        # again.
         parts = max(2, min(count, -(-error.size_bytes * 9 // (8 * error.limit_bytes)), _PARTS_MAX))
     bounds = [start + count * part // parts for part in range(parts + 1)]
     made: list[_T] = []

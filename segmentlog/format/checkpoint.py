@@ -1,14 +1,14 @@
-"""The checkpoint of a partition: what must be on disk before an offset is handed out.
+"""The checkpoint file of a partition: the state that must be durable before an offset is assigned.
 
     magic          4s    "SLC" and the format version, 1
     body_size      u32
-    sequence       u64   of two slots the valid one with the higher sequence counts
+    sequence       u64   of two valid slots, the slot with the higher sequence is current
     checksum       u64   XXH3-64 of the 16 bytes above and the body
     -------------- 24 bytes, then the body: MessagePack of `Checkpoint`, fields in order
 
-The file holds two such slots, each ``SLOT_SIZE`` bytes or a multiple of it; a write goes
-to the slot that does not hold the newest one, and is fsynced before it counts. A write
-cut short by a crash leaves the other slot.
+The file has two such slots, each of ``SLOT_SIZE`` bytes or a multiple of it. A write replaces
+the older slot, and is fsynced before any process relies on it. If a crash interrupts a write,
+the other slot is still valid.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
 
 
 class Compacted(msgspec.Struct, frozen=True, array_like=True):
-    """How far compaction has come.
+    """Progress of compaction.
 
     cleaned_offset  every key below it has at most ``keep_last`` records below it
     keep_last       `compaction.keep.last` of that pass
-    due_ms          wall clock from when on a pass may drop more without new records; 0 for never
-    begun_offset    a pass has begun to remove records below it
+    due_ms          wall clock from which a pass can remove more without new records; 0 for never
+    begun_offset    a pass has started to remove records below it
     """
 
     cleaned_offset: int = 0
@@ -48,22 +48,22 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
 
 
 RESTORED: Final = "restored"
-"""The boot id in the checkpoint of a log that was restored from an object store and not recovered since."""
+"""The boot id in the checkpoint of a log that was restored from an object store and has not been recovered yet."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """What is durable about a partition.
+    """The durable state of a partition.
 
-    recovery_offset      everything below it is fsynced; recovery scans from here
-    recovery_segment     base offset of the segment which that offset lies in, or starts
+    recovery_offset      all records below it are fsynced; recovery scans from it
+    recovery_segment     base offset of the segment that contains or begins with that offset
     recovery_position    byte in that segment
     log_start_offset     records below it were deleted
-    offset_ceiling       no offset at or above it was ever handed out
-    clean                nothing was appended since: the log ends at recovery_offset
-    boot_id              of the machine when it was written; `RESTORED` in a log that a restore made
+    offset_ceiling       no offset at or above it was ever assigned
+    clean                no append since: the log ends at recovery_offset
+    boot_id              boot id of the machine that wrote it; `RESTORED` in a log that a restore created
     epochs, lost_ranges  histories, ascending
-    compacted            how far compaction has come; a checkpoint without it is of a log that never was
-    has_producers        a batch with a producer id may be in the log
+    compacted            progress of compaction; missing in the checkpoint of a log that was never compacted
+    has_producers        the log may contain a batch with a producer id
     """
 
     recovery_offset: int = 0
@@ -90,56 +90,57 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def point_at(base: int) -> dict[str, int]:
-    """The fields of a recovery point at the start of a segment."""
+    """Return the fields of a recovery point at the start of the segment ``base``."""
     return {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
 
 
 class MalformedCheckpoint(ValueError):
-    """A slot that holds no checkpoint: never written, cut short, or damaged."""
+    """The bytes of a slot are not a valid checkpoint: never written, incomplete, or damaged."""
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint)
 
 
 def encode_slot(checkpoint: Checkpoint, sequence: int) -> bytes:
-    """The bytes of one slot, without padding."""
+    """Return the bytes of a slot, without padding."""
     body = msgspec.msgpack.encode(checkpoint)
     prefix = _PREFIX.pack(MAGIC, len(body), sequence)
     return prefix + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + body)) + body
 
 
 def slot_size(slot: bytes) -> int:
-    """Bytes of a valid slot that count: what is behind them is padding."""
+    """Return the bytes that a valid slot uses; the rest is padding."""
     return _BODY_POSITION + int(_PREFIX.unpack_from(slot)[1])
 
 
 def decode_slot(slot: bytes) -> tuple[int, Checkpoint]:
-    """(sequence, checkpoint). Raises `MalformedCheckpoint`."""
+    """Return (sequence, checkpoint). Raise `MalformedCheckpoint`."""
     if len(slot) < _BODY_POSITION:
-        raise MalformedCheckpoint(f"{len(slot)} bytes are no slot")
+        raise MalformedCheckpoint(f"a slot of {len(slot)} bytes, expected at least {_BODY_POSITION}")
     magic, body_size, sequence = _PREFIX.unpack_from(slot)
     if magic != MAGIC:
-        raise MalformedCheckpoint(f"magic {magic!r}")
+        raise MalformedCheckpoint(f"magic {magic!r}, expected {MAGIC!r}")
     body = slot[_BODY_POSITION : _BODY_POSITION + body_size]
     (checksum,) = _CHECKSUM.unpack_from(slot, _PREFIX.size)
     if len(body) != body_size or xxhash.xxh3_64_intdigest(slot[: _PREFIX.size] + body) != checksum:
-        raise MalformedCheckpoint("checksum does not match")
+        raise MalformedCheckpoint("the checksum does not match")
     try:
         checkpoint = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedCheckpoint(str(error)) from None
     if not checkpoint.epochs:
-        raise MalformedCheckpoint("no epoch")
+        raise MalformedCheckpoint("the list of epochs is empty")
     if wrong := [number for number in _numbers_of(checkpoint) if not 0 <= number <= _NUMBER_MAX]:
-        raise MalformedCheckpoint(f"an offset, a position or an epoch of {wrong[0]}")
+        raise MalformedCheckpoint(f"{wrong[0]} is not a valid offset, position or epoch")
     if checkpoint.recovery_segment > checkpoint.recovery_offset:
-        where = f"offset {checkpoint.recovery_offset}, which lies before it"
-        raise MalformedCheckpoint(f"segment {checkpoint.recovery_segment} to recover from, at {where}")
+        raise MalformedCheckpoint(
+            f"recovery offset {checkpoint.recovery_offset} is before the recovery segment {checkpoint.recovery_segment}"
+        )
     return sequence, checkpoint
 
 
 def _numbers_of(checkpoint: Checkpoint) -> Iterator[int]:
-    """Those that a log computes with: none may be negative, or too large for the state page and for headers."""
+    """Yield the numbers that must not be negative, or too large for the state page and for headers."""
     yield from (checkpoint.recovery_offset, checkpoint.recovery_segment, checkpoint.recovery_position)
     yield from (checkpoint.log_start_offset, checkpoint.offset_ceiling)
     yield from (checkpoint.compacted.cleaned_offset, checkpoint.compacted.due_ms)
@@ -151,11 +152,11 @@ def _numbers_of(checkpoint: Checkpoint) -> Iterator[int]:
 
 
 def decode_checkpoint(data: bytes) -> tuple[int, Checkpoint | None, bool]:
-    """(sequence, checkpoint, damaged) of a checkpoint file's bytes; None when neither slot is valid.
+    """Return (sequence, checkpoint, damaged) of a checkpoint file; the checkpoint is None if no slot is valid.
 
-    ``damaged`` says that one slot is not valid. Whether that was the newer one cannot be
-    told, so the ceiling of the slot that is left may be too low. A blank slot is damaged
-    too: the file is made with both slots filled, so zeros are a write that was lost.
+    ``damaged`` is true if a slot is not valid. That slot may have been the newer, so the offset ceiling of
+    the valid slot may be too low. A blank slot counts as damaged: the file is created with both slots
+    filled, so zeros are a lost write.
     """
     half = len(data) // 2
     newest: tuple[int, Checkpoint | None] = (0, None)

@@ -1,14 +1,14 @@
-"""The payload of a batch: its records as columns, one after another.
+"""The payload of a batch: its records as columns, stored one after another.
 
     offset deltas   u32[n]          only after compaction; else record i has delta i
     timestamps      i32[n] | i64[n] milliseconds relative to the base timestamp; absent when all equal it
     keys            MessagePack array of n (bin | nil); absent when every key is null
-    values          MessagePack array of n (bin | nil); always there
+    values          MessagePack array of n (bin | nil); never absent
     headers         MessagePack array of n arrays of [str, bin | nil]; absent when no record has any
 
-The sizes of the columns stand in the batch header, so that one column is decoded without
-touching the others. MessagePack rather than lengths and one blob because msgspec reads
-and writes it in one C call (23 and 14 ns a value here; slicing a blob in Python took 88).
+The batch header contains the sizes of the columns, so that a column is decoded without touching the
+others. *Rejected:* lengths and one blob. msgspec reads and writes MessagePack in one C call (measured:
+23 and 14 ns a value); slicing a blob in Python took 88 ns.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class ColumnSizes(msgspec.Struct, frozen=True, gc=False):
     headers: int
 
 
-# ---------------------------------------------------------------- checking what a caller gave
+# ---------------------------------------------------------------- checking a caller's columns
 
 
 def check_blobs(column: str, blobs: Sequence[Any]) -> None:
     """Raise `InvalidRecord` unless every item is bytes-like or None.
 
-    msgspec would write a `str` without complaint and refuse it only when it is read back.
-    ``bytes.startswith`` with a tuple looks at the type of every item in C and at nothing
-    else once its start lies behind the end: 7 ns an item, against 15 for ``bytes.join`` or
-    ``msgspec.convert`` and 26 for ``set(map(type, ...))``.
+    msgspec would write a `str` without an error and refuse it only when it is read.
+    ``bytes.startswith`` with a tuple, and a start after the end, checks only the type of
+    every item, in C: 7 ns an item, against 15 for ``bytes.join`` or ``msgspec.convert``
+    and 26 for ``set(map(type, ...))``.
     """
     try:
         b"".startswith(tuple(blobs), 1)
-    except (TypeError, ValueError, BufferError):  # a null; or a view that was released, or has gaps
+    except (TypeError, ValueError, BufferError):  # A null, or a memoryview that was released or has gaps.
         if not set(map(type, blobs)) <= _PLAIN_TYPES:
             _check_each(column, blobs)
 
 
 def has_null(blobs: Sequence[Any]) -> bool:
-    """Whether an item is None. A yes is rare: no is what costs little."""
+    """Return whether an item is None. Fast if none is, which is the common case."""
     try:
         b"".startswith(tuple(blobs), 1)
         return False
@@ -74,7 +74,7 @@ def has_null(blobs: Sequence[Any]) -> bool:
 
 
 def _check_each(column: str, blobs: Sequence[Any]) -> None:
-    """The same, item by item: to say which one it is."""
+    """Check item by item, for an error that names the index of the bad item."""
     for index, blob in enumerate(blobs):
         if isinstance(blob, memoryview):
             _check_view(column, index, blob)
@@ -85,15 +85,15 @@ def _check_each(column: str, blobs: Sequence[Any]) -> None:
 
 def _check_view(column: str, index: int, view: memoryview) -> None:
     try:
-        flaw = "" if view.c_contiguous else "a memoryview with gaps"
+        flaw = "" if view.c_contiguous else "a memoryview that is not contiguous"
     except ValueError as error:
         flaw = str(error)
     if flaw:
-        raise InvalidRecord(column, index, flaw, "a contiguous memoryview: make it bytes first")
+        raise InvalidRecord(column, index, flaw, "a contiguous memoryview (convert it first: bytes(view))")
 
 
 def check_headers(headers: Sequence[Any]) -> list[Headers]:
-    """Normalise one sequence of (name, value) pairs a record; None and () mean no headers."""
+    """Return a tuple of (name, value) pairs for each record. None and () mean no headers. Raise `InvalidRecord`."""
     if not hasattr(headers, "__iter__") or isinstance(headers, type):
         raise InvalidRecord("headers", 0, type(headers).__name__, "for each record pairs of (str, bytes or None)")
     filled = [() if pairs is None else pairs for pairs in headers]
@@ -105,7 +105,7 @@ def check_headers(headers: Sequence[Any]) -> list[Headers]:
         raise InvalidRecord("headers", _index_in(str(error)), str(error), "pairs of (str, bytes or None)") from None
     for index, pairs in enumerate(checked):
         for name, _ in pairs:
-            if not name.isascii() and not _is_utf8(name):  # a lone surrogate, as the command line makes of bad bytes
+            if not name.isascii() and not _is_utf8(name):  # a lone surrogate: Python decodes invalid arguments to them
                 raise InvalidRecord("headers", index, ascii(name), "names that UTF-8 can encode")
     return checked
 
@@ -119,17 +119,17 @@ def _is_utf8(name: str) -> bool:
 
 
 def _index_in(message: str) -> int:
-    """The record that a msgspec path such as ``$[3][0]`` speaks of."""
+    """Return the index of the record in a msgspec path such as ``$[3][0]``."""
     _, found, path = message.partition("`$[")
     return int(path.split("]", 1)[0]) if found else 0
 
 
 def as_timestamps(timestamps: Any, count: int) -> Int64Array:
-    """The caller's timestamps (ints or an integer array, milliseconds; or datetimes) as int64, checked.
+    """Return the caller's timestamps as int64, checked: ints or an integer array in milliseconds, or datetimes.
 
-    A naive datetime is local time, one of numpy is UTC as ever. -1 is a record without a timestamp, which Kafka's
-    clients may send. Raises `InvalidRecord` for a wrong type, a wrong number of them, or one outside
-    [`EARLIEST_MS`, `LATEST_MS`].
+    A naive datetime is local time; a numpy datetime is UTC. -1 means a record without a timestamp, which Kafka
+    clients may send. Raise `InvalidRecord` for a wrong type, for another number of timestamps than ``count``, and
+    for a timestamp outside [`EARLIEST_MS`, `LATEST_MS`].
     """
     try:
         array = np.asarray(timestamps)
@@ -144,12 +144,12 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
     except (ValueError, OverflowError) as error:
         raise InvalidRecord("timestamps", 0, str(error), "integers, milliseconds since 1970") from None
     if array.ndim == 1 and not len(array):
-        array = array.astype(np.int64)  # numpy takes an empty list for floats
+        array = array.astype(np.int64)  # numpy makes floats of an empty list
     if array.dtype.kind not in "iu" or array.ndim != 1:
         found = f"{array.ndim}-dimensional {array.dtype}"
         raise InvalidRecord("timestamps", 0, found, "integers, milliseconds since 1970")
     if len(array) != count:
-        raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one a value")
+        raise InvalidRecord("timestamps", len(array), f"{len(array)} items", f"{count} items, one for each value")
     wide = array.astype(np.int64, copy=False)
     if count and (int(wide.min()) < EARLIEST_MS or int(array.max()) > LATEST_MS):
         index = int(np.flatnonzero((wide < EARLIEST_MS) | (array > LATEST_MS))[0])
@@ -158,7 +158,7 @@ def as_timestamps(timestamps: Any, count: int) -> Int64Array:
 
 
 def _milliseconds_of_numpy(moments: npt.NDArray[np.datetime64]) -> Int64Array:
-    """Raises `InvalidRecord` for NaT, and for a moment that 64 bits of milliseconds cannot hold: numpy wraps around."""
+    """Convert to milliseconds. Raise `InvalidRecord` for NaT, and for a time outside 64 bits, which numpy wraps."""
     rounded = moments.astype("datetime64[ms]")
     wrong = rounded.astype("datetime64[Y]") != moments.astype("datetime64[Y]")
     if wrong.any():
@@ -168,11 +168,11 @@ def _milliseconds_of_numpy(moments: npt.NDArray[np.datetime64]) -> Int64Array:
 
 
 def _milliseconds(timestamp: int | datetime) -> int:
-    """Since 1970; the part of a millisecond that a datetime has is left out."""
+    """Return the milliseconds since 1970, without the fraction of a millisecond."""
     if not isinstance(timestamp, datetime):
         return timestamp
     if (milliseconds := milliseconds_of(timestamp)) == NO_TIMESTAMP:
-        raise ValueError(f"{timestamp}, the one millisecond that stands for no timestamp")
+        raise ValueError(f"{timestamp}, the one millisecond that means no timestamp")
     return milliseconds
 
 
@@ -188,12 +188,11 @@ def encode_columns(
     offset_deltas: npt.NDArray[np.uint32] | None = None,
     base_timestamp: int = 0,
 ) -> ColumnSizes:
-    """Write the columns into ``scratch``, replacing what it held. Raises `InvalidRecord`.
+    """Write the columns into ``scratch``, replacing its contents. Raise `InvalidRecord`.
 
-    ``timestamps`` are absolute, or None when all equal ``base_timestamp``. The scratch
-    buffer is reused from batch to batch: fresh memory of this size costs its page faults.
-    Types are checked once the columns are encoded: the items are in the cache then, and the
-    check takes half as long.
+    ``timestamps`` are absolute, or None when all equal ``base_timestamp``. Callers reuse the scratch buffer from
+    batch to batch: new memory of this size costs page faults. Types are checked after the columns are encoded:
+    the items are in the cache then, and the check takes half as long.
     """
     head, deltas_size, timestamps_size = encode_numbers(timestamps, offset_deltas, base_timestamp)
     keys_size = headers_size = 0
@@ -204,7 +203,7 @@ def encode_columns(
             head = head + encoded if head else encoded
         end = len(head)
         if end:
-            # Not encoded in place: the buffer would shrink to the keys, and grow again for the values.
+            # Copied instead of encoded in place: the buffer would shrink to the keys, and grow again for the values.
             scratch[:end] = head
         _encoder.encode_into(values, scratch, end)
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
@@ -226,7 +225,7 @@ def encode_columns(
 def encode_numbers(
     timestamps: Int64Array | None, offset_deltas: npt.NDArray[np.uint32] | None, base_timestamp: int
 ) -> tuple[bytes, int, int]:
-    """(offset deltas and timestamps as they stand in front of the keys, size of the deltas, of the timestamps)."""
+    """Return (the columns of offset deltas and timestamps, size of the deltas, size of the timestamps)."""
     head = b""
     if offset_deltas is not None:
         head = offset_deltas.astype("<u4", copy=False).tobytes()
@@ -242,11 +241,11 @@ def encode_numbers(
 
 
 class MalformedColumn(ValueError):
-    """A column that its checksum covers and that still does not decode: written wrong, or forged."""
+    """A column does not decode although its checksum is right: it was written wrong, or forged."""
 
 
 def decode_blobs(column: memoryview, count: int) -> list[bytes | None]:
-    """A keys or values column. Raises `MalformedColumn`."""
+    """Return the items of a keys or values column. Raise `MalformedColumn`."""
     array_prefix(column, count)
     try:
         return _blobs_decoder.decode(column)
@@ -255,7 +254,7 @@ def decode_blobs(column: memoryview, count: int) -> list[bytes | None]:
 
 
 def decode_headers(column: memoryview, count: int) -> list[Headers]:
-    """A headers column. Raises `MalformedColumn`."""
+    """Return the (name, value) pairs of each record. Raise `MalformedColumn`."""
     array_prefix(column, count)
     try:
         return _headers_decoder.decode(column)
@@ -264,7 +263,7 @@ def decode_headers(column: memoryview, count: int) -> list[Headers]:
 
 
 def decode_timestamps(column: memoryview, count: int, base_timestamp: int) -> Int64Array:
-    """Absolute timestamps, int64[count]. Raises `MalformedColumn`."""
+    """Return absolute timestamps, int64[count]. Raise `MalformedColumn`."""
     if not len(column):
         return np.full(count, base_timestamp, np.int64)
     if len(column) == 4 * count:
@@ -275,7 +274,7 @@ def decode_timestamps(column: memoryview, count: int, base_timestamp: int) -> In
 
 
 def decode_offsets(column: memoryview, count: int, base_offset: int) -> Int64Array:
-    """Absolute offsets, int64[count]. Raises `MalformedColumn`."""
+    """Return absolute offsets, int64[count]. Raise `MalformedColumn`."""
     if not len(column):
         return np.arange(base_offset, base_offset + count, dtype=np.int64)
     if len(column) != 4 * count:
@@ -284,18 +283,18 @@ def decode_offsets(column: memoryview, count: int, base_offset: int) -> Int64Arr
 
 
 def array_prefix(column: memoryview, count: int) -> bytes:
-    """The bytes before the first item. The MessagePack array must announce exactly ``count`` items.
+    """Return the bytes before the first item of a MessagePack array that announces exactly ``count`` items.
 
-    Checked before anything is allocated for them. Raises `MalformedColumn`.
+    The decoders call this before they allocate memory for items. Raise `MalformedColumn` for another number.
     """
     prefix = array_prefix_of(count)
     if column[: len(prefix)] != prefix:
-        raise MalformedColumn(f"a MessagePack array of {count} items expected, found {bytes(column[:5]).hex()}")
+        raise MalformedColumn(f"expected a MessagePack array of {count} items, found {bytes(column[:5]).hex()}")
     return prefix
 
 
 def array_prefix_of(count: int) -> bytes:
-    """What a MessagePack array of ``count`` items begins with."""
+    """Return the first bytes of a MessagePack array of ``count`` items."""
     if count < 16:
         return bytes((0x90 | count,))
     if count < 1 << 16:
@@ -304,5 +303,5 @@ def array_prefix_of(count: int) -> bytes:
 
 
 def array_of(items: Sequence[Any]) -> bytes:
-    """A keys, values or headers column of items that are known to be of the right type."""
+    """Return a keys, values or headers column of items. The caller has checked their types."""
     return _encoder.encode(items)

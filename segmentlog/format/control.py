@@ -1,14 +1,14 @@
-"""Control records: how a transaction ended, written into each partition that it wrote to.
+"""Control batches: transaction markers, written into each partition of a transaction when it ends.
 
-A control batch is a batch with the attributes CONTROL and TRANSACTIONAL, the id and epoch of
-the producer, no sequence, and one record::
+A control batch has the attributes CONTROL and TRANSACTIONAL, the id and epoch of the producer,
+no sequence, and one record::
 
     key      version u16 (0), type u16 (0 abort, 1 commit), little-endian, as in Kafka
-    value    version u16 (0), coordinator epoch u32 (always 0: here no broker is elected),
+    value    version u16 (0), coordinator epoch u32 (always 0: no broker is elected),
              first offset u64: of the first batch that the transaction wrote to this partition
 
-The first offset is more than Kafka keeps there: with it the log alone says which batches an
-abort takes back, whatever else is missing. Readers are never handed a control record.
+Kafka's markers have no first offset. With it the log alone determines which batches an abort removes,
+even if all other files are lost. Readers never receive a control record.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _COMMIT: Final = 1
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """The end of a transaction in one partition: its batches lie in ``[first_offset, offset)``."""
+    """The end of a transaction in one partition. Its batches have offsets in ``[first_offset, offset)``."""
 
     producer_id: int
     producer_epoch: int
     committed: bool
     first_offset: int
     offset: int
-    """Of the marker itself."""
+    """Offset of the marker itself."""
 
 
 def encode_marker(
     producer_id: int, producer_epoch: int, *, committed: bool, first_offset: int, now_ms: int
 ) -> EncodedBatch:
-    """A control batch that has no offset yet."""
+    """Return a control batch that has no offset yet."""
     return encode_batch(
         [_VALUE.pack(_VERSION, 0, first_offset)],
         [_KEY.pack(_VERSION, _COMMIT if committed else _ABORT)],
@@ -57,12 +57,12 @@ def encode_marker(
 
 
 def decode_marker(header: BatchHeader, payload: memoryview) -> Marker | None:
-    """What a control batch says; None for one of another version or kind. Raises ValueError when it is malformed."""
+    """Return the marker of a control batch; None for an unknown version or kind. Raise ValueError if malformed."""
     batch = RecordBatch(header, payload)
     keys, values = batch.keys, batch.values
     key, value = (keys[0], values[0]) if len(keys) == 1 else (None, None)
     if key is None or value is None or len(key) != _KEY.size or len(value) != _VALUE.size:
-        raise ValueError(f"a control batch of {len(keys)} records that is no end of a transaction")
+        raise ValueError(f"a control batch of {len(keys)} records that is not a transaction marker")
     version, kind = _KEY.unpack(key)
     if version != _VERSION or kind not in (_ABORT, _COMMIT):
         return None

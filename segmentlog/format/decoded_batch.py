@@ -1,4 +1,4 @@
-"""The batch that a header and its payload are, of whichever layout."""
+"""Construct the `RecordBatch` for a header and its payload, of either layout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from segmentlog.format.wire_record_batch import WireRecordBatch
 def record_batch(
     header: BatchHeader, payload: memoryview, topic: str = "", partition: int = 0, path: str = "", position: int = 0
 ) -> RecordBatch:
-    """A batch whose checksums were checked, for a reader: nothing of its payload is looked at yet."""
+    """Return a batch whose checksums were checked, for a reader. Its payload is decoded later, on first use."""
     kind = WireRecordBatch if header.attributes & KAFKA_LAYOUT else RecordBatch
     return kind(header, payload, topic=topic, partition=partition, path=path, position=position)

@@ -1,7 +1,7 @@
-"""Batches that are finished and have no offset yet: encoded, compressed and hashed before any lock.
+"""Encode batches: build, compress and hash them outside any lock, before they have an offset.
 
-What a batch's header and payload are is `format.batch`'s to say. The fields that are only known where it lands are
-filled in later, in place, by their position in the header.
+`format.batch` describes header and payload. An append fills in the fields that depend on the offset later, in place, at
+their positions in the header.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from segmentlog.format.header_edit import gap_batch
 from segmentlog.records import Headers
 
 _COMPRESS_FROM_BYTES: Final = 256
-# A smaller payload is stored raw: LZ4 takes 2 us to set up and finds next to nothing to share, and others more.
+# A smaller payload is stored raw: LZ4 takes 2 us to set up, other codecs more, and they save almost nothing.
 
 _PLACE = struct.Struct("<qI")
 _PLACE_POSITION = 8
@@ -51,7 +51,7 @@ Payload = bytes | bytearray | memoryview
 
 
 class EncodedBatch:
-    """A finished batch that has no offset yet: encoded, compressed and hashed outside any lock."""
+    """A batch that is encoded, compressed and hashed, and has no offset yet."""
 
     __slots__ = (
         "_header", "attributes", "last_offset_delta", "max_timestamp", "payload", "producer_id", "record_count",
@@ -70,7 +70,7 @@ class EncodedBatch:
         self.size_bytes = HEADER_SIZE + len(payload)
 
     def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
-        """The header for this place in a log; ``append_time_ms`` makes it the timestamp of every record."""
+        """Return the header for this offset and epoch. ``append_time_ms`` becomes the timestamp of every record."""
         header = self._header
         _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
         if append_time_ms is not None:
@@ -81,7 +81,7 @@ class EncodedBatch:
         return header
 
     def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
-        """Make it a batch of this producer: it was encoded before anybody knew who would append it."""
+        """Set the producer's fields, which were not known when the batch was encoded."""
         self.producer_id = producer_id
         self.attributes = (self.attributes & ~TRANSACTIONAL) | (TRANSACTIONAL if transactional else 0)
         codec = self._header[_ATTRIBUTES_POSITION] & CODEC_MASK
@@ -89,7 +89,7 @@ class EncodedBatch:
         _PRODUCER_AND_SEQUENCE.pack_into(self._header, _PRODUCER_POSITION, producer_id, base_sequence)
 
     def extend_to(self, last_offset_delta: int) -> None:
-        """Let the batch end behind its last record: what stood in between was compacted away."""
+        """Extend the batch to offsets after its last record, whose records compaction removed."""
         self.last_offset_delta = last_offset_delta
         _LAST_OFFSET_DELTA.pack_into(self._header, _LAST_OFFSET_DELTA_POSITION, last_offset_delta)
 
@@ -111,15 +111,14 @@ def encode_batch(
     base_sequence: int = -1,
     delete_horizon_ms: int | None = None,
 ) -> EncodedBatch:
-    """Encode columns that were checked before. Not empty; ``timestamps`` default to ``now_ms`` for all.
+    """Encode at least one record as a batch. The caller has checked the columns.
 
-    Raises `RecordTooLarge` when the columns take more than ``limit_bytes`` uncompressed, and
+    ``timestamps`` default to ``now_ms`` for all records; with ``delete_horizon_ms`` they must be given.
+    ``scratch`` is a buffer to build the columns in. An uncompressed batch continues to use that buffer:
+    write the batch before the next call that uses the buffer.
+
+    Raise `RecordTooLarge` when the columns take more than ``limit_bytes`` uncompressed, and
     `InvalidRecord` for a value that cannot be encoded.
-
-    With ``delete_horizon_ms`` there must be ``timestamps``.
-
-    With ``scratch`` the columns are built in that buffer, and an uncompressed batch goes on
-    using it: write the batch before the buffer serves the next one.
     """
     if scratch is None:
         scratch = bytearray()
@@ -155,9 +154,9 @@ def join_batch(
     base_sequence: int = -1,
     delete_horizon_ms: int | None = None,
 ) -> EncodedBatch:
-    """A batch of columns that are encoded already (empty: absent), for records cut out of others.
+    """Return a batch of encoded columns, taken from other batches. An empty column is absent.
 
-    Raises `RecordTooLarge` when it takes more than ``limit_bytes`` uncompressed.
+    Raise `RecordTooLarge` when the columns take more than ``limit_bytes`` uncompressed.
     """
     column, base_timestamp, max_timestamp = _reduced(timestamps, delete_horizon_ms)
     if delete_horizon_ms is not None:
@@ -175,7 +174,7 @@ def join_batch(
 
 
 def _reduced(timestamps: Int64Array, delete_horizon_ms: int | None) -> tuple[Int64Array | None, int, int]:
-    """(the column of timestamps, None where they all equal the base; the base timestamp; the largest)."""
+    """Return (timestamps, or None if all equal the base timestamp; the base timestamp; the largest timestamp)."""
     largest = int(timestamps.max())
     if delete_horizon_ms is not None:
         return timestamps, delete_horizon_ms, largest
@@ -196,7 +195,7 @@ def _finish(
     producer_epoch: int,
     base_sequence: int,
 ) -> EncodedBatch:
-    """Compress and hash the columns, and put a header in front."""
+    """Compress and hash the columns, and return the batch with its header."""
     raw_size = len(raw)
     payload: bytes | bytearray = raw
     used_codec = CODEC_NONE
@@ -231,6 +230,9 @@ def _finish(
 
 
 def encoded_gap(offset_count: int) -> EncodedBatch:
-    """A batch of so many offsets, 1 to 2^32, and no record: what a log that is restored has no records for."""
+    """Return a batch without records that covers ``offset_count`` offsets, 1 to 2^32.
+
+    A restore writes it for offsets whose records are missing.
+    """
     header = bytearray(gap_batch(0, offset_count, 0)[:HEADER_SIZE])
     return EncodedBatch(header, NO_VALUES, 0, offset_count - 1, 0)

@@ -1,7 +1,7 @@
-"""Looking at a segment that may be broken: every batch that is whole, every stretch of bytes that is not.
+"""Verify a segment that may be damaged: report each intact batch and each damaged range of bytes.
 
-Unlike `walk` this continues after damage, and unlike a reader it decodes everything: a batch that
-is whole and not unreadable can be read.
+Unlike `walk` this continues after damage. Unlike a reader it decodes everything: an intact batch
+whose ``unreadable`` is None can be read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _STEP = 1 << 20
 class Whole(msgspec.Struct, frozen=True):
     """A batch whose checksums are right.
 
-    ``unreadable`` says why its records do not decode, if they do not. ``flaw`` is what is wrong
-    with it all the same, if anything: it can be read, but claims something that cannot be.
-    ``wrong_time`` is what a Kafka client's header says wrongly of the times of its records.
-    ``marker`` is what a control batch says; None for one of a kind that this version does not
-    know, and for any other batch.
+    unreadable   the error of decoding its records, or None
+    flaw         an impossible claim of a batch that can be read, or ""
+    wrong_time   a wrong claim of a Kafka client's header about the timestamps of its records, or ""
+    marker       the marker of a control batch; None for an unknown kind, and for any other batch
     """
 
     position: int
@@ -47,10 +46,10 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """Bytes ``[position, end_position)`` that are no batch, or not one that belongs there.
+    """Bytes ``[position, end_position)`` that are not a batch, or not a batch of this place in the log.
 
-    ``following_offset`` is the base offset of the batch behind them; None at the end of the
-    segment, where who asked knows what should follow. ``blank`` says that all are zero.
+    ``following_offset`` is the base offset of the batch after them. It is None at the end of the
+    segment, where the caller knows which offset should follow. ``blank`` is true if all bytes are zero.
     """
 
     position: int
@@ -65,9 +64,9 @@ def examine(
     view: memoryview, position: int, end_position: int, path: str, *, expected_offset: int, epoch: int = 0,
     around: Callable[[], Around] = Around,
 ) -> Iterator[Whole | Broken]:  # fmt: skip
-    """Everything in ``[position, end_position)``, in order and without a gap.
+    """Yield intact batches and damaged ranges that together cover ``[position, end_position)``, in order.
 
-    ``around`` is asked once there is damage.
+    ``around`` is called only if there is damage.
     """
     window = view[:end_position]
     while position < end_position:
@@ -108,7 +107,7 @@ def examine(
 
 
 def _check_marker(header: BatchHeader, payload: memoryview) -> tuple[Marker | None, str]:
-    """(what a control batch says, what is wrong with that). Its columns decode."""
+    """Return (the marker or None, its flaw or "") of a control batch whose columns decode."""
     try:
         marker = decode_marker(header, payload)
     except ValueError as error:
@@ -116,21 +115,21 @@ def _check_marker(header: BatchHeader, payload: memoryview) -> tuple[Marker | No
     if marker is None:
         return None, ""
     if header.producer_id < 0:
-        return None, "the end of a transaction of no producer"
+        return None, "a transaction marker without a producer id"
     if marker.first_offset > marker.offset:
-        return None, f"the end of a transaction that begins at offset {marker.first_offset}, behind it"
+        return None, f"a transaction marker whose transaction begins after it, at offset {marker.first_offset}"
     return marker, ""
 
 
 def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch, around: Around) -> Broken:
-    """How far the damage at ``position`` reaches."""
+    """Return the damaged range that begins at ``position``."""
     found, following = step_over(window, position, expected_offset, around)
     if following is not None:
         return Broken(position, found, expected_offset, following, error)
     written = position + written_size(window[position:])
     if written == position:
         return Broken(position, len(window), expected_offset, None, error, blank=True)
-    # A payload may end in zeros, as records of Kafka's without headers do.
+    # A payload may end in zeros: Kafka records without headers do.
     with contextlib.suppress(CorruptBatch):
         written = max(written, position + decode_header(window, position).size_bytes)
     certain = certain_end(window, position, expected_offset, around)
@@ -139,7 +138,7 @@ def _extent(window: memoryview, position: int, expected_offset: int, error: Corr
 
 
 def written_size(view: memoryview) -> int:
-    """Bytes up to the last one that is not zero."""
+    """Return the number of bytes up to and including the last byte that is not zero."""
     for start in range((len(view) - 1) // _STEP * _STEP, -1, -_STEP):
         nonzero = np.frombuffer(view[start : start + _STEP], np.uint8).nonzero()[0]
         if len(nonzero):
@@ -148,15 +147,16 @@ def written_size(view: memoryview) -> int:
 
 
 def _check_times(batch: RecordBatch) -> str:
-    """Decode the batch; what its header says wrongly of its timestamps. Raises `UnreadableBatch`."""
+    """Decode the batch and return a wrong claim of its header about timestamps, or "". Raise `UnreadableBatch`."""
     header = batch.header
     batch.check()
     timestamps = batch.timestamps
     if len(batch) and not header.attributes & LOG_APPEND_TIME:
         first, largest = int(timestamps[0]), int(timestamps.max())
-        # Of Kafka's batches the base is no more than that, and the largest may be of a record that compaction took.
+        # The base timestamp of a Kafka batch need not be its first timestamp. Its largest timestamp may be that of a
+        # record which compaction removed.
         if first != header.base_timestamp and header.delete_horizon_ms is None and not header.is_kafka:
-            return f"the first timestamp is {first}, and the header says {header.base_timestamp}"
+            return f"the first timestamp is {first}, but the header claims {header.base_timestamp}"
         if largest > header.max_timestamp or (largest < header.max_timestamp and not header.is_kafka):
-            return f"the largest timestamp is {largest}, and the header says {header.max_timestamp}"
+            return f"the largest timestamp is {largest}, but the header claims {header.max_timestamp}"
     return ""

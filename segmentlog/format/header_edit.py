@@ -1,4 +1,4 @@
-"""Headers of batches that stand in a log already, changed: what is copied, cut or emptied keeps its offsets."""
+"""Change headers of stored batches that are copied, extended or emptied. Their offsets stay the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.format.batch import (
 
 
 def gap_batch(base_offset: int, next_offset: int, epoch: int) -> bytes:
-    """A batch without records: nothing is left of the offsets ``[base_offset, next_offset)``."""
+    """Return a batch without records that covers the offsets ``[base_offset, next_offset)``."""
     header = BatchHeader(
         magic=MAGIC,
         attributes=0,
@@ -44,14 +44,14 @@ def gap_batch(base_offset: int, next_offset: int, epoch: int) -> bytes:
 
 
 def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
-    """The header of a batch that is copied as it is, but ends behind its last record."""
+    """Return the header of an unchanged batch that now covers offsets up to ``last_offset_delta``."""
     return pack_header(replace(header, last_offset_delta=last_offset_delta))
 
 
 def emptied(header: BatchHeader) -> tuple[BatchHeader, bytes]:
-    """(header, payload) of the batch without its records: its offsets and its producer's numbers are left.
+    """Return (header, payload) of the batch without its records; offsets and producer fields stay.
 
-    One of Kafka's has no records as one of columns does.
+    A Kafka batch becomes a batch of columns.
     """
     empty = replace(
         header,

@@ -1,23 +1,23 @@
-"""The sparse indexes of a segment, little-endian; caches, rebuilt from the log when in doubt.
+"""The sparse index files of a segment, little-endian: caches that are rebuilt from the log if they are damaged.
 
 ``.index``, 8 bytes an entry::
 
     relative_offset   u32   base offset of a batch, relative to the segment's
     position          u32   where that batch starts in the segment
 
-``.timeindex``, 16 bytes an entry, entry i beside entry i of the other file::
+``.timeindex``, 16 bytes an entry, entry i belongs to entry i of the ``.index`` file::
 
     max_timestamp     i64   largest timestamp of all batches of the segment *before* that batch
     relative_offset   u32   the same
-    check             u32   a hash of the 12 bytes above and of the position in the other file
+    check             u32   a hash of the 12 bytes above and of the position in the ``.index`` file
 
-One entry is due for the first batch that starts ``index.interval.bytes`` or more after the
-last indexed one (the batch at position 0 needs none). Sealing adds a closing entry:
-(next offset, size of the segment), which tells the segment's largest timestamp and that
-the index is complete. Nothing here is fsynced: an entry that a crash or a bad disk spoiled
-shows in its ``check``, and it ends the entries that are believed. All zeros is never valid.
+The first batch that starts ``index.interval.bytes`` or more after the last indexed batch gets an
+entry (the batch at position 0 needs none). Sealing adds a closing entry (next offset, size of the
+segment): it contains the segment's largest timestamp and shows that the index is complete. These
+files are not fsynced. An entry that a crash or a bad disk damaged has a wrong ``check``; readers
+ignore it and all entries after it. An entry of zeros is never valid.
 
-The hash, modulo 2^64 but for the last step::
+The hash, modulo 2^64 except for the last step::
 
     x     = max_timestamp + 0x9E3779B97F4A7C15
     x     = (x ^ ((position << 32 | relative_offset) * 0xC2B2AE3D27D4EB4F)) * 0x9E3779B97F4A7C15
@@ -45,14 +45,14 @@ Entries = npt.NDArray[np.void]
 
 
 def entry_due(position: int, last_indexed_position: int, interval_bytes: int) -> bool:
-    """Whether the batch at ``position`` gets an entry: one rule for appending and for rebuilding."""
+    """Return whether the batch at ``position`` gets an entry. Appends and index rebuilds both use this rule."""
     return position - last_indexed_position >= interval_bytes
 
 
 def encode_entries(
     relative_offsets: npt.NDArray[np.uint32], positions: npt.NDArray[np.uint32], max_timestamps: npt.NDArray[np.int64]
 ) -> tuple[bytes, bytes]:
-    """The bytes of both files for these entries."""
+    """Return the bytes of the ``.index`` and ``.timeindex`` files with these entries."""
     count = len(positions)
     offsets = np.empty(count, OFFSET_ENTRY)
     offsets["relative_offset"], offsets["position"] = relative_offsets, positions
@@ -63,10 +63,10 @@ def encode_entries(
 
 
 def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | bytes) -> tuple[Entries, Entries, bool]:
-    """The entries of both files up to the first that is not valid, and whether that was all of them.
+    """Return the entries of both files before the first invalid entry, and whether all entries are valid.
 
-    The arrays are views of the bytes. Positions and relative offsets ascend strictly,
-    largest timestamps never fall.
+    The arrays are views of the bytes. Positions and relative offsets are strictly ascending;
+    largest timestamps never decrease.
     """
     count = min(len(offset_bytes) // OFFSET_ENTRY.itemsize, len(time_bytes) // TIME_ENTRY.itemsize)
     offsets = np.frombuffer(offset_bytes, OFFSET_ENTRY, count)
@@ -85,7 +85,7 @@ def decode_entries(offset_bytes: memoryview | bytes, time_bytes: memoryview | by
 
 
 def _checks(times: Entries, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Multiply-xor mix of each entry's three numbers, folded to 32 bits; zeros do not map to zero."""
+    """Return a multiply-xor mix of each entry's three numbers, folded to 32 bits; zeros do not map to zero."""
     stamps = times["max_timestamp"].astype(np.uint64)
     place = positions.astype(np.uint64) << _SHIFT | times["relative_offset"].astype(np.uint64)
     mixed = ((stamps + _MIX_A) ^ (place * _MIX_B)) * _MIX_A
@@ -95,17 +95,17 @@ def _checks(times: Entries, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np
 
 
 def pack_index(offset_bytes: bytes, time_bytes: bytes, aborted: bytes = b"") -> bytes:
-    """The two index files of a sealed segment, and its ``.txnindex`` or nothing, as one object."""
+    """Return the index files of a sealed segment, and its ``.txnindex`` if it has one, as one object."""
     return b"".join((_PACKED.pack(len(offset_bytes), len(time_bytes)), offset_bytes, time_bytes, aborted))
 
 
 def unpack_index(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """What `pack_index` was given. Raises ValueError for what it never made."""
+    """Return the three files that `pack_index` joined. Raise ValueError for bytes that it cannot have returned."""
     try:
         offset_size, time_size = _PACKED.unpack_from(data)
     except struct.error:
-        raise ValueError(f"an index of {len(data)} bytes") from None
+        raise ValueError(f"an index object of {len(data)} bytes, expected at least {_PACKED.size}") from None
     times, aborted = _PACKED.size + offset_size, _PACKED.size + offset_size + time_size
     if aborted > len(data):
-        raise ValueError(f"an index of {len(data)} bytes that says {aborted}")
+        raise ValueError(f"an index object of {len(data)} bytes, whose header claims at least {aborted}")
     return data[_PACKED.size : times], data[times:aborted], data[aborted:]

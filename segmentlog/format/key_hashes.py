@@ -1,12 +1,12 @@
-"""What identifies a key in 16 bytes, for maps of millions of keys without a Python object for each.
+"""Identities of keys in 16 bytes, for maps of millions of keys without a Python object per key.
 
-    key of up to 15 bytes   the key itself, zeros behind it; its length in the last byte
-    longer key              XXH3-128 of it under the caller's seed; 255 in the last byte
+    key of up to 15 bytes   the key itself, padded with zeros; its length in the last byte
+    longer key              XXH3-128 of the key with the caller's seed; 255 in the last byte
     null                    zeros; 254 in the last byte
 
-So short keys are told apart exactly, and of longer ones two have the same identity only if
-120 bits of their hashes agree: with a seed drawn at random for each use nobody can prepare
-such a pair, and among a thousand million keys chance makes one in fewer than 1 of 10^18 uses.
+Short keys never collide. Two longer keys have the same identity only if 120 bits of their hashes
+agree. If the seed is drawn at random for each use, an attacker cannot prepare such a pair. With a
+thousand million keys the probability of a collision is below 10^-18 per use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_EXACT: Final = 15
 _LONG: Final = 255
 _NULL: Final = 254
 _BIN8: Final = 0xC4
-# MessagePack's mark of a byte string of up to 255 bytes; its length follows in one byte.
+# MessagePack's mark of a byte string of up to 255 bytes. A byte with its length follows.
 
 _hash = xxhash.xxh3_128_digest
 
@@ -35,18 +35,18 @@ Uint64Array = npt.NDArray[np.uint64]
 
 
 class KeyIdentities(NamedTuple):
-    """The identities of ``n`` keys as two u64 arrays of that length, and which of the keys are null."""
+    """The identities of ``n`` keys as two arrays u64[n], and which of the keys are null."""
 
     low: Uint64Array
     high: Uint64Array
     is_null: npt.NDArray[np.bool_] | None
-    """None when no key is."""
+    """None when no key is null."""
 
 
 def key_identities(column: memoryview, count: int, seed: int = 0) -> KeyIdentities:
-    """Identities of the keys in a keys column (see `segmentlog.format.columns`). Raises `MalformedColumn`.
+    """Return the identities of a keys column (see `segmentlog.format.columns`). Raise `MalformedColumn`.
 
-    Keys that are short and all of one length never become Python objects: a few ns a key,
+    Short keys that all have the same length never become Python objects: this takes a few ns a key,
     against 100 otherwise.
     """
     if not len(column):
@@ -59,7 +59,7 @@ def key_identities(column: memoryview, count: int, seed: int = 0) -> KeyIdentiti
         return KeyIdentities(empty, empty, None)
     width, odd = divmod(len(column) - prefix, count)
     size = width - 2
-    if not odd and prefix + width >= 8 and 0 < size <= MAX_EXACT:  # eight bytes end with the first key
+    if not odd and prefix + width >= 8 and 0 < size <= MAX_EXACT:  # at least eight bytes up to the first key's end
         marks = np.ndarray((count,), "<u2", column, prefix, (width,))
         if (marks == (size << 8 | _BIN8)).all():
             return _of_one_length(column, count, prefix + 2, size)
@@ -67,9 +67,9 @@ def key_identities(column: memoryview, count: int, seed: int = 0) -> KeyIdentiti
 
 
 def _of_one_length(column: memoryview, count: int, start: int, size: int) -> KeyIdentities:
-    """Of keys of ``size`` bytes each, the first of which begins at ``start``: eight bytes at a time, as they stand."""
+    """Return the identities of keys of ``size`` bytes each, read by eight bytes; the first begins at ``start``."""
     width = size + 2
-    # The last eight bytes of each key, with what stands before it where it is shorter.
+    # The last eight bytes of each key; of a shorter key also the bytes before it, which are shifted out below.
     last = np.ndarray((count,), "<u8", column, start + size - 8, (width,))
     mark = np.uint64(size << 56)
     if size <= 8:
@@ -79,14 +79,14 @@ def _of_one_length(column: memoryview, count: int, start: int, size: int) -> Key
 
 
 def identities_of(keys: list[bytes | None], seed: int = 0) -> KeyIdentities:
-    """Identities of a list of keys."""
+    """Return the identities of a list of keys."""
     count = len(keys)
     is_null = None
     if None in keys:
         is_null = np.fromiter((key is None for key in keys), np.bool_, count)
     plain: list[bytes] = [key or b"" for key in keys]
     sizes = np.fromiter(map(len, plain), np.int64, count)
-    # In C, and what is longer is cut off; numpy pads with zeros.
+    # numpy truncates longer keys and pads shorter keys with zeros, in C.
     words = np.array(plain, f"S{IDENTITY_BYTES}").view(np.uint8).reshape(count, IDENTITY_BYTES)
     words[:, MAX_EXACT] = sizes.astype(np.uint8)
     long = np.flatnonzero(sizes > MAX_EXACT)
@@ -100,7 +100,7 @@ def identities_of(keys: list[bytes | None], seed: int = 0) -> KeyIdentities:
 
 
 def identity_of(key: bytes, seed: int = 0) -> tuple[int, int]:
-    """The identity of one key as two numbers: low, high."""
+    """Return the identity of one key as two numbers: (low, high)."""
     if len(key) <= MAX_EXACT:
         data = key.ljust(MAX_EXACT, b"\0") + bytes((len(key),))
     else:

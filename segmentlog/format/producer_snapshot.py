@@ -1,18 +1,18 @@
-"""What a log knows of its producers, as files: snapshots of it, and the aborted transactions of a segment.
+"""Files with the state of a log's producers, and with the aborted transactions of a segment.
 
     magic          4s    "SLP" and the version, 1: a snapshot; "SLT": aborted transactions
     body_size      u32
     checksum       u64   XXH3-64 of the 8 bytes above and the body
     -------------- 16 bytes, then the body: MessagePack
 
-Snapshot (``<base>.snapshot``): an array of `ProducerEntry`, fields in order: what is known where
-the segment begins. Aborted transactions (``<base>.txnindex``): the size in bytes of the segment
-that it was made from, and an array of (producer id, first offset, offset of the marker).
+Snapshot (``<base>.snapshot``): an array of `ProducerEntry`, fields in order: the state at the
+beginning of the segment. Aborted transactions (``<base>.txnindex``): the size in bytes of the
+segment when the file was built, and an array of (producer id, first offset, offset of the marker).
 
-At the end of the log (``producers``, magic "SLE"): the partition epoch, base offset and inode of
-the active segment, the byte in it up to which it was read, and an array of `ProducerEntry`.
+State at the end of the log (``producers``, magic "SLE"): the partition epoch, base offset and inode
+of the active segment, the position in it up to which it was read, and an array of `ProducerEntry`.
 
-A file that does not check is not there: all are made from the log again.
+A file whose checksum is wrong is treated as missing: all of them are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _CHECKSUM = struct.Struct("<Q")
 _BODY_POSITION: Final = _PREFIX.size + _CHECKSUM.size
 
 SEQUENCE_END: Final = 1 << 31
-"""Sequences wrap to 0 here, as Kafka's do."""
+"""Sequences wrap to 0 at this number, as in Kafka."""
 NAMED_ID_END: Final = 1 << 61
-"""The library's named producers have ids below. A log keeps such an id for as long as a name holds it: a job that runs
-once a year continues where it ended."""
+"""The library's named producers have ids below this number. A log retains such an id for as long as the name uses it:
+a job that runs once a year continues its sequence."""
 OLD_IDS: Final = range(1 << 61, 1 << 62)
-"""Ids of all other producers, as earlier versions drew them."""
+"""Ids that earlier versions assigned to all other producers."""
 CLIENT_IDS: Final = range(1 << 62, 3 << 61)
 """Ids that a server assigns to clients without a transactional id; see `segmentlog.transactions.assigned_ids`."""
 STORE_IDS: Final = range(3 << 61, 1 << 63)
 """Ids of the library's producers without a name, and of the server's clients with a transactional id."""
 KEPT_RUNS: Final = 5
-"""How many runs of a producer are remembered: a batch in one of them that comes again is known (Kafka: 5 batches)."""
+"""Number of runs retained per producer: a duplicate of a batch in them is detected (Kafka retains 5 batches)."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Records of a producer that follow one another in sequence and in offset."""
+    """Records of a producer with consecutive sequences and offsets."""
 
     sequence: int
     offset: int
@@ -54,26 +54,26 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What a log knows of one producer."""
+    """The state of one producer in a log."""
 
     producer_id: int
     epoch: int
     runs: tuple[Run, ...] = ()
-    """The last ones, oldest first."""
+    """The latest runs, oldest first."""
     wraps: int = 0
-    """How often the sequence went past 2^31 - 1."""
+    """How often the sequence has wrapped at 2^31."""
     transaction_offset: int = -1
-    """Of the first batch of its open transaction; -1 without one."""
+    """Offset of the first batch of its open transaction; -1 without an open transaction."""
     next_offset: int = 0
-    """The offset after its last batch, or marker."""
+    """The offset after its last batch or marker."""
     appended_ms: int = 0
-    """Wall clock at its last append, or later: from when on it may be forgotten."""
+    """Wall clock at its last append, or later. The expiry of the producer's state counts from it."""
     begins_anew: bool = False
-    """A marker has begun the epoch of a producer that counts from 0 in each: its next sequence is 0, and no other."""
+    """A marker has started a new epoch of a producer that counts from 0 in each epoch: its next sequence must be 0."""
 
     @property
     def last_sequence(self) -> int:
-        """Of its last record; -1 before the first."""
+        """The sequence of its last record; -1 before the first."""
         if not self.runs:
             return -1
         last = self.runs[-1]
@@ -81,26 +81,26 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_sequence(self) -> int:
-        """What the next record's has to be."""
+        """The sequence that its next record must have."""
         return (self.last_sequence + 1) % SEQUENCE_END
 
     @property
     def last_number(self) -> int:
-        """`last_sequence` as if it never wrapped: with one less than how many records it has appended."""
+        """`last_sequence` as if sequences did not wrap: the number of records that it has appended, minus one."""
         return self.wraps * SEQUENCE_END + self.last_sequence
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Batches of this producer in ``[first_offset, last_offset]`` were taken back."""
+    """A transaction whose batches, those of the producer in ``[first_offset, last_offset]``, were aborted."""
 
     producer_id: int
     first_offset: int
     last_offset: int
-    """Of the marker that says so."""
+    """Offset of the abort marker."""
 
 
 class Malformed(ValueError):
-    """Bytes that are no file of this kind: cut short, or damaged."""
+    """The bytes are not a file of the expected kind: truncated, or damaged."""
 
 
 class _AbortedFile(msgspec.Struct, array_like=True):
@@ -109,12 +109,12 @@ class _AbortedFile(msgspec.Struct, array_like=True):
 
 
 class EndSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What was known when the log ended at byte ``position`` of the segment ``base_offset``."""
+    """State of all producers of a log that ended at byte ``position`` of the segment ``base_offset``."""
 
     epoch: int
     base_offset: int
     inode: int
-    """Of the segment's file: that of a copy is another one."""
+    """Inode of the segment's file: a copy of the file has a different inode."""
     position: int
     entries: list[ProducerEntry]
 
@@ -125,12 +125,12 @@ _aborted_decoder = msgspec.msgpack.Decoder(_AbortedFile)
 
 
 def encode_snapshot(entries: list[ProducerEntry]) -> bytes:
-    """The bytes of a snapshot."""
+    """Return the bytes of a snapshot."""
     return _sealed(_SNAPSHOT_MAGIC, msgspec.msgpack.encode(entries))
 
 
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:
-    """The entries. Raises `Malformed`."""
+    """Return the entries of a snapshot. Raise `Malformed`."""
     try:
         return _entries_decoder.decode(_opened(_SNAPSHOT_MAGIC, data))
     except msgspec.DecodeError as error:
@@ -138,12 +138,12 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
 
 
 def encode_end(snapshot: EndSnapshot) -> bytes:
-    """The bytes of a ``producers`` file."""
+    """Return the bytes of a ``producers`` file."""
     return _sealed(_END_MAGIC, msgspec.msgpack.encode(snapshot))
 
 
 def decode_end(data: bytes) -> EndSnapshot:
-    """What such a file says. Raises `Malformed`."""
+    """Return the contents of a ``producers`` file. Raise `Malformed`."""
     try:
         return _end_decoder.decode(_opened(_END_MAGIC, data))
     except msgspec.DecodeError as error:
@@ -151,12 +151,12 @@ def decode_end(data: bytes) -> EndSnapshot:
 
 
 def encode_aborted(segment_bytes: int, aborted: list[AbortedTransaction]) -> bytes:
-    """The bytes of a ``.txnindex`` file."""
+    """Return the bytes of a ``.txnindex`` file."""
     return _sealed(_ABORTED_MAGIC, msgspec.msgpack.encode(_AbortedFile(segment_bytes, aborted)))
 
 
 def decode_aborted(data: bytes) -> tuple[int, list[AbortedTransaction]]:
-    """(size of the segment that it was made from, the transactions). Raises `Malformed`."""
+    """Return (size in bytes of the segment when the file was built, the transactions). Raise `Malformed`."""
     try:
         found = _aborted_decoder.decode(_opened(_ABORTED_MAGIC, data))
     except msgspec.DecodeError as error:
@@ -171,7 +171,7 @@ def _sealed(magic: bytes, body: bytes) -> bytes:
 
 def _opened(magic: bytes, data: bytes) -> bytes:
     if len(data) < _BODY_POSITION or data[:4] != magic:
-        raise Malformed(f"magic {data[:4]!r} where {magic!r} should be")
+        raise Malformed(f"magic {data[:4]!r}, expected {magic!r}")
     size = _PREFIX.unpack_from(data)[1]
     body = data[_BODY_POSITION:]
     digest = xxhash.xxh3_64_intdigest(data[: _PREFIX.size] + body)

@@ -1,4 +1,4 @@
-"""A batch as a reader holds it: columns that are decoded when they are first asked for."""
+"""The batch that readers return: columns that are decoded on first use."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class RecordBatch(Generic[K, V]):
     """Records of one batch (or a slice of them) as columns, in offset order.
 
     ``values``, ``keys`` and ``headers`` are lists of ``len(batch)`` items, ``offsets`` and
-    ``timestamps`` int64 arrays of that length. Each is decoded on first use and kept. The
-    payload's checksum was verified when the batch was read; a column that still does not
-    decode raises `UnreadableBatch`. Iterating is over `records`. Not thread-safe; the batch may
-    be kept for as long as one likes (it holds its segment's memory map, not its file).
+    ``timestamps`` are int64 arrays of that length. Each is decoded on first use and then cached.
+    The reader has verified the payload's checksum; a column that still does not decode raises
+    `UnreadableBatch`. Iteration yields `records`. Not thread-safe. You can keep a batch for any
+    length of time: it holds its segment's memory map, but no open file.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def epoch(self) -> int:
-        """The partition epoch the batch was appended in."""
+        """The partition epoch in which the batch was appended."""
         return self.header.partition_epoch
 
     @property
@@ -92,7 +92,7 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last one: where reading goes on."""
+        """The offset after the last record of this batch (or slice), at which a reader continues."""
         if self._stop == self.header.record_count:
             return self.header.next_offset
         if not self.header.offset_deltas_size:
@@ -101,17 +101,17 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk of the whole batch, header included."""
+        """Bytes on disk of the whole batch, including the header."""
         return self.header.size_bytes
 
     @property
     def raw_size_bytes(self) -> int:
-        """Bytes of the whole batch's records in memory, about."""
+        """Approximate bytes of the whole batch's records in memory."""
         return self.header.raw_size
 
     @property
     def payload(self) -> memoryview:
-        """The columns of the whole batch, or the batch of Kafka's, as it is stored, perhaps compressed."""
+        """The stored payload of the whole batch, perhaps compressed: columns, or a Kafka batch."""
         return self._payload
 
     @property
@@ -131,12 +131,12 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def is_cut(self) -> bool:
-        """Whether records at the end of the whole batch are not shown."""
+        """Whether this slice ends before the last record of the whole batch."""
         return self._stop < self.header.record_count
 
     @property
     def values(self) -> list[V]:
-        """The values; None is a null value (a tombstone where the topic is compacted)."""
+        """The values; None is a null value (a tombstone in a compacted topic)."""
         if self._values is None:
             self._values = cast("list[V]", self._cut(self._blobs(self.values_column)))
         return self._values
@@ -151,7 +151,7 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def headers(self) -> list[Headers]:
-        """For each record a tuple of (name, value) pairs, empty without headers."""
+        """For each record a tuple of (name, value) pairs, empty for a record without headers."""
         if self._headers is None:
             if self.header.headers_size:
                 try:
@@ -164,17 +164,17 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def offsets(self) -> Int64Array:
-        """The offsets, ascending; with gaps once compaction removed records."""
+        """The offsets, ascending; with gaps if compaction has removed records."""
         if self._offsets is None:
             self._offsets = self._all_offsets()[self._start : self._stop]
         return self._offsets
 
     def check(self) -> None:
-        """Decode every column. Raises `UnreadableBatch`; after this call no access to the batch raises it."""
+        """Decode every column. Raise `UnreadableBatch`; after this call no access to the batch raises it."""
         _ = self.values, self.keys, self.headers, self.offsets, self.timestamps
 
     def key_identities(self, seed: int = 0) -> KeyIdentities:
-        """16 bytes for each key, see `segmentlog.format.key_hashes`, without decompressing the values."""
+        """Return a 16-byte identity of each key, see `segmentlog.format.key_hashes`."""
         header = self.header
         start = header.offset_deltas_size + header.timestamps_size
         column = self._column(start, header.keys_size) if header.keys_size else memoryview(b"")
@@ -188,13 +188,13 @@ class RecordBatch(Generic[K, V]):
         return KeyIdentities(found.low[part], found.high[part], None if found.is_null is None else found.is_null[part])
 
     def _all_offsets(self) -> Int64Array:
-        """Those of the whole batch, whatever part of it this is."""
+        """Return the offsets of the whole batch, also for a slice."""
         size = self.header.offset_deltas_size
         column = self._column(0, size) if size else memoryview(b"")
         try:
             offsets = decode_offsets(column, self.header.record_count, self.header.base_offset)
             if size and (bool((offsets[1:] <= offsets[:-1]).any()) or int(offsets[-1]) >= self.header.next_offset):
-                raise MalformedColumn(f"offsets that do not ascend to {self.header.next_offset - 1} at most")
+                raise MalformedColumn(f"the offsets do not ascend, or exceed {self.header.next_offset - 1}")
         except MalformedColumn as error:
             raise self._corrupt(error) from None
         return offsets
@@ -205,7 +205,7 @@ class RecordBatch(Generic[K, V]):
         if self._timestamps is None:
             header = self.header
             size = header.timestamps_size
-            if header.attributes & LOG_APPEND_TIME:  # one timestamp for all, whatever the column says
+            if header.attributes & LOG_APPEND_TIME:  # one timestamp for all records: the column is ignored
                 size = 0
             column = self._column(header.offset_deltas_size, size) if size else memoryview(b"")
             base_timestamp = header.base_timestamp if size else self._common_timestamp
@@ -218,45 +218,45 @@ class RecordBatch(Generic[K, V]):
 
     @property
     def _common_timestamp(self) -> int:
-        """The timestamp of every record of a batch that has no column of them, or one that does not count."""
+        """The timestamp of every record of a batch without a used column of timestamps."""
         header = self.header
-        # Compaction may have put a tombstones' horizon in place of the first timestamp.
+        # Compaction may have replaced the base timestamp with a delete horizon.
         return header.max_timestamp if header.attributes & LOG_APPEND_TIME else header.base_timestamp
 
     @property
     def keys_column(self) -> memoryview:
-        """The keys of the whole batch as they are encoded; empty when all are null."""
+        """The encoded keys of the whole batch; empty when all are null."""
         header = self.header
-        behind = header.values_size + header.headers_size
-        return self._column(header.raw_size - behind - header.keys_size, header.keys_size)
+        size_after = header.values_size + header.headers_size
+        return self._column(header.raw_size - size_after - header.keys_size, header.keys_size)
 
     @property
     def values_column(self) -> memoryview:
-        """The values of the whole batch as they are encoded."""
+        """The encoded values of the whole batch."""
         header = self.header
         return self._column(header.raw_size - header.headers_size - header.values_size, header.values_size)
 
     @property
     def headers_column(self) -> memoryview:
-        """The headers of the whole batch as they are encoded; empty when no record has any."""
+        """The encoded headers of the whole batch; empty when no record has headers."""
         size = self.header.headers_size
         return self._column(self.header.raw_size - size, size)
 
     @property
     def blobs_columns(self) -> memoryview:
-        """The keys, if there are any, and the values of the whole batch as they are encoded, one behind the other."""
+        """The encoded keys, if there are any, followed by the encoded values of the whole batch."""
         header = self.header
         size = header.keys_size + header.values_size
         return self._column(header.raw_size - header.headers_size - size, size)
 
     def values_may_be_null(self) -> bool:
-        """Whether a value may be null: a quick look at bytes, which says yes to some that are not UTF-8."""
+        """Return whether a value may be null. A fast scan of bytes: also true for some values that are not UTF-8."""
         return bool((np.frombuffer(self.values_column, np.uint8) == _NIL).any())
 
     def with_objects(self, keys: list[Any] | None, values: list[Any] | None) -> RecordBatch[Any, Any]:
-        """The same records with other keys or values, as many; None keeps those that are there.
+        """Return a batch of the same records with other keys or values, as many; None keeps the keys or values.
 
-        What is asked of columns as they are encoded, `to_arrow` for one, stays bytes.
+        Methods that use encoded columns, for example `to_arrow`, still return the original bytes.
         """
         other: RecordBatch[Any, Any] = copy(self)
         other._keys = self._keys if keys is None else keys
@@ -264,7 +264,7 @@ class RecordBatch(Generic[K, V]):
         return other
 
     def slice(self, start: int, stop: int | None = None) -> RecordBatch[K, V]:
-        """The records ``[start, stop)`` of this batch as another one that shares what was decompressed."""
+        """Return the records ``[start, stop)`` of this batch as a batch that shares the decompressed columns."""
         length = len(self)
         start = min(max(start, 0), length)
         stop = length if stop is None else max(min(stop, length), start)
@@ -288,7 +288,10 @@ class RecordBatch(Generic[K, V]):
         return part
 
     def skip_to(self, offset: int) -> bool:
-        """Show no record below ``offset``, and say whether any is left. For who made the batch: others `slice`."""
+        """Drop records below ``offset`` and return whether any is left.
+
+        Changes the batch, so only the reader that created it may call this. Other callers use `slice`.
+        """
         base = self.header.base_offset
         if offset > base:
             if self.header.offset_deltas_size:
@@ -298,8 +301,8 @@ class RecordBatch(Generic[K, V]):
         return self._start < self._stop
 
     def records(self) -> Iterator[Record[K, V]]:
-        """The records one by one; built in C, about 0.1 us each on top of decoding the columns."""
-        self._column(0, 0)  # all of it at once
+        """Iterate over the records. They are built in C: about 0.1 us each, plus decoding of the columns."""
+        self._column(0, 0)  # decompress once, before any column is used
         headers: Iterator[Headers] = iter(self.headers) if self.header.headers_size else repeat(())
         return map(
             Record,
@@ -316,7 +319,7 @@ class RecordBatch(Generic[K, V]):
     __iter__ = records
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Columns ``offset``, ``timestamp`` (ms, UTC), ``key``, ``value``, ``headers`` as Arrow. Needs pyarrow."""
+        """Return columns ``offset``, ``timestamp`` (ms, UTC), ``key``, ``value``, ``headers``. Needs pyarrow."""
         import pyarrow as pa
 
         pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -334,11 +337,11 @@ class RecordBatch(Generic[K, V]):
         )
 
     def values_to_arrow(self) -> pyarrow.Array:
-        """The values as binary. Needs pyarrow."""
+        """Return the values as a binary array. Needs pyarrow."""
         return self._blobs_to_arrow(self.values_column)
 
     def keys_to_arrow(self) -> pyarrow.Array:
-        """The keys as binary. Needs pyarrow."""
+        """Return the keys as a binary array. Needs pyarrow."""
         if self.header.keys_size:
             return self._blobs_to_arrow(self.keys_column)
         import pyarrow as pa

@@ -1,17 +1,17 @@
-"""Walking a segment batch by batch, and over damage in it.
+"""Iterate over the batches of a segment, and skip damaged batches.
 
-Who comes to a batch that is damaged needs to know where the next one begins. A search for bytes that look
-like one would do, if records were not allowed to hold such bytes: a value may be a piece of a segment file, and
-whoever wrote it could choose its offsets. (LZ4 hides nothing: what does not shrink stands in it as it is.) So bytes
-that look like a batch are none until something says so that no value can know:
+After a damaged batch the scan must find the beginning of the next batch. It cannot simply search for bytes that look
+like a batch: a record's value may contain a piece of a segment file, with offsets chosen by its author. (Compression
+does not prevent this: LZ4 stores incompressible bytes unchanged.) So the scan accepts a position only with evidence
+that no value can forge:
 
-    sound header    the damage is in its payload, and it says how long that is
-    remnant         a length under which the damaged header's checksum holds, or that of its payload does
-    index           a batch began at that byte when the index was made
-    claim           the length that the damaged header says, if all of it fits together and leads on without a hole
-    long run        whole batches without a hole for longer than any batch is: at its end one is out of every value
+    sound header    the header is intact and only the payload is damaged: the header contains the payload's size
+    remnant         a size for which the checksum of the damaged header, or that of its payload, is right
+    index           a batch began at this position when the index was written
+    claim           the size in the damaged header, if all its fields agree and batches follow without a hole
+    long run        intact batches without a hole over more bytes than the largest batch: no value is that long
 
-Where nothing says so, what follows up to the end of the segment is given up, and told.
+Without such evidence, the rest of the segment counts as damaged, and readers report it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _STEP: Final = 1 << 20
 _FILLS: Final = (0, 2**64 - 1)
 
 KnownBatches = Callable[[int], Iterable[tuple[int, int]]]
-"""(position, base offset) of batches that are known to begin behind a position, ascending; not of all. See `Around`."""
+"""Takes a position, and returns (position, base offset) of some batches that begin after it, ascending. See
+`Around`."""
 
 
 def walk(
@@ -56,10 +57,9 @@ def walk(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each batch in ``[position, end_position)``.
 
-    Headers are checked, and with ``payloads`` the payloads too. With ``expected_offset``
-    the first batch must start at or after it; each one must start at or after the end of
-    the one before it, and epochs never go back (compaction leaves gaps, a crash leaves
-    none inside a segment). Raises `CorruptBatch` at the first byte that is wrong.
+    Headers are checked, and with ``payloads`` the payloads, too. The first batch must start at or after
+    ``expected_offset``, if given. Each batch must start at or after the end of the batch before it, and
+    epochs must not decrease. Raise `CorruptBatch` at the first byte that is wrong.
     """
     window = view[:end_position]
     epoch = 0
@@ -84,22 +84,22 @@ def walk(
         position += header.size_bytes
 
 
-# ---------------------------------------------------------------- over damage
+# ---------------------------------------------------------------- skipping damage
 
 
 class Around(msgspec.Struct, frozen=True):
-    """What is known of a segment beside its bytes. What is left out costs whole batches behind damage, no safety."""
+    """Facts about a segment from outside its bytes. A missing fact may cost intact batches after damage, not safety."""
 
     end_offset: int | None = None
-    """Where the next segment begins, or the log ends: no batch reaches beyond it."""
+    """Base offset of the next segment, or the log end offset: no batch extends beyond it."""
     batch_limit: int = MAX_RAW_SIZE
-    """No payload of the log is longer."""
+    """Upper limit for the payload size of the log's batches."""
     known: KnownBatches = lambda position: ()
-    """Of the index."""
+    """Batches listed in the index."""
 
 
 class Resumed(NamedTuple):
-    """Where a walk goes on: batches begin at ``position``, with ``offset``. At the end there is none."""
+    """The position after damage at which a scan resumes, and the offset of the batch there; None at the end."""
 
     position: int
     offset: int | None
@@ -110,8 +110,8 @@ def walk_over_damage(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each batch in ``[position, end_position)`` whose header is sound.
 
-    What is damaged is stepped over; readers tell of it. Payloads are not looked at. ``around`` is asked once
-    there is damage.
+    Damaged batches are skipped without an error; readers report them. Payloads are not checked. ``around`` is
+    called only if there is damage.
     """
     window = view[:end_position]
     while position < end_position:
@@ -128,16 +128,16 @@ def walk_over_damage(
 
 
 def step_over(window: memoryview, position: int, expected_offset: int, around: Around) -> Resumed:
-    """Where the batches go on behind the damaged one at ``position``, which should have ``expected_offset`` or more.
+    """Return where batches resume after the damaged batch at ``position``; its offset is ``expected_offset`` or more.
 
-    A batch ends just in front of ``position``, and ``window`` where the segment does. What lies where it goes on may
-    be damaged as well, and then has a sound batch in front of it, whose end tells the offset.
+    ``position`` must be the end of a batch or of a damaged range, and ``window`` must end at the end of the segment.
+    The batch at the returned position may be damaged, too, if the end of the batch before it gives its offset.
     """
     while True:
-        behind = _end_of(window, position, expected_offset, around)
-        if behind is None:
+        end = _end_of(window, position, expected_offset, around)
+        if end is None:
             return _next_certain(window, position, expected_offset, around)
-        position, next_offset = behind
+        position, next_offset = end
         if position == len(window):
             return Resumed(position, None)
         if next_offset is not None:
@@ -152,13 +152,13 @@ def step_over(window: memoryview, position: int, expected_offset: int, around: A
 
 
 def certain_end(window: memoryview, position: int, expected_offset: int, around: Around) -> int | None:
-    """Where the damaged batch at ``position`` ends, as far as anything tells; it may end in zeros."""
+    """Return the end position of the damaged batch at ``position``, which may end in zeros; None if unknown."""
     found = _end_of(window, position, expected_offset, around)
     return None if found is None else found[0]
 
 
 def _end_of(window: memoryview, position: int, expected_offset: int, around: Around) -> tuple[int, int | None] | None:
-    """(where the damaged batch at ``position`` ends, its next offset if certain); None where nobody can tell."""
+    """Return (end position of the damaged batch at ``position``, its next offset or None); None if unknown."""
     claimed = claimed_header(window, position)
     if claimed is None:
         return None
@@ -166,7 +166,7 @@ def _end_of(window: memoryview, position: int, expected_offset: int, around: Aro
     fits = _has_place(claimed, expected_offset, around)
     if fits and header_holds(claimed):
         return (end_position, claimed.next_offset) if end_position <= len(window) else None
-    # It does not reach into a batch that is known, and is no longer than any may be.
+    # The damaged batch ends before the next batch of the index, and is not longer than the limit.
     at, offset = next(iter(around.known(position)), (len(window), around.end_offset))
     known = (at, offset) if at < len(window) else (len(window), around.end_offset)
     furthest = min(known[0], position + HEADER_SIZE + around.batch_limit)
@@ -180,7 +180,7 @@ def _end_of(window: memoryview, position: int, expected_offset: int, around: Aro
 
 
 def _leads_to(window: memoryview, position: int, offset: int, known: tuple[int, int | None], around: Around) -> bool:
-    """Whether batches without a hole lead from ``position`` and ``offset`` to what is known, or for long enough."""
+    """Return whether intact batches without a hole reach from ``position`` to a known batch, or far enough."""
     start = position
     for at, next_offset in chain(((position, offset),), _run(window, position, offset, around, exactly=True)):
         if at >= known[0]:
@@ -193,20 +193,21 @@ def _leads_to(window: memoryview, position: int, offset: int, known: tuple[int, 
 def _proven_end(
     window: memoryview, position: int, claimed: BatchHeader, expected_offset: int, furthest: int
 ) -> tuple[int, int | None] | None:
-    """The end of the damaged batch that one of its two checksums confirms, up to ``furthest``; as `_end_of` has it.
+    """Return the end of the damaged batch, up to ``furthest``, that one of its checksums confirms; like `_end_of`.
 
-    Tried are the end that it claims, and each place where a batch may begin: the one behind it is among them.
+    Candidates are the end that the header claims, and each position with the magic of a batch: the next batch, if it
+    is intact, begins at one of them.
     """
     start = position + HEADER_SIZE
-    # Of a header that was overwritten nothing is left to go by: a value may be made to have the checksum 0.
+    # A header that was overwritten is not evidence: a value can be crafted to have the checksum 0.
     is_remnant = claimed.magic == MAGIC or claimed.base_offset == expected_offset
     if not is_remnant or claimed.payload_checksum in _FILLS or furthest <= start:
         return None
-    said = start + claimed.payload_size
-    # Of a batch of Kafka's the hash begins behind its first bytes; the bit that says so may be what is damaged.
+    claimed_end = start + claimed.payload_size
+    # The checksum of a Kafka batch skips its first bytes. Try both: the bit that marks a Kafka batch may be damaged.
     digests = (start, xxhash.xxh3_64()), (start + PLACE_SIZE, xxhash.xxh3_64())
     done = start
-    for end_position in _merged(_magics(window, start + 1, furthest), sorted({min(said, furthest), furthest})):
+    for end_position in _merged(_magics(window, start + 1, furthest), sorted({min(claimed_end, furthest), furthest})):
         for begin, digest in digests:
             digest.update(window[max(done, begin) : max(end_position, begin)])
         done, size = end_position, end_position - start
@@ -221,7 +222,7 @@ def _proven_end(
 
 
 def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
-    """Both, ascending."""
+    """Yield the positions of both, ascending."""
     for position in found:
         while others and others[0] < position:
             yield others.pop(0)
@@ -232,7 +233,7 @@ def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
 
 
 def _next_certain(window: memoryview, position: int, expected_offset: int, around: Around) -> Resumed:
-    """The first batch behind ``position`` that is certain to be one, wherever the damaged one ends."""
+    """Return the first position after ``position`` with evidence of a batch, for damage without a known end."""
     for at, offset in around.known(position):
         if at >= len(window):
             break
@@ -246,7 +247,7 @@ def _next_certain(window: memoryview, position: int, expected_offset: int, aroun
             continue
         for at, offset in _run(window, start, expected_offset, around):
             if at in met:
-                break  # of a run that began before this one, and was too short
+                break  # part of an earlier run that was too short
             met.add(at)
             if at - start > length and at < len(window):
                 return Resumed(at, offset)
@@ -256,9 +257,9 @@ def _next_certain(window: memoryview, position: int, expected_offset: int, aroun
 def _run(
     window: memoryview, position: int, expected_offset: int, around: Around, *, exactly: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """(end, next offset) of each of the whole batches from ``position`` on that follow each other without a hole.
+    """Yield (end position, next offset) of each intact batch from ``position`` on, up to the first hole.
 
-    The first one begins at ``expected_offset`` or above, or ``exactly`` there; epochs do not go back.
+    The first batch begins at or after ``expected_offset``; with ``exactly`` at that offset. Epochs do not decrease.
     """
     epoch = 0
     while position < len(window):
@@ -282,7 +283,7 @@ def _has_place(header: BatchHeader, expected_offset: int, around: Around) -> boo
 
 
 def _sound_at(window: memoryview, position: int, expected_offset: int, around: Around) -> BatchHeader | None:
-    """The header at ``position``, if it is sound, ends within the window and has its place there."""
+    """Return the header at ``position`` if it is sound, ends within the window and its offsets fit; else None."""
     try:
         header = decode_header(window, position)
     except CorruptBatch:
@@ -291,7 +292,7 @@ def _sound_at(window: memoryview, position: int, expected_offset: int, around: A
 
 
 def _magics(window: memoryview, start: int, end: int) -> Iterator[int]:
-    """Positions in ``[start, end)`` at which the magic of a batch stands."""
+    """Yield the positions in ``[start, end)`` that contain the magic of a batch."""
     for position in range(start, end, _STEP):
         chunk = bytes(window[position : min(position + _STEP, end) + len(MAGIC) - 1])
         found = chunk.find(MAGIC)
@@ -301,9 +302,9 @@ def _magics(window: memoryview, start: int, end: int) -> Iterator[int]:
 
 
 def looks_like_batch(source: memoryview, start: int, end: int) -> int | None:
-    """Position of the first bytes at or after ``start`` that look like a whole batch; they may be a value's.
+    """Return the position of the first bytes from ``start`` on that look like an intact batch, or None.
 
-    For a person who looks at bytes of which nothing is known, and for nothing else.
+    Only for reports to people: these bytes may be part of a record's value.
     """
     window = source[:end]
     for position in _magics(window, start, end):

@@ -1,9 +1,9 @@
-"""Cutting records out of a keys or values column, and putting such cuts together.
+"""Take selected items out of keys and values columns, and join them to new columns.
 
-A column is a MessagePack array: a prefix, then the items one behind the other. Where all items
-are short and of one length the column is a table, and rows are taken out of it without making
-an object of any: 10 ns an item. Others are decoded, chosen from and encoded again, which takes
-90 ns an item of 100 bytes here, and is less than finding out where each begins (105).
+A column is a MessagePack array: a prefix, then the items one after another. If all items are short
+and have the same length, the column is a table, and numpy takes rows out of it without a Python
+object per item: 10 ns an item. Other columns are decoded, filtered and encoded again. This takes
+90 ns per item of 100 bytes, less than finding the beginning of each item (105).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from segmentlog.format.columns import Int64Array, Values, array_of, array_prefix, array_prefix_of
 
 Table = npt.NDArray[np.uint8]
-"""The items of a column as rows, marks included: u8[n, bytes an item]."""
+"""The items of a column as rows, including their marks: u8[n, bytes per item]."""
 Flags = npt.NDArray[np.bool_]
 
 _BIN8: Final = 0xC4
 _BIN16: Final = 0xC5
 _ROUNDS: Final = 4
-"""How often bytes that look like marks and are none are sorted out."""
+"""How many passes discard bytes that only look like marks."""
 _WIDEST: Final = 2 + 255
 _NIL: Final = b"\xc0"
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 def as_table(column: memoryview, count: int) -> Table | None:
-    """The items as rows, if all are byte strings of one length up to 255; then none is null.
+    """Return the items as rows if all are byte strings of the same length up to 255, else None.
 
-    Raises `MalformedColumn` for a column that announces another number of items.
+    Raise `MalformedColumn` for a column that announces another number of items.
     """
     prefix = len(array_prefix(column, count))
     width, odd = divmod(len(column) - prefix, max(count, 1))
@@ -47,19 +47,19 @@ def as_table(column: memoryview, count: int) -> Table | None:
 
 
 class Places(NamedTuple):
-    """Where the bytes of each item of a column lie, without their marks."""
+    """Position and size in bytes of each item of a column, without its mark."""
 
     starts: Int64Array
     sizes: Int64Array
 
 
 def places_of(column: memoryview, count: int) -> Places | None:
-    """Where the items lie, if they are byte strings below 64 KiB and none is null; None if that is not seen fast.
+    """Return the positions of the items, or None if a fast search cannot find them.
 
-    The marks are searched for, and found right by what they say: each item ends where the next one begins, and the last
-    one with the column. Bytes that merely look like marks lead nowhere, and are sorted out. (30 ns an item of 100 bytes
-    here, where a step from item to item takes 105.) Raises `MalformedColumn` for a column that announces another
-    number.
+    It can if all items are byte strings below 64 KiB and none is null. The search finds all bytes that look like a
+    mark. A real mark's item ends at the next mark, or at the end of the column; the search discards the other bytes.
+    (30 ns per item of 100 bytes; a step from item to item takes 105.) Raise `MalformedColumn` for a column that
+    announces another number of items.
     """
     prefix, end = len(array_prefix(column, count)), len(column)
     cells = np.frombuffer(column, np.uint8)
@@ -91,31 +91,31 @@ def places_of(column: memoryview, count: int) -> Places | None:
 
 
 def items_of(table: Table) -> list[bytes]:
-    """The items of a table, without their marks."""
+    """Return the items of a table, without their marks."""
     whole, width = table[:, 2:].tobytes(), table.shape[1] - 2
     return [whole[at : at + width] for at in range(0, len(whole), width)] if width else [b""] * len(table)
 
 
 def cut_rows(table: Table, kept: Flags | None) -> bytes:
-    """The bytes of the items for which ``kept`` is true (None: all)."""
+    """Return the bytes of the rows for which ``kept`` is true (None: all)."""
     return table.tobytes() if kept is None else table.take(np.flatnonzero(kept), axis=0).tobytes()
 
 
 def those(items: list[T], kept: Flags | None) -> list[T]:
-    """The items for which ``kept`` is true (None: all)."""
+    """Return the items for which ``kept`` is true (None: all)."""
     return items if kept is None else list(compress(items, kept.tolist()))
 
 
 def encode_items(items: Values) -> bytes:
-    """The bytes of items that were decoded."""
+    """Return the encoded items without the prefix of the array."""
     return array_of(items)[len(array_prefix_of(len(items))) :]
 
 
 def null_items(count: int) -> bytes:
-    """The bytes of so many nulls."""
+    """Return the bytes of ``count`` nulls."""
     return _NIL * count
 
 
 def join_items(parts: Sequence[bytes], count: int) -> bytes:
-    """A column of ``count`` items from cuts."""
+    """Return a column of ``count`` items from parts with encoded items."""
     return array_prefix_of(count) + b"".join(parts)

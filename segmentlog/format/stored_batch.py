@@ -1,4 +1,4 @@
-"""Finished batches that are read back, of either layout, to be placed elsewhere."""
+"""Read a stored batch, of either layout, so that it can be appended to another log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from segmentlog.format.wire_batch import stored_wire
 
 
 def read_encoded(view: memoryview, position: int, path: str = "") -> EncodedBatch:
-    """The finished batch that lies at ``position``, checked, to be placed in another log. Raises `CorruptBatch`.
+    """Return the batch at ``position``, checked, for an append to another log. Raise `CorruptBatch`.
 
-    Its payload is not copied: ``view`` must last until it is written.
+    The payload is not copied: ``view`` must stay valid until the batch is written.
     """
     header = decode_header(view, position, path)
     payload = check_payload(view, position, header, path)

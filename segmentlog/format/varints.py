@@ -1,4 +1,4 @@
-"""Varints as Kafka writes them: 7 bits a byte, lowest bits first, zigzagged."""
+"""Encode Kafka's varints: 7 bits a byte, lowest bits first, zigzagged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def varint(number: int) -> bytes:
     rest = (number << 1 ^ number >> 63) & 0xFFFFFFFFFFFFFFFF
     if rest < 128:
         return _ONE_BYTE[rest]
-    made = bytearray()
+    encoded = bytearray()
     while rest >= 128:
-        made.append(rest & 0x7F | 0x80)
+        encoded.append(rest & 0x7F | 0x80)
         rest >>= 7
-    made.append(rest)
-    return bytes(made)
+    encoded.append(rest)
+    return bytes(encoded)
 
 
 _ONE_BYTE: Final = [bytes((number,)) for number in range(128)]

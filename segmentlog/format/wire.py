@@ -1,4 +1,4 @@
-"""A batch as Kafka has it (magic 2, "v2"), big-endian: what its clients send and are sent, and what a log may store.
+"""The Kafka batch (magic 2, "v2"), big-endian: clients send and receive it, and a log can store it.
 
     base_offset             i64   offset of the first record       0
     batch_length            i32   bytes that follow this field     8
@@ -7,7 +7,7 @@
     crc                     u32   CRC32C of what follows          17
     attributes              i16   bits 0-6 as in `batch`          21
     last_offset_delta       i32                                   23
-    base_timestamp          i64   that deltas are relative to     27
+    base_timestamp          i64   the base of the deltas          27
     max_timestamp           i64                                   35
     producer_id             i64   -1 without one                  43
     producer_epoch          i16                                   51
@@ -15,9 +15,9 @@
     record_count            i32                                   57
     --------------------    61 bytes, then the records, see `wire_records`, compressed or not
 
-The first 16 bytes are covered by no checksum of Kafka's: they say where the batch lies. With our header in front
-the whole is stored as a client sent it, and served as it is stored; that header repeats what appends, recovery,
-compaction and readers ask for, so that none of them reads big-endian numbers.
+Kafka's CRC does not cover the first 16 bytes, which change with the place of the batch. A log stores the batch as the
+client sent it, after a header of its own (`batch`), and a server returns the stored bytes. That header repeats the
+fields that appends, recovery, compaction and readers need, so that none of them has to read big-endian numbers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from segmentlog.format.batch import (
 )
 
 crc32c_of: Final = iscsi
-# CRC32C of 100 kB here: fastcrc 1.9 us, crc32c 3.8 us and under the LGPL; google-crc32c takes no view that is writable.
+# CRC32C of 100 kB, measured: fastcrc 1.9 us; crc32c 3.8 us (and LGPL). google-crc32c does not accept writable views.
 
 Buffer = bytes | bytearray | memoryview
 
 WIRE_MAGIC: Final = 2
 LENGTH_BEHIND: Final = 12
-"""Bytes in front of what `batch_length` counts."""
+"""Bytes before those that `batch_length` counts."""
 
 WIRE_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 CRC: Final = struct.Struct(">I")
@@ -70,11 +70,11 @@ Reason = Literal[
     "size",
     "transaction",
 ]
-"""Why a batch is refused: `InvalidWireBatch.reason`."""
+"""The reason for refusing a batch: `InvalidWireBatch.reason`."""
 
 
 class WireHeader(NamedTuple):
-    """The fields of a header, as the module's docstring lists them."""
+    """The fields of a Kafka batch header, in the order of the module's docstring."""
 
     base_offset: int
     batch_length: int
@@ -105,67 +105,69 @@ class WireHeader(NamedTuple):
 
 
 def parse_wire_batch(data: Buffer) -> WireHeader:
-    """The header at the beginning of ``data``, nothing of it checked but that it is there and of version 2.
+    """Return the header at the beginning of ``data``. Only its length and version are checked.
 
-    Raises `InvalidWireBatch`, with the reason "magic" or "length".
+    Raise `InvalidWireBatch`, with the reason "magic" or "length".
     """
     if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] != WIRE_MAGIC:
-        raise InvalidWireBatch("magic", f"a message set of version {data[MAGIC_POSITION]}, where only 2 is known")
+        raise InvalidWireBatch("magic", f"the batch has version {data[MAGIC_POSITION]}; only version 2 is supported")
     if len(data) < WIRE_HEADER_SIZE:
-        raise InvalidWireBatch("length", f"{len(data)} bytes, where the header alone takes {WIRE_HEADER_SIZE}")
+        raise InvalidWireBatch("length", f"the batch has {len(data)} bytes; its header alone needs {WIRE_HEADER_SIZE}")
     return WireHeader._make(WIRE_HEADER.unpack_from(data))
 
 
 def check_wire_batch(data: Buffer, limit_bytes: int | None = None) -> WireHeader:
-    """Return the header of a batch whose frame is right: its length, its CRC, and what the header says of itself.
+    """Return the header of a batch after checking its length, its CRC and its fields.
 
-    ``data`` is one batch, from end to end. Raises `InvalidWireBatch` with its reason, and `RecordTooLarge` for a batch
-    of more than ``limit_bytes``. The records and their timestamps are not checked: see `log.append.wire_append`.
+    ``data`` must be exactly one batch. Raise `InvalidWireBatch` with its reason, and `RecordTooLarge` for a batch of
+    more than ``limit_bytes``. The records and their timestamps are not checked: see `log.append.wire_append`.
     """
     header = parse_wire_batch(data)
     _, length, _, _, crc, attributes, last, _, _, producer_id, epoch, sequence, count = header
     if length + LENGTH_BEHIND != len(data):
-        raise InvalidWireBatch("length", f"{len(data)} bytes, where the batch says {length + LENGTH_BEHIND}")
+        raise InvalidWireBatch(
+            "length", f"the batch has {len(data)} bytes, but its header claims {length + LENGTH_BEHIND}"
+        )
     if limit_bytes is not None and len(data) > limit_bytes:
         raise RecordTooLarge(len(data), limit_bytes)
     found = crc32c_of(memoryview(data)[CRC_FROM:])
     if found != crc:
-        raise InvalidWireBatch("crc", f"CRC32C {crc:#010x} is said, and {found:#010x} is right")
+        raise InvalidWireBatch("crc", f"the header claims CRC32C {crc:#010x}, but the bytes have {found:#010x}")
     if attributes & CONTROL:
-        raise InvalidWireBatch("control", "control batches are written by who decides transactions")
+        raise InvalidWireBatch("control", "only the transaction coordinator writes control batches")
     if attributes & DELETE_HORIZON:
-        raise InvalidWireBatch("delete_horizon", "delete horizons are set by compaction")
+        raise InvalidWireBatch("delete_horizon", "only compaction sets a delete horizon")
     if attributes & CODEC_MASK > _LAST_CODEC:
-        raise InvalidWireBatch("codec", f"codec {attributes & CODEC_MASK}, where 0 to {_LAST_CODEC} are known")
+        raise InvalidWireBatch("codec", f"codec {attributes & CODEC_MASK} is unknown; valid are 0 to {_LAST_CODEC}")
     if count < 1 or last != count - 1:
-        raise InvalidWireBatch("count", f"{count} records, the last at +{last}")
+        raise InvalidWireBatch("count", f"{count} records do not match a last offset delta of {last}")
     if producer_id >= 0 and (sequence < 0 or epoch < 0):
-        raise InvalidWireBatch("producer", f"producer {producer_id} with epoch {epoch} and sequence {sequence}")
+        raise InvalidWireBatch("producer", f"producer {producer_id} has epoch {epoch} and sequence {sequence}")
     if producer_id < 0 and attributes & TRANSACTIONAL:
-        raise InvalidWireBatch("producer", "a transaction of no producer")
+        raise InvalidWireBatch("producer", "a transactional batch needs a producer id")
     return header
 
 
 def disagreement(header: BatchHeader, payload: memoryview) -> str:
-    """What the header in front says otherwise than the batch of Kafka's behind it, or the CRC of that; "" for nothing.
+    """Return how a Kafka batch contradicts the header before it, or its own CRC; "" if it does not.
 
-    ``payload`` was checked (`check_payload`): both lie as they were written, and may have been written wrong.
+    `check_payload` has checked ``payload``: both have the bytes that were written, which may have been wrong.
     """
     wire = WireHeader._make(WIRE_HEADER.unpack_from(payload))
     if wire.magic != WIRE_MAGIC:
         return f"a Kafka batch of version {wire.magic}"
     found = crc32c_of(payload[CRC_FROM:])
     if found != wire.crc:
-        return f"a Kafka batch whose CRC32C is {wire.crc:#010x}, and {found:#010x} would be right"
+        return f"a Kafka batch that claims CRC32C {wire.crc:#010x}, but has {found:#010x}"
     if (wire.attributes ^ header.attributes) & MIRRORED or wire.attributes & CONTROL:
-        return f"attributes {header.attributes:#06x}, where its Kafka batch has {wire.attributes:#06x}"
+        return f"attributes {header.attributes:#06x}, but its Kafka batch has {wire.attributes:#06x}"
     for name in (
         "last_offset_delta", "base_timestamp", "max_timestamp", "producer_id", "producer_epoch", "base_sequence",
         "record_count",
     ):  # fmt: skip
-        said, inside = getattr(header, name), getattr(wire, name)
-        if said != inside:
-            return f"{name} {said}, where its Kafka batch has {inside}"
+        outer, inner = getattr(header, name), getattr(wire, name)
+        if outer != inner:
+            return f"{name} {outer}, but its Kafka batch has {inner}"
     return ""
 
 
@@ -183,7 +185,7 @@ def pack_wire_batch(
     base_sequence: int = -1,
     record_count: int,
 ) -> bytes:
-    """A whole batch of records that are encoded, and compressed as ``attributes`` say."""
+    """Return a Kafka batch of encoded records, which are compressed with the codec of ``attributes``."""
     head = bytearray(
         WIRE_HEADER.pack(
             base_offset,

@@ -1,8 +1,8 @@
-"""Batches of Kafka's on their way into a log: our header in front, and the records as they came.
+"""Prepare Kafka batches for an append: add our header, and leave the records as the client sent them.
 
-What is written is our 96 bytes and the 61 of Kafka's header, which are made here, and then the bytes that follow in
-what a client sent, which are neither copied nor changed. Where it lies goes into both headers, and leaves both
-checksums as they are: Kafka's CRC begins behind it, and so does our hash. Other changes cost both anew.
+An append writes our header (96 bytes) and Kafka's (61 bytes), which are built here, and then the client's records,
+which are neither copied nor changed. Setting offset and epoch changes both headers but neither checksum of the payload:
+Kafka's CRC and our hash skip these fields. Any other change recomputes both.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ _PAYLOAD_CHECKSUM_POSITION: Final = 80
 
 
 class EncodedWireBatch(EncodedBatch):
-    """A finished batch of Kafka's that has no offset yet, checked and hashed outside any lock.
+    """A Kafka batch that is checked and hashed, and has no offset yet.
 
-    ``payload`` are the records alone: Kafka's header is a part of what `placed_at` gives.
+    ``payload`` contains only the records: `placed_at` returns Kafka's header together with our own.
     """
 
     __slots__ = ("_base_sequence", "_producer_epoch")
 
     def __init__(self, data: Buffer, wire: WireHeader, checksum: int) -> None:
-        """``data`` lasts until it is written; ``checksum`` is XXH3-64 of it from byte `PLACE_SIZE` on."""
+        """Keep a view of ``data`` until it is written. ``checksum`` is its XXH3-64 from byte `PLACE_SIZE` on."""
         size = len(data)
         attributes = wire.attributes & MIRRORED | KAFKA_LAYOUT
         head = bytearray(HEADER_SIZE + WIRE_HEADER_SIZE)
@@ -98,7 +98,7 @@ class EncodedWireBatch(EncodedBatch):
         self._producer_epoch, self._base_sequence = wire.producer_epoch, wire.base_sequence
 
     def placed_at(self, base_offset: int, epoch: int, append_time_ms: int | None = None) -> bytearray:
-        """Both headers for this place in a log; ``append_time_ms`` makes it the timestamp of every record."""
+        """Return both headers for this offset and epoch. ``append_time_ms`` becomes the timestamp of every record."""
         header = self._header
         _PLACE.pack_into(header, _PLACE_POSITION, base_offset, epoch)
         _WIRE_OFFSET.pack_into(header, HEADER_SIZE, base_offset)
@@ -109,14 +109,16 @@ class EncodedWireBatch(EncodedBatch):
         return header
 
     def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
-        """The producer's numbers stand in the batch since its client made it. Raises ValueError for others."""
-        wanted = producer_id, producer_epoch, base_sequence, transactional
+        """Check the producer's fields: the client has set them. Raise ValueError if they differ."""
+        expected = producer_id, producer_epoch, base_sequence, transactional
         found = self.producer_id, self._producer_epoch, self._base_sequence, bool(self.attributes & TRANSACTIONAL)
-        if wanted != found:
-            raise ValueError(f"a batch of producer, epoch, sequence, transactional {found} appended as {wanted}")
+        if expected != found:
+            raise ValueError(
+                f"(producer id, epoch, sequence, transactional) of the batch are {found}, not {expected}, as appended"
+            )
 
     def extend_to(self, last_offset_delta: int) -> None:
-        """Let the batch end behind its last record: what stood in between was compacted away. 2^31 - 1 at the most."""
+        """Extend the batch to offsets after its last record, whose records compaction removed; at most 2^31 - 1."""
         last_offset_delta = min(last_offset_delta, _LAST_DELTA_MAX)
         if last_offset_delta == self.last_offset_delta:
             return
@@ -126,7 +128,7 @@ class EncodedWireBatch(EncodedBatch):
         self._seal()
 
     def _set_append_time(self, append_time_ms: int) -> None:
-        """As Kafka does: the base timestamp, which deltas are relative to, stays."""
+        """Set the time as Kafka does: the base timestamp, to which deltas are relative, stays."""
         header = self._header
         self.max_timestamp = append_time_ms
         self.attributes |= LOG_APPEND_TIME
@@ -137,7 +139,7 @@ class EncodedWireBatch(EncodedBatch):
         self._seal()
 
     def _seal(self) -> None:
-        """Kafka's CRC and our hash of what was changed, and of the records."""
+        """Recompute Kafka's CRC and our hash over the changed header and the records."""
         header, records = self._header, self.payload
         crc = crc32c_of(records, crc32c_of(header[HEADER_SIZE + CRC_FROM :]))
         CRC.pack_into(header, HEADER_SIZE + CRC_POSITION, crc)
@@ -147,25 +149,24 @@ class EncodedWireBatch(EncodedBatch):
 
 
 def encode_wire(data: Buffer, wire: WireHeader, max_timestamp: int) -> EncodedWireBatch:
-    """A batch as a client sent it, hashed; ``data`` must last until it is written. ``wire`` is its header, checked.
+    """Return the batch of a client for an append. ``wire`` is its checked header.
 
-    Its timestamps count as those of its records: a client that says LogAppendTime is not believed, as in Kafka, nor
-    the largest timestamp that it says. ``max_timestamp`` is the largest one that there is.
+    ``data`` must stay valid until it is written. As in Kafka, a client cannot set LogAppendTime or the largest
+    timestamp: ``max_timestamp``, the largest timestamp of the records, replaces the client's.
     """
-    right = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=max_timestamp)
-    if right != wire:
-        data, wire = _changed(data, right)
+    corrected = wire._replace(attributes=wire.attributes & ~LOG_APPEND_TIME, max_timestamp=max_timestamp)
+    if corrected != wire:
+        data, wire = _changed(data, corrected)
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
 
 
 def recompress_wire(
     wire: WireHeader, records: Buffer, compression: Compression, limit_bytes: int | None = None
 ) -> EncodedWireBatch:
-    """The batch of a client, its decompressed ``records`` compressed again under another codec.
+    """Return the batch of a client with its decompressed ``records`` compressed by another codec.
 
-    ``wire`` is its header as it is to be stored, except for codec, length and CRC. Raises `RecordTooLarge` for a batch
-    that now takes more than ``limit_bytes``. Records that no reader would decompress from so few bytes stay
-    uncompressed.
+    ``wire`` is the header to store, except for codec, length and CRC. Raise `RecordTooLarge` if the new batch takes
+    more than ``limit_bytes``. Records stay uncompressed if readers would refuse the compression ratio.
     """
     codec, payload = _compressed_for_readers(compression.codec.number, records, compression.level)
     attributes = wire.attributes & ~CODEC_MASK | codec
@@ -177,7 +178,7 @@ def recompress_wire(
 
 
 def _compressed_for_readers(codec: int, records: Buffer, level: int | None = None) -> tuple[int, Buffer]:
-    """Return the codec and the records compressed with it, or uncompressed where readers would refuse so large a ratio.
+    """Return (codec, compressed records); uncompressed if readers would refuse the compression ratio.
 
     Readers bound what they decompress by the stored size (`wire_raw_max`), and compression changes that size.
     """
@@ -188,12 +189,12 @@ def _compressed_for_readers(codec: int, records: Buffer, level: int | None = Non
 
 
 def _changed(data: Buffer, wire: WireHeader) -> tuple[bytes, WireHeader]:
-    """The batch under a header that says something else."""
+    """Return the batch with another header."""
     return _joined(wire, memoryview(data)[WIRE_HEADER_SIZE:])
 
 
 def _joined(wire: WireHeader, records: Buffer) -> tuple[bytes, WireHeader]:
-    """A batch of this header and these stored records, and the header with the CRC of both."""
+    """Return (batch of this header and these stored records, the header with its new CRC)."""
     head = bytearray(WIRE_HEADER.pack(*wire))
     crc = crc32c_of(records, crc32c_of(head[CRC_FROM:]))
     CRC.pack_into(head, CRC_POSITION, crc)
@@ -201,11 +202,11 @@ def _joined(wire: WireHeader, records: Buffer) -> tuple[bytes, WireHeader]:
 
 
 def stored_wire(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
-    """A batch that lies in a log, checked, to be placed anew; it says of its producer what ``header`` does."""
+    """Return a stored batch, already checked, for another append. Its producer fields are those of ``header``."""
     wire = WireHeader._make(WIRE_HEADER.unpack_from(payload))
     transactional = header.attributes & TRANSACTIONAL
-    said = header.producer_id, header.producer_epoch, header.base_sequence, transactional
-    if said == (wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.attributes & TRANSACTIONAL):
+    expected = header.producer_id, header.producer_epoch, header.base_sequence, transactional
+    if expected == (wire.producer_id, wire.producer_epoch, wire.base_sequence, wire.attributes & TRANSACTIONAL):
         return EncodedWireBatch(payload, wire, header.payload_checksum)
     data, wire = _changed(
         payload,
@@ -226,10 +227,10 @@ def cut_wire(
     last_offset_delta: int,
     delete_horizon_ms: int | None,
 ) -> EncodedWireBatch:
-    """What is left of a batch: the records for which ``kept`` is true (None: all; one at least), under its own codec.
+    """Return the batch with only the records for which ``kept`` is true (None: all; at least one), in the same codec.
 
-    They are the bytes that the client sent, but for timestamps, which are relative to the horizon where there is one.
-    Offsets stay; of its producer and transaction it says what ``header`` does.
+    The records keep the client's bytes, except timestamp deltas, which become relative to the delete horizon if there
+    is one. Offsets stay the same. The producer and transaction fields are those of ``header``.
     """
     timestamps = records.timestamp_deltas + np.int64(header.base_timestamp)
     left = timestamps if kept is None else timestamps[kept]

@@ -1,11 +1,11 @@
-r"""The codecs of Kafka's batches, as its clients use them: framed, and without a word of the size.
+r"""The codecs of Kafka batches in the framing that clients use, which does not contain the decompressed size.
 
     0 none
-    1 gzip      members; zeros may follow each of them
-    2 snappy    one raw block, as librdkafka; or as Java: "\x82SNAPPY\0", two versions i32, then blocks, each with its
-                size i32 in front
+    1 gzip      members, each followed by any number of zeros
+    2 snappy    one raw block (librdkafka); or "\x82SNAPPY\0", two versions i32, then blocks, each after its size i32
+                (Java)
     3 lz4       frames, of blocks, and skippable frames
-    4 zstd      frames, of blocks, and skippable frames; a window of 128 MiB at most
+    4 zstd      frames, of blocks, and skippable frames; a window of at most 128 MiB
 
 A client's claims about sizes are not trusted. The blocks of LZ4 and Zstandard frames are counted: the codec bounds what
 a block can hold. Decompression writes into a buffer of that size, or of the caller's bound if that is less. gzip stops
@@ -30,7 +30,7 @@ WIRE_CODEC_NAMES: Final = {CODEC_NONE: "none", CODEC_GZIP: "gzip", CODEC_SNAPPY:
                            CODEC_ZSTD: "zstd"}  # fmt: skip
 
 PADDING: Final = 16
-"""Zeros behind what was decompressed, so that a number may be read where it begins and need not end."""
+"""Zeros after the decompressed records, so that a scan can read a number without checking for the end."""
 _ZEROS: Final = bytes(PADDING)
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -61,10 +61,10 @@ _SIZE_BE = struct.Struct(">I")
 
 
 def decompress_records(codec: int, stored: memoryview, limit_bytes: int) -> bytes:
-    """The records of a batch, and `PADDING` zeros behind them.
+    """Return the decompressed records of a batch, followed by `PADDING` zeros.
 
-    Raises ValueError for bytes that are none of that codec, and where it would be more than ``limit_bytes``; that much
-    memory is the most that it takes.
+    Raise ValueError for bytes that are malformed in that codec, and `TooManyBytes` for more than ``limit_bytes``. The
+    call allocates at most about that much memory.
     """
     if codec == CODEC_NONE:
         return b"".join((stored, _ZEROS))
@@ -79,7 +79,7 @@ def decompress_records(codec: int, stored: memoryview, limit_bytes: int) -> byte
 def compress_records(codec: int, records: Buffer, level: int | None = None) -> Buffer:
     """Compress the records as a client would. Raises ValueError for an unknown codec.
 
-    ``level`` is that of gzip or zstd; None for the level that Kafka's clients take. The other codecs have none.
+    ``level`` is the level of gzip or zstd; None for the level that Kafka's clients use. The other codecs have no level.
     """
     if codec == CODEC_NONE:
         return records
@@ -96,11 +96,11 @@ def compress_records(codec: int, records: Buffer, level: int | None = None) -> B
 
 
 class TooManyBytes(ValueError):
-    """What was compressed has more bytes than its reader takes."""
+    """The decompressed records would exceed the reader's limit."""
 
 
 def _too_much(limit_bytes: int) -> ValueError:
-    return TooManyBytes(f"more than {limit_bytes} bytes of records")
+    return TooManyBytes(f"the records exceed {limit_bytes} bytes when decompressed")
 
 
 def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
@@ -111,7 +111,7 @@ def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
         member = zlib.decompressobj(_GZIP)
         while not member.eof:
             if position >= len(stored):
-                raise ValueError("gzip: cut short")
+                raise ValueError("gzip: the data are truncated")
             raw = member.decompress(stored[position : position + chunk], left + 1)
             if len(raw) > left:
                 raise _too_much(limit_bytes)
@@ -119,15 +119,15 @@ def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:
             left -= len(raw)
             position = min(position + chunk, len(stored)) - len(member.unused_data)
             chunk *= 2
-        position = _behind_zeros(stored, position)
+        position = _skip_zeros(stored, position)
         if position >= len(stored):
             parts.append(_ZEROS)
             return b"".join(parts)
         chunk = _GZIP_NEXT_CHUNK
 
 
-def _behind_zeros(stored: memoryview, position: int) -> int:
-    """The first position from ``position`` on that holds no zero, or the end."""
+def _skip_zeros(stored: memoryview, position: int) -> int:
+    """Return the first position from ``position`` on with a byte other than zero, or the end."""
     width = 64
     while position < len(stored) and not stored[position]:
         zeros = bytes(stored[position : position + width])
@@ -144,27 +144,27 @@ def _unsnappy(stored: memoryview, limit_bytes: int) -> bytes:
         (size,) = _SIZE_BE.unpack_from(stored, position)
         position += _SIZE_BE.size
         if not 0 < size <= len(stored) - position:
-            raise ValueError(f"snappy: a block of {size} bytes where {len(stored) - position} are left")
+            raise ValueError(f"snappy: a block claims {size} bytes, but {len(stored) - position} follow")
         blocks.append(stored[position : position + size])
         position += size
     return b"".join((*_snappy_blocks(blocks, limit_bytes), _ZEROS))
 
 
 def _snappy_blocks(blocks: list[memoryview], limit_bytes: int) -> list[bytes]:
-    made = []
+    parts = []
     for block in blocks:
         size = int(cramjam.snappy.decompress_raw_len(block))
         if size > limit_bytes:
             raise _too_much(limit_bytes)
         if size > _SNAPPY_MAX_RATIO * len(block):
-            raise ValueError(f"snappy: {size} bytes claimed of {len(block)}")
+            raise ValueError(f"snappy: a block of {len(block)} bytes claims {size} bytes decompressed")
         limit_bytes -= size
-        made.append(bytes(cramjam.snappy.decompress_raw(block)))
-    return made
+        parts.append(bytes(cramjam.snappy.decompress_raw(block)))
+    return parts
 
 
 def _compress_snappy(records: memoryview) -> bytes:
-    """In Java's framing: every client reads it."""
+    """Compress in Java's framing, which every client can read."""
     parts = [_XERIAL, _SIZE_BE.pack(1), _SIZE_BE.pack(1)]
     for start in range(0, len(records), _XERIAL_BLOCK):
         block = bytes(cramjam.snappy.compress_raw(records[start : start + _XERIAL_BLOCK]))
@@ -181,14 +181,15 @@ def _unlz4(stored: memoryview, limit_bytes: int) -> bytes:
 
 
 def _unlz4_block(stored: memoryview, limit_bytes: int) -> bytes | None:
-    """Decompress one frame with one block, which is what clients send for up to 64 KiB of records.
+    """Decompress a frame with exactly one block: clients send such a frame for up to 64 KiB of records.
 
-    16 KiB take 4 us, and 31 us as a frame. Return None for all other bytes, right or wrong, and for a few right ones.
+    16 KiB take 4 us; the frame decoder takes 31 us. Return None for all other bytes, valid or not: the frame decoder
+    handles them.
     """
     if len(stored) < _LZ4_FRAME_SIZE_MIN:
         return None
     magic, flags, kind, check, size = _LZ4_FRAME.unpack_from(stored)
-    # Version 1, and of the optional fields none but the checksums.
+    # Only version 1, and no optional fields except the checksums.
     if magic != _LZ4_MAGIC or flags & 0xCB != 0x40 or kind not in _LZ4_BLOCK_KINDS:
         return None
     is_compressed, end = not size >> 31, _LZ4_FRAME.size + (size & 0x7FFFFFFF)
@@ -229,8 +230,8 @@ def _unzstd(stored: memoryview, limit_bytes: int) -> bytes:
 def _into(
     decompress_into: Callable[[memoryview, bytearray], int], stored: memoryview, room: int, limit_bytes: int
 ) -> bytes:
-    """What is decompressed into ``room`` bytes, which it cannot be more than, or the bound."""
-    raw = bytearray(min(room, limit_bytes) + PADDING)  # zeros that nobody touches take no memory
+    """Decompress into a buffer of ``room`` or ``limit_bytes`` bytes, whichever is less. ``room`` is an upper bound."""
+    raw = bytearray(min(room, limit_bytes) + PADDING)  # untouched zeros take no memory
     try:
         size = int(decompress_into(stored, raw))
     except cramjam.DecompressionError as error:
@@ -243,20 +244,20 @@ def _into(
 
 
 def lz4_bound(stored: memoryview, limit_bytes: int) -> int:
-    """The most that the blocks of LZ4 frames can hold, or more than ``limit_bytes``."""
+    """Return how many bytes the blocks of LZ4 frames can decompress to, or any number above ``limit_bytes``."""
     position = room = 0
     if not stored:
-        raise ValueError("lz4: no frame")
+        raise ValueError("lz4: the data are empty")
     while position < len(stored):
         (magic,) = _SIZE_LE.unpack_from(stored, position)
         if magic & 0xFFFFFFF0 == _SKIPPABLE:
             position += 8 + _SIZE_LE.unpack_from(stored, position + 4)[0]
             continue
         if magic != _LZ4_MAGIC or len(stored) < position + 7:
-            raise ValueError("lz4: no frame")
+            raise ValueError("lz4: expected a frame")
         flags, kind = stored[position + 4], stored[position + 5] >> 4 & 7
         if kind < 4:
-            raise ValueError(f"lz4: blocks of an unknown size {kind}")
+            raise ValueError(f"lz4: unknown block size {kind}")
         block = 1 << (8 + 2 * kind)
         checksum_size = 4 if flags & 0x10 else 0
         position += 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
@@ -270,7 +271,7 @@ def lz4_bound(stored: memoryview, limit_bytes: int) -> int:
 
 
 def zstd_bound(stored: memoryview, limit_bytes: int) -> int:
-    """The most that the blocks of Zstandard frames can hold, or more than ``limit_bytes``."""
+    """Return how many bytes the blocks of Zstandard frames can decompress to, or any number above ``limit_bytes``."""
     position = room = 0
     while position < len(stored):
         (magic,) = _SIZE_LE.unpack_from(stored, position)
@@ -279,7 +280,7 @@ def zstd_bound(stored: memoryview, limit_bytes: int) -> int:
             position += 4 + _SIZE_LE.unpack_from(stored, position)[0]
             continue
         if magic != _ZSTD_MAGIC or position >= len(stored):
-            raise ValueError("zstd: no frame")
+            raise ValueError("zstd: expected a frame")
         descriptor = stored[position]
         single = descriptor >> 5 & 1
         size_bytes = (single, 2, 4, 8)[descriptor >> 6]
@@ -287,7 +288,7 @@ def zstd_bound(stored: memoryview, limit_bytes: int) -> int:
         last = False
         while not last:
             if position + 3 > len(stored):
-                raise ValueError("zstd: cut short")
+                raise ValueError("zstd: the data are truncated")
             block = int.from_bytes(stored[position : position + 3], "little")
             last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
             room += _ZSTD_BLOCK if kind == 2 else size

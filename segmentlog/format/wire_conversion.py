@@ -1,12 +1,12 @@
-"""Any batch as Kafka's clients are sent it.
+"""Convert any stored batch to the Kafka batches that a server sends to clients.
 
-    one of Kafka's      as it is stored
-    columns             rendered, uncompressed
+    a Kafka batch       sent as it is stored
+    columns             converted, uncompressed
     a marker            Kafka's control batch: key version i16 (0), type i16 (0 abort, 1 commit);
                         value version i16 (0), coordinator epoch i32
-    no record           an empty batch, as Kafka's compaction leaves it
+    no records          an empty batch, like those that Kafka's compaction leaves
 
-Kafka's deltas have 31 bits, ours 32: what reaches further becomes two batches.
+Kafka's offset deltas have 31 bits, ours 32: a batch with larger deltas becomes two batches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from segmentlog.records import Headers
 from segmentlog.speedups import COMPILED
 
 _REACH: Final = 2**31
-"""Offsets of one batch, at the most."""
+"""Largest number of offsets in a Kafka batch."""
 _BLOBS_MIN: Final = 256
-"""Records of a batch. Of fewer it takes as long to see where they lie as to make objects of them."""
+"""Smallest number of records for which finding all items at once is faster than creating objects."""
 _CONTROL_KEY = struct.Struct(">hh")
 _CONTROL_VALUE = struct.Struct(">hi")
 _CONTROL: Final = 1 << 5
@@ -40,10 +40,10 @@ _KEPT_ATTRIBUTES: Final = LOG_APPEND_TIME | TRANSACTIONAL
 
 
 def as_wire(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
-    """The batches of Kafka's that hold the records of ``batch``, its offsets, its epoch and its producer's numbers.
+    """Return Kafka batches with the records, offsets, epoch and producer fields of ``batch``.
 
-    Of a batch that shows a part of its records: at least those, and none behind them. What is stored as Kafka's is a
-    view of the store's map. Raises `UnreadableBatch`, for columns that do not decode.
+    For a slice of a batch, they contain at least the records of the slice, and none after it. A stored Kafka batch is
+    returned as a view of the memory map. Raise `UnreadableBatch` for columns that do not decode.
     """
     header = batch.header
     if header.is_kafka and not batch.is_cut:
@@ -54,11 +54,11 @@ def as_wire(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
             return [control_wire_batch(marker, header.partition_epoch, int(batch.timestamps[0]))]
     if header.is_control or not len(batch):
         return _without_records(header, header.base_offset, batch.next_offset)
-    return _rendered(batch, header.base_offset, batch.next_offset, codec)
+    return _convert_columns(batch, header.base_offset, batch.next_offset, codec)
 
 
 def control_wire_batch(marker: Marker, epoch: int, timestamp: int, coordinator_epoch: int = 0) -> bytes:
-    """How a transaction ended, as Kafka says it, in a partition of that epoch."""
+    """Return Kafka's control batch for a marker, in a partition of that epoch."""
     return encode_wire_batch(
         [_CONTROL_KEY.pack(0, int(marker.committed))],
         [_CONTROL_VALUE.pack(0, coordinator_epoch)],
@@ -73,26 +73,30 @@ def control_wire_batch(marker: Marker, epoch: int, timestamp: int, coordinator_e
 
 
 def _marker_of(batch: RecordBatch) -> Marker | None:
-    """What a control batch says; None for one of a kind that this version does not know, or that is malformed."""
+    """Return the marker of a control batch, or None if it is malformed or of an unknown kind."""
     try:
         return decode_marker(batch.header, batch.payload)
     except ValueError:
         return None
 
 
-def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int) -> list[Buffer]:
+def _convert_columns(batch: RecordBatch, base_offset: int, end_offset: int, codec: int) -> list[Buffer]:
     header = batch.header
     offsets = batch.offsets
     if end_offset - base_offset > _REACH:
         middle = base_offset + _REACH
         at = int(np.searchsorted(offsets, np.int64(middle)))
-        near, far = batch.slice(0, at), batch.slice(at)
-        rest = _rendered(far, middle, end_offset, codec) if len(far) else _without_records(header, middle, end_offset)
-        if not len(near):
+        first, second = batch.slice(0, at), batch.slice(at)
+        rest = (
+            _convert_columns(second, middle, end_offset, codec)
+            if len(second)
+            else _without_records(header, middle, end_offset)
+        )
+        if not len(first):
             return [*_without_records(header, base_offset, middle), *rest]
-        return [*_rendered(near, base_offset, middle, codec), *rest]
+        return [*_convert_columns(first, base_offset, middle, codec), *rest]
     try:
-        made = encode_wire_batch(
+        encoded = encode_wire_batch(
             *_columns_of(batch),
             batch.timestamps,
             offsets - np.int64(base_offset),
@@ -108,7 +112,7 @@ def _rendered(batch: RecordBatch, base_offset: int, end_offset: int, codec: int)
     except MalformedColumn:
         _ = batch.keys, batch.values, batch.headers  # raises CorruptBatch, which names the file and the position
         raise
-    return [made]
+    return [encoded]
 
 
 def _columns_of(
@@ -122,10 +126,10 @@ def _columns_of(
 
 
 def _keys_and_values(batch: RecordBatch) -> tuple[Values | Table | None, Values | Table | Blobs]:
-    """The two columns: as tables or as they lie, where all are byte strings, and nothing is cut off."""
+    """Return keys and values without a Python object per item if possible: for a whole batch of byte strings."""
     header = batch.header
     if not header.is_kafka and len(batch) == header.record_count:
-        with contextlib.suppress(MalformedColumn):  # below, the batch says where it lies
+        with contextlib.suppress(MalformedColumn):  # the properties below raise an error that names file and position
             values = as_table(batch.values_column, header.record_count)
             keys = as_table(batch.keys_column, header.record_count) if values is not None and header.keys_size else None
             if values is not None and (keys is not None or not header.keys_size):

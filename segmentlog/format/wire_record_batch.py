@@ -1,4 +1,4 @@
-"""A batch of Kafka's as a reader holds it: behind the face of `RecordBatch`, decoded when a record is asked for."""
+"""A stored Kafka batch with the interface of `RecordBatch`, decoded on first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WireRecordBatch(RecordBatch):
-    """Records of a batch that a Kafka client made, as columns. Whatever `RecordBatch` says goes for it."""
+    """Records of one batch of a Kafka client as columns. The contract of `RecordBatch` applies."""
 
     __slots__ = ("_found", "_is_dense")
 
@@ -34,7 +34,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def wire_records(self) -> WireRecords:
-        """The records of the whole batch, every field checked. Raise `UnreadableBatch` where they do not decode."""
+        """The records of the whole batch, every field checked. Raises `UnreadableBatch` if they do not decode."""
         if self._found is None:
             header = self.header
             try:
@@ -45,7 +45,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def raw_size_bytes(self) -> int:
-        """Bytes of the whole batch's records in memory, about."""
+        """Approximate bytes of the whole batch's records in memory."""
         return self.wire_records.size_bytes
 
     def check(self) -> None:
@@ -63,7 +63,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last one: where reading goes on."""
+        """The offset after the last record of this batch (or slice), at which a reader continues."""
         if self._stop == self.header.record_count:
             return self.header.next_offset
         if self._is_dense:
@@ -72,11 +72,14 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def has_gaps(self) -> bool:
-        """Whether offsets are missing between the records of the whole batch, or before or behind them."""
+        """Whether offsets are missing between the records of the whole batch, or before or after them."""
         return not self._is_dense
 
     def skip_to(self, offset: int) -> bool:
-        """Show no record below ``offset``, and say whether any is left. For who made the batch: others `slice`."""
+        """Drop records below ``offset`` and return whether any is left.
+
+        Changes the batch, so only the reader that created it may call this. Other callers use `slice`.
+        """
         base = self.header.base_offset
         if offset > base:
             if self._is_dense:
@@ -95,7 +98,7 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def values(self) -> list[bytes | None]:
-        """The values; None is a null value (a tombstone where the topic is compacted)."""
+        """The values; None is a null value (a tombstone in a compacted topic)."""
         if self._values is None:
             self._values = self._cut(self.wire_records.values())
         return self._values
@@ -109,14 +112,14 @@ class WireRecordBatch(RecordBatch):
 
     @property
     def headers(self) -> list[Headers]:
-        """For each record a tuple of (name, value) pairs, empty without headers."""
+        """For each record a tuple of (name, value) pairs, empty for a record without headers."""
         if self._headers is None:
             self._headers = self._cut(self.wire_records.headers())
         return self._headers
 
     @property
     def timestamps(self) -> Int64Array:
-        """Milliseconds since 1970 UTC; -1 where a client gave none."""
+        """Milliseconds since 1970 UTC; -1 for a record without a timestamp."""
         if self._timestamps is None:
             header = self.header
             if header.attributes & LOG_APPEND_TIME:
@@ -137,39 +140,39 @@ class WireRecordBatch(RecordBatch):
         return self.wire_records.any_headers
 
     def values_may_be_null(self) -> bool:
-        """Whether a value is null."""
+        """Return whether a value is null."""
         return self.wire_records.any_null_value
 
     def key_identities(self, seed: int = 0) -> KeyIdentities:
-        """16 bytes for each key, see `segmentlog.format.key_hashes`."""
+        """Return a 16-byte identity of each key, see `segmentlog.format.key_hashes`."""
         if not self.has_keys:
             return key_identities(memoryview(b""), len(self), seed)
         return identities_of(self.keys, seed)
 
     @property
     def keys_column(self) -> memoryview:
-        """The keys of the whole batch as a column has them; empty when all are null."""
+        """The keys of the whole batch, encoded as a column; empty when all are null."""
         return memoryview(array_of(self._all_keys()) if self.has_keys else b"")
 
     @property
     def values_column(self) -> memoryview:
-        """The values of the whole batch as a column has them."""
+        """The values of the whole batch, encoded as a column."""
         return memoryview(array_of(self.wire_records.values()))
 
     def _all_keys(self) -> list[bytes | None]:
         found = self.wire_records
         return found.keys() if found.any_key else [None] * found.count
 
-    # ------------------------------------------------------------ as something else
+    # ------------------------------------------------------------ other forms
 
     def slice(self, start: int, stop: int | None = None) -> RecordBatch:
-        """The records ``[start, stop)`` of this batch as another one that shares what was decompressed."""
+        """Return the records ``[start, stop)`` of this batch as a batch that shares the decompressed records."""
         part = cast(WireRecordBatch, super().slice(start, stop))
         part._found = self._found
         return part
 
     def records(self) -> Iterator[Record]:
-        """The records one by one."""
+        """Iterate over the records."""
         headers: Iterator[Headers] = iter(self.headers) if self.has_headers else repeat(())
         return map(
             Record,
@@ -186,13 +189,13 @@ class WireRecordBatch(RecordBatch):
     __iter__ = records
 
     def values_to_arrow(self) -> pyarrow.Array:
-        """The values as binary. Needs pyarrow."""
+        """Return the values as a binary array. Needs pyarrow."""
         import pyarrow as pa
 
         return pa.array(self.values, pa.binary())
 
     def keys_to_arrow(self) -> pyarrow.Array:
-        """The keys as binary. Needs pyarrow."""
+        """Return the keys as a binary array. Needs pyarrow."""
         import pyarrow as pa
 
         return pa.array(self.keys, pa.binary())

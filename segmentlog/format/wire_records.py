@@ -1,8 +1,8 @@
-"""The records of a Kafka batch: decompress them, check them, and return their fields.
+"""Decompress the records of a Kafka batch, check them, and return their fields.
 
-`segmentlog.speedups.records` has the layout, and decides what a record is. Compiled, it checks all records and finds
-their fields in one pass. Where it is interpreted it does so for a few records, and numpy (`wire_numpy`) checks many
-records and finds their fields. Both refuse the same records.
+`segmentlog.speedups.records` describes the layout and defines which records are valid. If it is compiled, it checks all
+records and finds their fields in one pass. If not, it does so only for small batches; numpy (`wire_numpy`) decodes
+larger ones. Both refuse the same records.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from segmentlog.speedups import COMPILED
 __all__ = ["MalformedRecord", "WireRecords", "decode_records", "varint"]
 
 WireRecords = ScannedRecords | NumpyRecords
-"""The records of one batch, all of them checked: `count`, `size_bytes`, columns of their fields."""
+"""The checked records of one batch: `count`, `size_bytes`, and columns of their fields."""
 
 _SCANNED_MAX = 16
-"""Records that the interpreted scan finds sooner than numpy: it takes 4 us each, numpy 40 us and 1.5 us each."""
+"""Largest batch, in records, for the interpreted scan: it takes 4 us a record, numpy 40 us plus 1.5 us a record."""
 
 
 def decode_records(
@@ -30,11 +30,12 @@ def decode_records(
 ) -> WireRecords:  # fmt: skip
     """Return the ``count`` records in the ``payload`` of a Kafka batch, which begins with Kafka's header.
 
-    Their offset deltas must ascend, from 0 at the least to ``last_offset_delta`` at the most (None: 2^31 - 1). Raise
-    `MalformedRecord` for the first record that is wrong, `MalformedColumn` for more records than the payload has room
-    for, ValueError for a payload that cannot be decompressed, and `TooManyBytes` where it would be more than
-    ``limit_bytes``, or more than any reader decompresses of such a batch. With ``wants_fields`` false the compiled scan
-    does not fill the table of fields, which is faster for a caller that only checks.
+    Their offset deltas must ascend and lie between 0 and ``last_offset_delta`` (None: 2^31 - 1). With ``wants_fields``
+    false the compiled scan does not fill the table of fields, which is faster for a caller that only checks.
+
+    Raise `MalformedRecord` for the first malformed record, `MalformedColumn` if the payload is too small for ``count``
+    records, and ValueError for a payload that cannot be decompressed. Raise `TooManyBytes` if the records exceed
+    ``limit_bytes``, or the limit of all readers (`wire_raw_max`).
     """
     limit = wire_raw_max(len(payload)) - WIRE_HEADER_SIZE
     if limit_bytes is not None:
@@ -42,7 +43,7 @@ def decode_records(
     data = decompress_records(codec, payload[WIRE_HEADER_SIZE:], limit)
     size = len(data) - PADDING
     if count * RECORD_SIZE_MIN > size:
-        raise MalformedColumn(f"{count} records in {size} bytes")
+        raise MalformedColumn(f"the batch claims {count} records in {size} bytes")
     last = DELTA_MAX if last_offset_delta is None else last_offset_delta
     if COMPILED or count <= _SCANNED_MAX:
         return ScannedRecords(data, size, count, last, wants_fields=wants_fields)

@@ -1,4 +1,4 @@
-"""The records of a Kafka batch, found by one scan: the table that `segmentlog.speedups.records` fills, as columns."""
+"""Decode the records of a Kafka batch with the scan of `segmentlog.speedups.records`, and return them as columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.speedups import records as core
 DELTA_MAX: Final = 2**31 - 1
 """The largest offset delta of a Kafka batch."""
 _TABLE_MAX: Final = 1 << 16
-"""Records for which the table is made at once. More are checked without it: it takes up to 14 times their bytes."""
+"""Largest batch, in records, whose table of fields is filled at once: it takes up to 14 times the records' bytes."""
 
 _REASONS: Final = {
     core.BAD_LENGTH: "its length is malformed, or extends beyond the records of the batch",
@@ -39,16 +39,16 @@ class MalformedRecord(MalformedColumn):
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(index, reason)
         self.index = index
-        """The first record that is wrong, counted from 0; the number of records where bytes follow the last."""
+        """Index of the first malformed record; the number of records if bytes follow the last record."""
         self.reason = reason
-        """What is wrong, in plain words."""
+        """The fault of the record, in plain words."""
 
     def __str__(self) -> str:
         return f"record {self.index}: {self.reason}"
 
 
 def named_error(data: bytes, size: int, count: int, last_offset_delta: int, error: MalformedColumn) -> MalformedColumn:
-    """Return the error of the first malformed record; ``error`` itself where the scan accepts every record."""
+    """Return the error of the first malformed record, or ``error`` if the scan accepts every record."""
     refusal, *_ = core.scan_records(data, size, count, last_offset_delta, None)
     return _malformed(refusal) if refusal else error
 
@@ -59,7 +59,7 @@ def _malformed(refusal: int) -> MalformedRecord:
 
 
 class ScannedRecords:
-    """The records of one batch, all of them checked. Not thread-safe."""
+    """The records of one Kafka batch, all of them checked. Not thread-safe."""
 
     __slots__ = (
         "_data", "_last_offset_delta", "_table", "any_headers", "any_key", "any_null_value", "count", "null_key_count",
@@ -70,9 +70,9 @@ class ScannedRecords:
     def __init__(
         self, data: bytes, size: int, count: int, last_offset_delta: int, *, wants_fields: bool = True
     ) -> None:
-        """The records are the first ``size`` bytes of ``data``. Raise `MalformedRecord`.
+        """Check the records, which are the first ``size`` bytes of ``data``. Raise `MalformedRecord`.
 
-        With ``wants_fields`` false the first method that needs the fields scans the records again.
+        With ``wants_fields`` false, the first method that needs the fields scans the records again.
         """
         self._data = data
         self.count = count
@@ -121,7 +121,7 @@ class ScannedRecords:
         return core.cut_field(self._data, self._fields(), core.VALUE, 0, self.count)
 
     def headers(self) -> list[Headers]:
-        """Return for each record its (name, value) pairs. Invalid UTF-8 in a name becomes U+FFFD, as Java reads it."""
+        """Return the (name, value) pairs of each record. Invalid UTF-8 in a name becomes U+FFFD, as in Java."""
         return core.cut_headers(self._data, self._fields(), 0, self.count) if self.any_headers else [()] * self.count
 
     def null_keys(self) -> npt.NDArray[np.bool_]:
@@ -136,9 +136,9 @@ class ScannedRecords:
         return sizes
 
     def kept(self, kept: npt.NDArray[np.bool_] | None, rebased_by: int = 0) -> bytes:
-        """Return the bytes of the records for which ``kept`` is true (None: all), unchanged.
+        """Return the bytes of the records for which ``kept`` is true (None: all).
 
-        Except their timestamp deltas, to which ``rebased_by`` milliseconds are added.
+        Only their timestamp deltas change: ``rebased_by`` milliseconds are added.
         """
         if kept is None and not rebased_by:
             return self._data[: self.size_bytes]
@@ -168,7 +168,7 @@ def rebase_records(
 
     ``bodies`` are the positions after the lengths, ``after_timestamps`` those after the timestamp deltas.
     """
-    # Only the length changes, and what is stored before the offset delta.
+    # Only the length and the bytes before the offset delta change.
     rows = zip(bodies.tolist(), after_timestamps.tolist(), ends.tolist(), deltas.tolist(), strict=True)
     parts: list[bytes] = []
     for body, rest, end, delta in rows if kept is None else compress(rows, kept.tolist()):

@@ -1,8 +1,8 @@
-"""Records of Kafka's whose keys and values are of one length each: put together as tables, without an object for any.
+"""Encode Kafka records whose keys have one length and whose values have one length, as tables.
 
-What varies from record to record is then only how many bytes its two deltas take, and that changes seldom: an offset
-delta takes a byte more from 64 on, and from 8,192. The records between two changes are the rows of one table, which is
-filled column by column: 60 ns a record of 100 bytes here, where `wire_encode` takes 190.
+The sizes of such records differ only by the sizes of their two deltas, which change rarely: an offset delta takes one
+byte more from 64 on, and from 8,192. The records between two changes are the rows of a table, which numpy fills column
+by column: 60 ns per record of 100 bytes; `wire_encode` takes 190.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from segmentlog.format.splice import Table
 from segmentlog.format.varints import varint
 
 _MARK_BYTES: Final = 2
-"""What MessagePack has in front of each byte string of a table."""
+"""Bytes of MessagePack's mark before each byte string of a table."""
 _ATTRIBUTES: Final = b"\0"
-"""Of a record: none."""
+"""The attributes of a record: always 0."""
 _NO_HEADERS: Final = b"\0"
 _NULL: Final = -1
 _ROWS_MIN: Final = 32
-"""Tables with fewer rows than that are not worth it, on average."""
+"""Smallest average number of rows for which tables are worth it."""
 
 
 def encode_tables(
     keys: Table | None, values: Table, timestamp_deltas: Int64Array, offset_deltas: Int64Array
 ) -> memoryview | None:
-    """The records as `wire_records` has them, without headers; None where their numbers vary too much for tables."""
+    """Return the encoded records, without headers, or None if the sizes of their numbers vary too much for tables."""
     count = len(values)
     stamps, offsets = zigzag(timestamp_deltas), zigzag(offset_deltas)
     stamp_sizes, offset_sizes = varint_sizes(stamps), varint_sizes(offsets)
@@ -65,15 +65,15 @@ def encode_tables(
 
 
 def put_same(table: Table, at: int, same: bytes) -> int:
-    """The same bytes into each row; the column behind them."""
+    """Write the same bytes into each row at column ``at``, and return the column after them."""
     for column, byte in enumerate(same, at):
         table[:, column] = byte
     return at + len(same)
 
 
 def put_varints(table: Table, at: int, numbers: npt.NDArray[np.uint64], size: int) -> int:
-    """Numbers that all take ``size`` bytes as varints; the column behind them."""
-    if size == 2:  # most are: both bytes at once
+    """Write varints of ``size`` bytes each at column ``at``, and return the column after them."""
+    if size == 2:  # the most common size: write both bytes at once
         pairs = np.ndarray((len(table),), "<u2", table, at, (table.strides[0],))
         pairs[:] = (numbers << np.uint64(1) & np.uint64(0x7F00)) | (numbers & np.uint64(0x7F)) | np.uint64(0x80)
         return at + size
@@ -84,7 +84,7 @@ def put_varints(table: Table, at: int, numbers: npt.NDArray[np.uint64], size: in
 
 
 def zigzag(numbers: Int64Array) -> npt.NDArray[np.uint64]:
-    """Numbers as varints have them: those near 0 are small, whatever their sign."""
+    """Return the numbers in zigzag encoding, in which numbers near 0 are small, whatever their sign."""
     doubled = numbers << np.int64(1)
     if int(numbers.min()) < 0:
         doubled ^= numbers >> np.int64(63)
@@ -92,7 +92,7 @@ def zigzag(numbers: Int64Array) -> npt.NDArray[np.uint64]:
 
 
 def varint_sizes(numbers: npt.NDArray[np.uint64]) -> Int64Array:
-    """Bytes that each takes as a varint."""
+    """Return the size of each number as a varint, in bytes."""
     sizes = np.ones(len(numbers), np.int64)
     largest, shift = int(numbers.max()), 7
     while largest >> shift:

@@ -21,7 +21,7 @@ from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 from segmentlog.topics.background_threads import Worker
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +50,7 @@ class Accumulator:
     """Gathers a producer's records in one chunk per topic, and sender them. Thread-safe; one send lock per topic."""
 
     def __init__(
-        self, topics: Topics, identity: Identity | None, options: ProducerOptions, *, background: bool
+        self, topics: Topics, identity: ProducerIdentity | None, options: ProducerOptions, *, background: bool
     ) -> None:
         self.is_closed = False
         """Whether new records are rejected; records sent before can still be flushed."""
@@ -279,7 +279,7 @@ class Accumulator:
                     if self.failure is None:
                         self.failure = error
                     if self._identity is not None:
-                        self._identity.note_failure(error)
+                        self._identity.fail_transaction(error)
 
     def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
         """Fail later records for the partitions in which a failed chunk is missing.

@@ -30,7 +30,7 @@ from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.file_names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.log.append.batch_encoding import (
-    RecordColumns,
+    CheckedColumns,
     check_columns,
     check_items,
     check_size,
@@ -45,7 +45,7 @@ from segmentlog.records import K, V
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 from segmentlog.transactions.transaction_coordinator import Transactions
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Producer(Generic[K, V]):
         self._ack = options.ack
         self._identity = None
         if options.enable_idempotence:
-            self._identity = Identity(topics, transactions, options.name, options.transaction_timeout_ms)
+            self._identity = ProducerIdentity(topics, transactions, options.name, options.transaction_timeout_ms)
         self._accumulator = Accumulator(topics, self._identity, options, background=background)
         self._chunks = self._accumulator.chunks  # saves one lookup per record
         self._ended = False
@@ -201,7 +201,7 @@ class Producer(Generic[K, V]):
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that does not fit into a batch of the topic."""
         headers = options[0] if options is not None else None
-        columns = RecordColumns([value], None if key is None else [key], None, None if headers is None else [headers])
+        columns = CheckedColumns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._accumulator.check_topic(topic)
         check_size(columns, self._accumulator.config_of(topic))
 
@@ -286,7 +286,7 @@ class Producer(Generic[K, V]):
                 with self._identity.sending(topic, [partition]):
                     return self._identity.append_batches(log, batches, self._ack)
             except Exception as error:
-                self._identity.note_failure(error)
+                self._identity.fail_transaction(error)
                 raise
 
     def flush(self) -> None:
@@ -364,9 +364,9 @@ class Producer(Generic[K, V]):
         identity = self._idempotent("a transaction")
         if self._accumulator.is_closed:
             raise StoreClosed("producer")
-        identity.prepare()
+        identity.prepare_transaction()
         self.flush()
-        identity.begin()
+        identity.begin_transaction()
 
     def commit_transaction(self, commit_metadata: str | None = None, *, note: str | None = None) -> None:
         """Send the remaining records and commit. Durable when it returns; with ``ack="shipped"``, also shipped.
@@ -383,7 +383,7 @@ class Producer(Generic[K, V]):
             if is_interrupt(error):
                 raise
             if isinstance(error, ProducerFenced):
-                identity.drop()
+                identity.discard_transaction()
                 raise
             # for example a full disk: without a decision the transaction is not committed
             with failures_ignored(SegmentlogError):
@@ -417,10 +417,10 @@ class Producer(Generic[K, V]):
                 if keys:
                     log = self._create_offsets_log()
                     with identity.sending(OFFSETS_TOPIC, [0]):
-                        identity.append_positions(log, RecordColumns(values, keys, None, None))
+                        identity.append_positions(log, CheckedColumns(values, keys, None, None))
         except Exception as error:
             if not isinstance(error, InvalidConfig):  # after an invalid offset the caller may retry
-                identity.note_failure(error)
+                identity.fail_transaction(error)
             raise
 
     def commit_positions(
@@ -429,7 +429,7 @@ class Producer(Generic[K, V]):
         """Former name of `commit_offsets`."""
         self.commit_offsets(consumer, positions, metadata=metadata)
 
-    def _idempotent(self, what: str) -> Identity:
+    def _idempotent(self, what: str) -> ProducerIdentity:
         if self._identity is None:
             raise InvalidConfig("enable_idempotence", False, f"True for {what}")
         return self._identity

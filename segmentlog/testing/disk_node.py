@@ -37,7 +37,7 @@ class Node:
         self.has_place = self.mapped = False
         """Whether stores through a map may change it unseen."""
         self.marked = False
-        """`FileSystem.mark`: known for as long as the kernel has the file in memory."""
+        """`FileSystem.set_inode_mark`: known for as long as the kernel has the file in memory."""
         self.durable = b""
         self.pending: list[Effect] = []
         self.names: dict[str, Node] = {}
@@ -107,7 +107,7 @@ class Disk:
         self.boot = boot
         self.mount = mount
         self.tells_mounts = self.keeps_marks = True
-        """What the kernel has to say of its memory: `FileSystem.mount_id`, `FileSystem.is_marked`."""
+        """What the kernel has to say of its memory: `FileSystem.mount_id`, `FileSystem.has_inode_mark`."""
         self.pages: list[Node] = []
         """Files that are mapped to be stored to."""
         self.page_versions: dict[int, list[bytes]] = {}

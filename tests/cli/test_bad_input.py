@@ -200,9 +200,9 @@ def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
 
 FAILURES = [
     ("create words", "exists already"),
-    ("create a/b", "letters, digits, '.', '_' and '-' only; found '/'"),
+    ("create a/b", "only letters, digits, '.', '_' and '-' are allowed; found '/'"),
     ("create __transaction_state", "the store keeps its own records"),
-    ("create ..", "are not names"),
+    ("create ..", "are not allowed"),
     ("create " + "a" * 250, "249"),
     ("create x -p 0", "from 1 to"),
     ("create x -p -1", "from 1 to"),

@@ -72,7 +72,7 @@ def test_the_newer_slot_counts(first, second, sequence, swap):
 def test_a_segment_behind_the_recovery_point_is_no_checkpoint():
     """The offset lies in the segment, or begins it."""
     assert decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=7), 1))
-    with pytest.raises(MalformedCheckpoint, match="segment 8 to recover from, at offset 7"):
+    with pytest.raises(MalformedCheckpoint, match="recovery offset 7 is before the recovery segment 8"):
         decode_slot(encode_slot(Checkpoint(recovery_offset=7, recovery_segment=8), 1))
 
 

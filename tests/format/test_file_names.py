@@ -54,7 +54,7 @@ def test_what_is_no_text_is_no_name(name):
 @pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
 def test_internal_names_are_for_the_store_alone(name):
     """The two topics in which the store keeps its own records, and no other name with two underscores in front."""
-    with pytest.raises(InvalidTopicName, match="is internal: the store keeps its own records in it"):
+    with pytest.raises(InvalidTopicName, match="reserved for an internal topic of the store"):
         check_topic_name(name)
     assert check_topic_name(name, internal=True) == name
 
