@@ -27,7 +27,7 @@ from segmentlog.cli.option_types import (
     skip_damaged_option,
 )
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.exchange.record_sender import BadRecord, RecordLists, RecordSender
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, RecordSender
 
 if TYPE_CHECKING:
     from segmentlog.errors import CorruptBatch
@@ -182,9 +182,9 @@ def _check_partitions(part: ParsedRecords, topic: Topic, number: int) -> None:
             )
 
 
-def _lists_of(part: ParsedRecords) -> Iterator[RecordLists]:
+def _lists_of(part: ParsedRecords) -> Iterator[OutgoingRecords]:
     """Yield the records in order; consecutive records of one partition form one list."""
-    lists = RecordLists(part.values, part.keys)
+    lists = OutgoingRecords(part.values, part.keys)
     lists.headers, lists.timestamps = part.headers, part.timestamps
     if part.partitions is None:
         yield lists

@@ -15,7 +15,7 @@ from segmentlog.cli.common import Progress, check_stdin, open_store, say, status
 from segmentlog.cli.input_records import RecordInput, TooLong
 from segmentlog.cli.option_types import FiniteRange, complete_topic, existing_topic, json_option
 from segmentlog.errors import SegmentlogError
-from segmentlog.exchange.record_sender import BadRecord, Parse, RecordLists, RecordSender, ResumingSender
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse, RecordSender, ResumingSender
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
 
 if TYPE_CHECKING:
@@ -198,20 +198,20 @@ def _parser(shape: str, separator: str | None) -> Parse:
     if shape == "json":
         return _parse_json
     if separator is None:
-        return lambda raw: iter([RecordLists(raw)])  # type: ignore[arg-type]
+        return lambda raw: iter([OutgoingRecords(raw)])  # type: ignore[arg-type]
     mark = os.fsencode(separator)
 
-    def parse(raw: list[bytes]) -> Iterator[RecordLists]:
+    def parse(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         split = [record.partition(mark) for record in raw]
         values: list[bytes | None] = [value if found else key for key, found, value in split]
-        yield RecordLists(values, [key if found else None for key, found, _ in split])
+        yield OutgoingRecords(values, [key if found else None for key, found, _ in split])
 
     return parse
 
 
-def _parse_json(raw: list[bytes]) -> Iterator[RecordLists]:
+def _parse_json(raw: list[bytes]) -> Iterator[OutgoingRecords]:
     """Yield lists of consecutive records of one partition, in order."""
-    lists: RecordLists | None = None
+    lists: OutgoingRecords | None = None
     for index, line in enumerate(raw):
         if not line.strip():
             continue
@@ -220,7 +220,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[RecordLists]:
         if lists is None or lists.partition != partition:
             if lists is not None:
                 yield _filled(lists)
-            lists = RecordLists([], [])
+            lists = OutgoingRecords([], [])
             lists.headers, lists.timestamps, lists.partition = [], [], partition
         assert lists.keys is not None
         assert lists.headers is not None
@@ -264,7 +264,7 @@ def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
     return document["name"], bytes_of(document, "value")
 
 
-def _filled(lists: RecordLists) -> RecordLists:
+def _filled(lists: OutgoingRecords) -> OutgoingRecords:
     """Remove the columns that no record has."""
     if not any(lists.headers or []):
         lists.headers = None

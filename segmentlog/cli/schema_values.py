@@ -11,7 +11,7 @@ import msgspec
 
 from segmentlog.cli.common import loading
 from segmentlog.errors import DeserializationError, SegmentlogError
-from segmentlog.exchange.record_sender import BadRecord, Parse, RecordLists
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse
 
 if TYPE_CHECKING:
     from segmentlog.cli.record_output import Pieces
@@ -79,7 +79,7 @@ def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> P
         raise click.ClickException(f"--avro: the schema of {subject} is {record.schema_type}")
     write: Callable[[Any], bytes] = PlainWriter(store.schemas.parsed(record), record.id).write
 
-    def encoded(raw: list[bytes]) -> Iterator[RecordLists]:
+    def encoded(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         before = 0
         for lists in parse(raw):
             for index, value in enumerate(lists.values):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 
-class RecordLists:
+class OutgoingRecords:
     """Records to send, as columns of equal length; None for a column that no record has."""
 
     __slots__ = ("headers", "keys", "partition", "timestamps", "values")
@@ -32,11 +32,11 @@ class RecordLists:
         self.timestamps: list[int] | None = None
         self.partition: int | None = None
 
-    def part(self, begin: int, end: int) -> RecordLists:
+    def part(self, begin: int, end: int) -> OutgoingRecords:
         """Return records ``[begin, end)``."""
         return self._of_each(itemgetter(slice(begin, end)))
 
-    def rows(self, rows: Rows) -> RecordLists:
+    def rows(self, rows: Rows) -> OutgoingRecords:
         """Return the records of these rows, which ascend."""
         if len(rows) == len(self.values):
             return self
@@ -45,8 +45,8 @@ class RecordLists:
             return self.part(numbers[0], numbers[-1] + 1)
         return self._of_each(lambda column: list(map(column.__getitem__, numbers)))
 
-    def _of_each(self, take: Callable[[list[Any]], list[Any]]) -> RecordLists:
-        part = RecordLists(take(self.values), None if self.keys is None else take(self.keys))
+    def _of_each(self, take: Callable[[list[Any]], list[Any]]) -> OutgoingRecords:
+        part = OutgoingRecords(take(self.values), None if self.keys is None else take(self.keys))
         part.headers = None if self.headers is None else take(self.headers)
         part.timestamps = None if self.timestamps is None else take(self.timestamps)
         part.partition = self.partition
@@ -67,7 +67,7 @@ class BadRecord(ValueError):
         self.has_no_key = has_no_key
 
 
-Parse = Callable[[list[bytes]], Iterator[RecordLists]]
+Parse = Callable[[list[bytes]], Iterator[OutgoingRecords]]
 
 
 class RecordSender:
@@ -104,7 +104,7 @@ class RecordSender:
         """By partition: count of records after ``number`` that are appended although earlier ones are not.
         """
 
-    def send(self, lists: RecordLists) -> None:
+    def send(self, lists: OutgoingRecords) -> None:
         """Append a list. If a record is too large, append what precedes it, so that the count of records is right.
 
         Partitions are appended to one after another. A record that may be too large is sent alone; otherwise later
@@ -117,11 +117,11 @@ class RecordSender:
             begin = large + 1
         self._send_part(lists.part(begin, len(lists.values)) if begin else lists)
 
-    def _is_spread(self, lists: RecordLists) -> bool:
+    def _is_spread(self, lists: OutgoingRecords) -> bool:
         """Return whether the records of a list may go to several partitions."""
         return lists.keys is not None and lists.partition is None
 
-    def _large(self, lists: RecordLists) -> list[int]:
+    def _large(self, lists: OutgoingRecords) -> list[int]:
         """Return the indexes of records that may be over the limit, if the list may go to several partitions."""
         if self._limit_bytes is None or not self._is_spread(lists):
             return []
@@ -135,7 +135,7 @@ class RecordSender:
         sizes = (len(value or b"") + len(key or b"") for value, key in zip(lists.values, keys, strict=True))
         return [index for index, size in enumerate(map(add, sizes, cycle(header_bytes))) if size >= limit_bytes]
 
-    def _send_part(self, lists: RecordLists) -> None:
+    def _send_part(self, lists: OutgoingRecords) -> None:
         if not lists.values:
             return
         begin = self.number
@@ -166,13 +166,13 @@ class RecordSender:
     def _how_to_skip(self, number: int) -> str:
         return f"skip the record with --skip {number}"
 
-    def _send_list(self, lists: RecordLists) -> None:
+    def _send_list(self, lists: OutgoingRecords) -> None:
         if lists.values:
             deliveries = self._append(lists, lists.partition if self._partition is None else self._partition)
             self.number += len(lists.values)  # before the callback, which may fail although the records are appended
             self._report(deliveries)
 
-    def _append(self, lists: RecordLists, partition: int | None) -> Deliveries:
+    def _append(self, lists: OutgoingRecords, partition: int | None) -> Deliveries:
         headers = lists.headers
         if self._pairs:
             given = headers or [[]] * len(lists.values)
@@ -240,13 +240,13 @@ class ResumingSender(RecordSender):
         self._resumption = resumption
         self._sent_before = 0
 
-    def _is_spread(self, lists: RecordLists) -> bool:
+    def _is_spread(self, lists: OutgoingRecords) -> bool:
         return lists.partition is None and self._partition is None
 
     def _how_to_skip(self, number: int) -> str:
         return "remove the record from the input"
 
-    def _send_list(self, lists: RecordLists) -> None:
+    def _send_list(self, lists: OutgoingRecords) -> None:
         if not lists.values:
             return
         partition = lists.partition if self._partition is None else self._partition

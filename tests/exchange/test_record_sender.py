@@ -12,7 +12,7 @@ import pytest
 from logs import values
 
 from segmentlog.errors import DiskFull, RecordTooLarge
-from segmentlog.exchange.record_sender import BadRecord, RecordLists, RecordSender, ResumingSender
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, RecordSender, ResumingSender
 from segmentlog.exchange.resumed_input import ResumedInput
 from segmentlog.policy.partitioner import partition_for_key
 from segmentlog.store import LogStore
@@ -65,7 +65,7 @@ def _send(
             for start in range(skip, len(VALUES), LIST):
                 part: list[bytes | None] = list(VALUES[start : start + LIST])
                 sender.first = sender.number
-                sender.send(RecordLists(part, [value[-1:] for value in part if value]))
+                sender.send(OutgoingRecords(part, [value[-1:] for value in part if value]))
         except DiskFull as error:
             failure = error
     fs.heal()
@@ -135,7 +135,7 @@ def test_a_record_that_headers_make_too_large_goes_alone(store: LogStore) -> Non
     store.alter_topic("three", max_message_bytes=2000)
     with store.producer() as producer:
         sender = RecordSender(producer, "three", None, (("h", b"x" * 500),), None, 2000)
-        lists = RecordLists([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
+        lists = OutgoingRecords([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
         lists.headers = [[("own", b"y" * 2500)] if number == 4 else [] for number in range(9)]
         with pytest.raises(ValueError, match="record 5 takes"):
             sender.send(lists)
@@ -162,7 +162,7 @@ def _send_after_the_limit_fell(
         for number, size_bytes in large.items():
             contents[number] = b"x" * size_bytes
         with pytest.raises((ValueError, DiskFull)) as failure:
-            sender.send(RecordLists(contents, [KEYS[number] for number in partitions]))
+            sender.send(OutgoingRecords(contents, [KEYS[number] for number in partitions]))
     return sender, failure.value
 
 
@@ -218,5 +218,5 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
             values_[separate] = b"x" * 950
         sender.first = sender.number
         with pytest.raises(BadRecord) as bad:
-            sender.send(RecordLists(values_, keys))
+            sender.send(OutgoingRecords(values_, keys))
     assert bad.value.index == 6
