@@ -171,5 +171,5 @@ def test_a_log_handler_judges_when_a_line_is_logged(
         handler.close()
     lines = [json.loads(value)["message"] for value, _ in _appended(store, "lines") if value]
     assert sorted(lines)[1:] == ["after it", "full disk"]
-    assert "1 records that were logged here before this one were dropped" in sorted(lines)[0]
+    assert "1 earlier log records of this process were dropped" in sorted(lines)[0]
     assert "No space left" in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_a_cancelled_send_has_not_sent(store: LogStore, fs: FaultyFileSystem) ->
             many.cancel()
             with pytest.raises(asyncio.CancelledError) as raised:
                 await many
-            assert raised.value.__notes__ == ["segmentlog: the records are appended, or fail, all the same"]
+            assert raised.value.__notes__ == ["segmentlog: sending the records continues"]
             for task in (
                 asyncio.create_task(producer.send("four", b"never", partition=0)),
                 asyncio.create_task(producer.send_many("four", [b"never"])),

@@ -44,7 +44,7 @@ for number in range(5):
 """
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", script, tmp_path / "s"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "5 records are appended only as the program ends" in done.stderr
+    assert "5 records are appended only at exit" in done.stderr
     assert _count(tmp_path / "s") == 5
 
 
