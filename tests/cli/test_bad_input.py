@@ -201,7 +201,7 @@ def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
 FAILURES = [
     ("create words", "exists already"),
     ("create a/b", "only letters, digits, '.', '_' and '-' are allowed; found '/'"),
-    ("create __transaction_state", "the store keeps its own records"),
+    ("create __transaction_state", "reserved for an internal topic"),
     ("create ..", "are not allowed"),
     ("create " + "a" * 250, "249"),
     ("create x -p 0", "from 1 to"),
@@ -361,7 +361,7 @@ def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape
     check_told(err, 1, told)
     appended = len(values("store")) - 100
     if appended:
-        first = "record is" if appended == 1 else f"{appended} records are"
+        first = "record was" if appended == 1 else f"{appended} records were"
         assert f"the first {first} appended; resume with --skip {appended}" in err
     else:
         assert "no record was appended" in err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -126,12 +128,17 @@ def test_a_record_that_the_program_sends_again_is_judged_again(
 @pytest.mark.parametrize("many", [False, True])
 def test_an_asynchronous_producer_judges_when_it_is_called(store: LogStore, clock: FakeClock, many: bool) -> None:
     """A record may wait behind other calls, or in a chunk, for longer than the topic's timestamp limit."""
-    at_ms = clock.now_ms()
+    at_ms, is_called = clock.now_ms(), threading.Event()
+
+    def advance() -> None:
+        assert is_called.wait(30)
+        clock.advance(2 * _LIMIT_MS)
 
     async def sent() -> None:
         async with store.aproducer(linger_ms=60_000) as producer:
             await producer.send("t", b"before")
-            producer._strand.begin(lambda: clock.advance(2 * _LIMIT_MS))  # type: ignore[union-attr]
+            producer._bridge.queue(advance)  # type: ignore[union-attr]
+            asyncio.get_running_loop().call_soon(is_called.set)  # runs when the call below waits
             if many:
                 await producer.send_many("t", [b"0"], timestamps=[at_ms])
             else:

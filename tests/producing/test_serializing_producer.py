@@ -133,7 +133,7 @@ def test_what_is_not_about_an_object_is_raised_as_it_is(store: LogStore) -> None
     odd = _Odd()
     with store.producer(serializer=odd) as producer:
         producer.send("clicks", 1)
-        with pytest.raises(SerializationError, match="_Odd made 2 of 3 objects"):
+        with pytest.raises(SerializationError, match="_Odd returned 2 values for 3 objects"):
             producer.send_many("clicks", [1, 2, 3])
         odd.error = segmentlog.StoreClosed("registry")
         with pytest.raises(segmentlog.StoreClosed):
@@ -145,7 +145,7 @@ def test_what_is_not_about_an_object_is_raised_as_it_is(store: LogStore) -> None
             next(consumer)
         assert consumer.position("clicks") == 0
         odd.error = None
-        with pytest.raises(DeserializationError, match="_Odd made 0 objects of 1"):
+        with pytest.raises(DeserializationError, match="_Odd returned 0 objects for 1 values"):
             next(consumer)
 
 

@@ -56,7 +56,7 @@ def test_a_dropped_producer_is_flushed_by_its_store(tmp_path: Path) -> None:
             producer = store.producer(linger_ms=10_000)
             for _ in range(3):
                 producer.send("t", b"x")
-            with pytest.warns(ResourceWarning, match="3 of its records"):  # noqa: PT031
+            with pytest.warns(ResourceWarning, match="3 unsent records"):  # noqa: PT031
                 del producer
                 gc.collect()
             if how == "tick":
@@ -94,7 +94,7 @@ def test_what_cannot_be_appended_is_told_at_the_end(tmp_path: Path) -> None:
     store.alter_topic("small", max_message_bytes=1000)
     with pytest.raises(RecordTooLarge) as told:
         store.close()
-    assert "1 records of producer 'bad'" in told.value.__notes__[0]
+    assert "1 unsent records of producer 'bad'" in told.value.__notes__[0]
     assert _count(tmp_path / "s") == 1
 
 
