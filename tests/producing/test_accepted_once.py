@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
-import asyncio
 import logging
 import threading
 import time
