@@ -51,7 +51,7 @@ def _soon(is_so: Callable[[], bool]) -> bool:
 
 def _is_closed(folder: Path) -> bool:
     """Nothing of it is open, nor about to be opened by the thread that closes it."""
-    return not closing.being_closed and not _descriptors(folder)
+    return not closing.closing_stores and not _descriptors(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import click
 
 from segmentlog.cli.common import Progress, loading, open_store, say, stoppable
 from segmentlog.cli.offsets_file import read_offsets
-from segmentlog.cli.option_types import DURATION_S, PLACE, SIZE, Place, json_option
+from segmentlog.cli.option_types import DURATION_S, PLACE, SIZE, StartPosition, json_option
 from segmentlog.cli.table_output import show_json
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _print_result(done: ShipResult, as_json: bool) -> None:
 )
 @json_option
 def restore(
-    url: str, folder: str, topics: tuple[str, ...], at: Place | None, offsets: IO[bytes] | None,
+    url: str, folder: str, topics: tuple[str, ...], at: StartPosition | None, offsets: IO[bytes] | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Restore the store that was shipped to URL in FOLDER, all topics or those that match.
@@ -177,7 +177,7 @@ def _print_gaps(done: Restored, patterns: tuple[str, ...]) -> None:
     if any(gaps):
         say(
             f"{sum(gaps):,} partitions resume after a gap in the offsets, because the owner of the store may have"
-            " assigned these offsets. After the first append to a partition, 'segmentlog details TOPIC' shows its gap"
+            " assigned these offsets. After the first append to a partition, 'segmentlog describe TOPIC' shows its gap"
             " as a lost range"
         )
 

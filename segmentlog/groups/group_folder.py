@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import GroupHeld, UnknownTopic
+from segmentlog.errors import GroupInUse, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.committed_offsets import CommittedOffsetsView
 from segmentlog.groups.server_group_file import (
@@ -257,11 +257,11 @@ class GroupFolder:
     def claim_for_library(self, now_ms: int) -> None:
         """Take the group for members of the library, before the first one joins. The caller holds the lock.
 
-        Raises `GroupHeld` if clients of a server hold the group. ``now_ms`` is monotonic.
+        Raises `GroupInUse` if clients of a server hold the group. ``now_ms`` is monotonic.
         """
         held_by = self.client_holder(now_ms)
         if held_by is not None:
-            raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
+            raise GroupInUse(self.group, len(held_by[0].members), held_by[1])
         saved = self.read_saved_group()
         if saved is not None and saved.held:
             logger.warning("group %s: taken over from %s of a server that no longer runs", self.group, saved.described)

@@ -110,7 +110,7 @@ class GroupMember:
     def join(self) -> None:
         """Join the group under a new id.
 
-        Raises `InvalidConfig` if the others have another strategy, `GroupHeld` if they are clients of a server.
+        Raises `InvalidConfig` if the others have another strategy, `GroupInUse` if they are clients of a server.
         """
         folder, fs = self.folder, self._fs
         safe_id = "".join(

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import GroupHeld
+from segmentlog.errors import GroupInUse
 from segmentlog.format.file_names import GROUPS_FOLDER
 from segmentlog.groups.committed_offsets import CommittedOffsetsView, encode
 from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
@@ -168,7 +168,7 @@ class ServerGroups:
     def claim(self, group: str, saved: SavedGroup) -> int:
         """Hold a group without members, so that clients may join it. Return its last generation.
 
-        Raises `GroupHeld` if members of the library are alive.
+        Raises `GroupInUse` if members of the library are alive.
         """
         folder = self._folder(group)
         with folder.locked():
@@ -177,7 +177,7 @@ class ServerGroups:
                 hosts = ", ".join(sorted({state.info.host for state in live.values()}))
                 what = "member" if len(live) == 1 else "members"
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
-                raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
+                raise GroupInUse(group, len(live), f"{len(live)} {what} of the library ({which})")
             if folder.saved_group_version() is None:
                 # First use: the folders must be as durable as the file.
                 self._fs.sync_folder(self._path)
@@ -232,12 +232,12 @@ class ServerGroups:
     ) -> tuple[Partition, int, int]:
         """Append offsets as `commit_offsets` does, of a client that is not a member, in a group without members.
 
-        Raises `GroupHeld` if the group has members of the library.
+        Raises `GroupInUse` if the group has members of the library.
         """
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
-                raise GroupHeld(group, len(live), f"{len(live)} members of the library")
+                raise GroupInUse(group, len(live), f"{len(live)} members of the library")
             return self.commit_offsets(group, positions, -1, "", stamp)
 
 

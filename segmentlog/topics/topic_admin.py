@@ -39,8 +39,8 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
-    LocalError,
     PartitionBusy,
+    ProcessLimitError,
     StoreVersionError,
     TopicExists,
     UnknownTopic,
@@ -105,7 +105,13 @@ class TopicAdmin:
             self._set_progress(fd, _IN_PROGRESS)
             try:
                 yield
-            except (InvalidConfig, LocalError, PartitionBusy, TopicExists, UnknownTopic):  # nothing was changed
+            except (
+                InvalidConfig,
+                ProcessLimitError,
+                PartitionBusy,
+                TopicExists,
+                UnknownTopic,
+            ):  # refused: nothing was changed
                 self._set_progress(fd, 0)
                 raise
             self._set_progress(fd, _LEFT_BEHIND if leaves else 0)
@@ -196,7 +202,7 @@ class TopicAdmin:
     def rename(self, name: str, new_name: str) -> str:
         """Rename a topic, durably; return its id.
 
-        Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `LocalError`.
+        Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `ProcessLimitError`.
         """
         with self._changing():
             file = self.read_upgraded(name)
@@ -213,7 +219,7 @@ class TopicAdmin:
     def delete(self, name: str, topic_id: str | None = None) -> tuple[str, str]:
         """Delete a topic, durably. Return its id, and the folder that remains, for `remove`.
 
-        Raises `UnknownTopic`, also if the topic has another id than ``topic_id``; `PartitionBusy`, `LocalError`.
+        Raises `UnknownTopic`, also if the topic has another id than ``topic_id``; `PartitionBusy`, `ProcessLimitError`.
         """
         with self._changing(leaves=True):
             # Compare the id under the lock: another process may have recreated the topic since it was looked up.
@@ -227,7 +233,7 @@ class TopicAdmin:
         return file.topic_id, gone
 
     def _check_writable(self, name: str, what: str) -> None:
-        """Raise `LocalError` unless this process may write the topic's folders and the state page of each partition.
+        """Raise `ProcessLimitError` unless this process may write the topic's folders and each state page.
 
         Otherwise the rename of the folder could succeed, while processes with an open partition would not notice it.
         """
@@ -235,7 +241,7 @@ class TopicAdmin:
         partitions = [f"{folder}/{number}" for number in self._fs.listdir(folder) if number.isdecimal()]
         for path in (folder, *partitions, *(f"{partition}/{STATE_FILE}" for partition in partitions)):
             if why := self._fs.why_unwritable(path):
-                raise LocalError(errno.EACCES, f"cannot {what} the topic, as {why}; nothing was changed", folder)
+                raise ProcessLimitError(errno.EACCES, f"cannot {what} the topic, as {why}; nothing was changed", folder)
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:

@@ -264,7 +264,7 @@ class ProducerIdentity:
                 self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
-        """Return once the commit is in the object store. Raises `NotShipped`: it is committed locally all the same."""
+        """Return once the commit is in the object store. Raises `ShipUnconfirmed`; the local commit is valid."""
         self._transactions.wait_shipped()
 
     def abort(self) -> None:

@@ -1025,7 +1025,7 @@ def test_closing_does_not_take_back_what_a_transaction_committed(store: LogStore
                 if record.offset == 4:
                     with contextlib.suppress(_Failed), producer.transaction():
                         producer.send("out", b"of 4")
-                        producer.commit_positions(consumer)
+                        producer.commit_offsets(consumer)
                         if aborts:
                             raise _Failed
                     break

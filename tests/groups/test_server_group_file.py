@@ -12,7 +12,7 @@ import pytest
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.clock import Clock
-from segmentlog.errors import GroupHeld, GroupNotEmpty
+from segmentlog.errors import GroupInUse, GroupNotEmpty
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
@@ -142,14 +142,14 @@ def test_a_worker_has_its_number_alone(store: LogStore, worker: ServerGroups) ->
 def test_the_library_waits_for_clients_to_go(store: LogStore, worker: ServerGroups, clock: _Clock) -> None:
     """Members of the library cannot join a group of clients, also while its server restarts."""
     _hold(worker)
-    with pytest.raises(GroupHeld, match=r"held by 1 member of the server with pid \d+ on "):
+    with pytest.raises(GroupInUse, match=r"held by 1 member of the server with pid \d+ on "):
         store.consumer("t", group="g")
     clock.ms += 100_000
-    with pytest.raises(GroupHeld):
+    with pytest.raises(GroupInUse):
         store.consumer("t", group="g")
     worker.close()
     clock.ms += 10_000
-    with pytest.raises(GroupHeld, match=r"a server that does not run .* may still return"):
+    with pytest.raises(GroupInUse, match=r"a server that does not run .* may still return"):
         store.consumer("t", group="g")
 
 
@@ -165,7 +165,7 @@ def test_a_server_that_is_gone_keeps_nobody_out(
         assert consumer.generation > _GROUP.generation
         assert worker.lock_worker()
         assert worker.load("g").members == ()
-        with pytest.raises(GroupHeld):
+        with pytest.raises(GroupInUse):
             worker.claim("g", SavedGroup())
     assert "taken over from 1 member of a server that no longer runs" in caplog.text
     assert worker.claim("g", SavedGroup()) > _GROUP.generation
@@ -176,7 +176,7 @@ def test_clients_wait_for_the_library_to_go(store: LogStore, worker: ServerGroup
     with store.consumer("t", group="g") as consumer:
         consumer.poll_group()
         generation = consumer.generation
-        with pytest.raises(GroupHeld, match=r"1 member of the library \(process \d+ on "):
+        with pytest.raises(GroupInUse, match=r"1 member of the library \(process \d+ on "):
             worker.claim("g", SavedGroup())
     assert worker.claim("g", SavedGroup()) >= generation
 
@@ -202,7 +202,7 @@ def test_a_group_that_another_worker_had(store: LogStore, worker: ServerGroups, 
         assert other.load("g").members == (_MEMBER,)
         worker.close()
         clock.ms += 100_000
-        with pytest.raises(GroupHeld):
+        with pytest.raises(GroupInUse):
             store.consumer("t", group="g")
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_file(store: LogStore, worker: ServerGroups, data: bytes, capl
     _hold(worker)
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 1, 7)], 5, "m-1")
     _file(store).write_bytes(data)
-    with pytest.raises(GroupHeld):  # a server runs, and nobody knows that it is not its own
+    with pytest.raises(GroupInUse):  # a server runs, and nobody knows that it is not its own
         store.consumer("t", group="g")
     loaded = worker.load("g")
     assert (loaded.members, loaded.held) == ((), False)

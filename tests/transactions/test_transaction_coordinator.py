@@ -20,13 +20,13 @@ from leftovers import opened
 import segmentlog
 from segmentlog.errors import (
     InvalidConfig,
-    LocalError,
-    NotShipped,
     OutOfOrderSequence,
+    ProcessLimitError,
     ProducerBusy,
     ProducerFenced,
     RecordTooLarge,
     SegmentlogError,
+    ShipUnconfirmed,
     StoreClosed,
     TransactionAborted,
 )
@@ -115,13 +115,13 @@ def test_positions_behind_an_interrupt_are_committed(
         records = iter(consumer)
         with producer.transaction():
             next(records)
-            producer.commit_positions(consumer)
+            producer.commit_offsets(consumer)
         next(records)
         _interrupt_after(monkeypatch, store.topic("__consumer_offsets").partition(0), "append_columns")
         with pytest.raises(KeyboardInterrupt), producer.transaction():
-            producer.commit_positions(consumer, {("a", 0): 0})
+            producer.commit_offsets(consumer, {("a", 0): 0})
         with producer.transaction():
-            producer.commit_positions(consumer, {("a", 0): 2})
+            producer.commit_offsets(consumer, {("a", 0): 2})
     assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 2
 
 
@@ -135,10 +135,10 @@ def test_what_fails_behind_its_append_takes_no_number(
 
     def wait_shipped(*_: Any) -> None:
         if not next(shipped):
-            raise NotShipped("b/0", 1, 2, "nobody ships it")
+            raise ShipUnconfirmed("b/0", 1, 2, "nobody ships it")
 
     def fail_to_sync(*_: Any) -> None:
-        raise LocalError(errno.EMFILE, "Too many open files; the records are not on disk yet", "b/0")
+        raise ProcessLimitError(errno.EMFILE, "Too many open files; the records are not on disk yet", "b/0")
 
     monkeypatch.setattr(append_pipeline, "wait_shipped", wait_shipped)
     with segmentlog.open(tmp_path / "store", background=False) as store:
@@ -148,7 +148,7 @@ def test_what_fails_behind_its_append_takes_no_number(
             with monkeypatch.context() as patch:
                 for name in () if ack == "shipped" else ("sync", "sync_records"):
                     patch.setattr(log._syncer, name, fail_to_sync)
-                with pytest.raises((NotShipped, LocalError)):
+                with pytest.raises((ShipUnconfirmed, ProcessLimitError)):
                     producer.send_many("b", [b"2"])
             assert producer.send_many("b", [b"3"]).result()[0].offset == 2
         assert values_of(store, "b") == [b"1", b"2", b"3"]
@@ -163,7 +163,7 @@ def test_what_failed_is_not_appended_again_behind_an_interrupt(
 
     def fail_behind_it(*args: Any) -> int:
         real(*args)
-        raise LocalError(errno.EMFILE, "Too many open files; the records are not on disk yet", "a/0")
+        raise ProcessLimitError(errno.EMFILE, "Too many open files; the records are not on disk yet", "a/0")
 
     def interrupt(*_: Any) -> int:
         monkeypatch.delattr(interrupted, "append_columns")
@@ -175,9 +175,9 @@ def test_what_failed_is_not_appended_again_behind_an_interrupt(
         deliveries = [producer.send("a", b"%d" % number, partition=number) for number in range(2)]
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
-        with pytest.raises(LocalError):
+        with pytest.raises(ProcessLimitError):
             producer.flush()
-        assert isinstance(deliveries[0].exception(), LocalError)
+        assert isinstance(deliveries[0].exception(), ProcessLimitError)
         assert deliveries[1].result().offset == 0
     assert sorted(values_of(store, "a")) == [b"0", b"1"]
 
@@ -506,7 +506,7 @@ def test_results_are_not_committed_without_their_positions(
 ) -> None:
     """Results are not committed without their offsets, even if the program ignores the error."""
     store.topic("a").partition(0).append([b"1"])
-    offsets = store._make_positions()
+    offsets = store._create_offsets_log()
 
     def full(*_: Any) -> int:
         raise segmentlog.DiskFull("/disk", 1)
@@ -518,13 +518,13 @@ def test_results_are_not_committed_without_their_positions(
             with monkeypatch.context() as patch:
                 patch.setattr(offsets, "append_columns", full)
                 with contextlib.suppress(segmentlog.DiskFull):
-                    producer.commit_positions(consumer)
+                    producer.commit_offsets(consumer)
         assert values_of(store, "b") == []
         with producer.transaction():
             producer.send("b", b"of 1")
             with pytest.raises(InvalidConfig):
-                producer.commit_positions(consumer, {("a", 0): -1})
-            producer.commit_positions(consumer)
+                producer.commit_offsets(consumer, {("a", 0): -1})
+            producer.commit_offsets(consumer)
     assert values_of(store, "b") == [b"of 1"]
     assert store.group_offsets.committed("g")[segmentlog.TopicPartition("a", 0)].offset == 1
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import RecordFilter
 from segmentlog.http.console.live_tail import RECORDS, LiveTail, parse_position
 from segmentlog.http.serving import HttpServer
 from segmentlog.store import LogStore
@@ -21,12 +21,12 @@ def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"before"])
-    tail = LiveTail(logs, Filter())
+    tail = LiveTail(logs, RecordFilter())
     assert tail.poll() is None
     position = tail.position
     logs[1].append([b"one"], timestamps=[1000])
     logs[0].append([b"two"], timestamps=[2000])
-    for one in (tail, LiveTail(logs, Filter(), position)):
+    for one in (tail, LiveTail(logs, RecordFilter(), position)):
         update = one.poll()
         assert update is not None
         assert [record["value"] for record in update.records] == ["one", "two"]
@@ -39,7 +39,7 @@ def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
     """One poll reads the newest of 100,000 records and counts all of them."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
-    tail = LiveTail(logs, Filter())
+    tail = LiveTail(logs, RecordFilter())
     for _ in range(10):
         logs[0].append([b"flood"] * 10_000)
     logs[1].append([b"other"])
@@ -56,7 +56,7 @@ def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
     """Records that were read but did not match are not counted as skipped."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = LiveTail([log], Filter.parse(path="at = 1500"))
+    tail = LiveTail([log], RecordFilter.parse(path="at = 1500"))
     log.append([b'{"at": %d}' % at for at in range(1990)])
     update = tail.poll()
     assert update is not None
@@ -72,7 +72,7 @@ def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
     """The tail continues after records that were deleted or truncated meanwhile."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
-    tail = LiveTail([log], Filter())
+    tail = LiveTail([log], RecordFilter())
     log.append([b"x"] * 10)
     log.trim(10)
     update = tail.poll()

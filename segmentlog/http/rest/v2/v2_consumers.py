@@ -16,9 +16,9 @@ from segmentlog.http.rest.consumer_instances import ConsumerInstance, InstanceSe
 from segmentlog.http.rest.instance_reader import InstanceReader, ReaderOptions, Reset, illegal_state
 from segmentlog.http.rest.responses import RestResponse, encode_json, json_response, no_content
 from segmentlog.http.rest.v2.v2_models import (
-    GroupOffsets,
     ConsumedRecord,
     CreatedInstance,
+    GroupOffsets,
     NewInstance,
     PartitionOffset,
     PartitionRef,
