@@ -338,7 +338,7 @@ def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
 )
 def test_what_is_no_name_of_a_group(store: LogStore, group: Any) -> None:
     """Group names are limited as in Kafka's protocol; the error names the limit."""
-    with pytest.raises(InvalidConfig, match=r"32,767 bytes|UTF-8 can write"):
+    with pytest.raises(InvalidConfig, match=r"32,767 bytes|UTF-8 can encode"):
         store.consumer("t", group=group)
 
 

@@ -585,7 +585,7 @@ def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
     numbers = transactions.register("x", 1000)
     transactions.register("x", 1000)
     with pytest.raises(ProducerFenced) as raised:
-        transactions.end("x", numbers, committed=True)
+        transactions.end_transaction("x", numbers, committed=True)
     assert (raised.value.epoch, raised.value.current_epoch) == (0, 1)
 
 
