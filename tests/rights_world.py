@@ -118,7 +118,7 @@ def fill(folder: Path) -> None:
             with store.producer(name=name) as producer, producer.transaction():
                 for topic in _TOPICS:
                     producer.send(topic, _VALUE, partition=0)
-        remote = store.transactions.remote
+        remote = store.transactions.server_transactions
         for name in ("hidden-txn", "open-txn"):
             numbers = remote.begin(name, 600_000)
             remote.add(name, numbers, [store.open_partition(topic, 0) for topic in _TOPICS])
