@@ -199,7 +199,7 @@ class World:
         transactions = self.store.transactions
         for name in (HIDDEN, MISSING):
             transactions._abandoned.delete_name(name)
-        transactions.server_transactions.begin(HIDDEN, 60_000)
+        transactions.server_transactions.register(HIDDEN, 60_000)
 
     @property
     def hidden_id(self) -> bytes:
