@@ -215,7 +215,7 @@ class World:
     def ask(self, who: Principal, frame: bytes) -> bytes | None:
         """The answer; None if the connection is closed, or nothing is answered."""
         self.draws.seed(1)
-        self.store.transactions.assigned_ids._forget_parent()  # both count producer ids from the same start
+        self.store.transactions.assigned_ids._discard_parent_state()  # both count producer ids from the same start
         self.broker.fetch_sessions._sessions.clear()
         try:
             return Desk(self.broker, who).ask_bytes(frame)
