@@ -30,7 +30,7 @@ For people who create or change a topic. Most keys are Kafka's and have Kafka's 
 
 - Write dots on the command line (`segmentlog create -c segment.bytes=16MiB`), underscores in Python
   (`segment_bytes="16MiB"`). Sizes are written `64MiB`, times `7d` or `1h30m`.
-- You can change a setting while the topic is in use: `segmentlog alter`, `store.alter_topic`. `segmentlog details`
+- You can change a setting while the topic is in use: `segmentlog alter`, `store.alter_topic`. `segmentlog describe`
   shows the settings.
 - [durability.md](durability.md#fsync-policies) explains the `fsync` policies, [retention.md](retention.md) retention
   and compaction, [tiered-storage.md](tiered-storage.md) the `remote` and `local` keys.
@@ -105,9 +105,13 @@ _ERRORS: Final = """\
 For developers and operators who got an exception. Each section says what the exception means, what caused it, what
 happened to the data, and what to do. Search this page for a part of the message.
 
-All exceptions derive from `SegmentlogError` and can be imported from `segmentlog` (`OtherInput` from
-`segmentlog.errors`). They have their facts as attributes and can be pickled. The exceptions of the schema registry
-are in [api.md](api.md#schemas). This page is made by `docs/generate.py` from `segmentlog/errors.py`.
+All exceptions derive from `SegmentlogError` and can be imported from `segmentlog`. They have their facts as attributes
+and can be pickled. The exceptions of the schema registry are in [api.md](api.md#schemas). This page is made by
+`docs/generate.py` from `segmentlog/errors.py`.
+
+Five exceptions had other names before, which still work: `GrantExhausted` (`OffsetGrantExhausted`), `GroupHeld`
+(`GroupInUse`), `LocalError` (`ProcessLimitError`), `NotShipped` (`ShipUnconfirmed`) and `ProducerHeld`
+(`ProducerNameInUse`). `segmentlog.errors` also has `OtherInput` (`InputMismatch`).
 """
 
 _ERROR_GROUPS: Final = {
@@ -140,25 +144,25 @@ _ERROR_GROUPS: Final = {
     "Disk, limits of the process, appends": (
         errors.DiskFull("/srv/data/orders/0/00000000000000000000.log", 65_536),
         errors.PartitionFailed("orders/0", "an fsync failed (Input/output error)"),
-        errors.LocalError(24, "Too many open files; nothing was appended", "/srv/data/orders/0/lock"),
+        errors.ProcessLimitError(24, "Too many open files; nothing was appended", "/srv/data/orders/0/lock"),
     ),
     "Producers and transactions": (
         errors.ProducerFenced("'etl-1'", 3, 4),
         errors.ProducerBusy("etl-1", "its transaction is being decided"),
-        errors.ProducerHeld("etl-1", "a client of the server"),
+        errors.ProducerNameInUse("etl-1", "a client of the server"),
         errors.OutOfOrderSequence("orders/0", 7, 10, 12),
         errors.TransactionAborted("'etl-1'", "no room on the disk"),
-        errors.OtherInput(),
+        errors.InputMismatch(),
     ),
     "Consumers and groups": (
         errors.ConsumerFenced("billing", "consumer-1", "does not have orders/0 any more"),
         errors.ConsumerBusy(1, 2),
         errors.GroupNotEmpty("billing", 2),
-        errors.GroupHeld("billing", 2, "2 members of the server with pid 4711"),
+        errors.GroupInUse("billing", 2, "2 members of the server with pid 4711"),
     ),
     "Object store": (
-        errors.NotShipped("orders/0", 10, 12, "no process ships this store"),
-        errors.GrantExhausted("orders/0", 1_000_000),
+        errors.ShipUnconfirmed("orders/0", 10, 12, "no process ships this store"),
+        errors.OffsetGrantExhausted("orders/0", 1_000_000),
         errors.StoreFenced("store /srv/data", "host-2"),
         errors.ObjectStoreError("s3://bucket/store", "cannot put manifest.json", "access denied", False),
         errors.SegmentGone("s3://bucket/store", "segments/1/0/0-ab", "it does not exist"),

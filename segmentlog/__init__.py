@@ -1,6 +1,6 @@
-"""segmentlog: Kafka's log, embedded. A store is a directory; see README and `segmentlog.open`.
+"""Kafka's log, embedded in a process: a store is a folder. See the README and `segmentlog.open`.
 
-Names are imported when they are first used, so that the command line starts without numpy.
+Names are imported at their first use, so that the command line starts without numpy.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         DiskFull as DiskFull,
     )
+    from segmentlog.errors import GrantExhausted as GrantExhausted
+    from segmentlog.errors import GroupHeld as GroupHeld
     from segmentlog.errors import (
-        GrantExhausted as GrantExhausted,
-    )
-    from segmentlog.errors import (
-        GroupHeld as GroupHeld,
+        GroupInUse as GroupInUse,
     )
     from segmentlog.errors import (
         GroupNotEmpty as GroupNotEmpty,
     )
+    from segmentlog.errors import InputMismatch as InputMismatch
     from segmentlog.errors import (
         InvalidConfig as InvalidConfig,
     )
@@ -67,17 +67,16 @@ if TYPE_CHECKING:
     from segmentlog.errors import (
         InvalidWireBatch as InvalidWireBatch,
     )
-    from segmentlog.errors import (
-        LocalError as LocalError,
-    )
+    from segmentlog.errors import LocalError as LocalError
     from segmentlog.errors import (
         LogTruncated as LogTruncated,
     )
-    from segmentlog.errors import (
-        NotShipped as NotShipped,
-    )
+    from segmentlog.errors import NotShipped as NotShipped
     from segmentlog.errors import (
         ObjectStoreError as ObjectStoreError,
+    )
+    from segmentlog.errors import (
+        OffsetGrantExhausted as OffsetGrantExhausted,
     )
     from segmentlog.errors import (
         OffsetOutOfRange as OffsetOutOfRange,
@@ -92,13 +91,17 @@ if TYPE_CHECKING:
         PartitionFailed as PartitionFailed,
     )
     from segmentlog.errors import (
+        ProcessLimitError as ProcessLimitError,
+    )
+    from segmentlog.errors import (
         ProducerBusy as ProducerBusy,
     )
     from segmentlog.errors import (
         ProducerFenced as ProducerFenced,
     )
+    from segmentlog.errors import ProducerHeld as ProducerHeld
     from segmentlog.errors import (
-        ProducerHeld as ProducerHeld,
+        ProducerNameInUse as ProducerNameInUse,
     )
     from segmentlog.errors import (
         ReadOnlyStore as ReadOnlyStore,
@@ -117,6 +120,9 @@ if TYPE_CHECKING:
     )
     from segmentlog.errors import (
         ShippingRefused as ShippingRefused,
+    )
+    from segmentlog.errors import (
+        ShipUnconfirmed as ShipUnconfirmed,
     )
     from segmentlog.errors import (
         StoreClosed as StoreClosed,
@@ -146,7 +152,9 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producer_state import ProducerStamp as ProducerStamp
     from segmentlog.logs.handler import LogHandler as LogHandler
+    from segmentlog.objects.bucket.url import open_bucket as open_bucket
     from segmentlog.objects.replica.replica import Replica as Replica
+    from segmentlog.objects.restore.restore import restore as restore
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
     from segmentlog.producing.async_producer import AsyncProducer as AsyncProducer
@@ -197,11 +205,12 @@ _HOMES = {
     "segmentlog.consuming.decoding": ("Undecodable",),
     "segmentlog.producing.delivery": ("Delivery",),
     "segmentlog.errors": (
-        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GrantExhausted",
-        "GroupHeld", "GroupNotEmpty", "InvalidConfig", "InvalidRecord", "InvalidTopicName", "InvalidWireBatch",
-        "LocalError", "LogTruncated", "NotShipped", "ObjectStoreError", "OffsetOutOfRange", "OutOfOrderSequence",
-        "PartitionBusy", "PartitionFailed", "ProducerBusy", "ProducerFenced", "ProducerHeld", "ReadOnlyStore",
-        "RecordTooLarge", "SegmentGone", "SegmentlogError", "SerializationError", "ShippingRefused", "StoreClosed",
+        "ConsumerBusy", "ConsumerFenced", "CorruptBatch", "DeserializationError", "DiskFull", "GroupInUse",
+        "GroupNotEmpty", "InputMismatch", "InvalidConfig", "InvalidRecord", "InvalidTopicName",
+        "InvalidWireBatch", "LogTruncated", "ObjectStoreError", "OffsetGrantExhausted", "OffsetOutOfRange",
+        "OutOfOrderSequence", "PartitionBusy", "PartitionFailed", "ProcessLimitError", "ProducerBusy",
+        "ProducerFenced", "ProducerNameInUse", "ReadOnlyStore", "RecordTooLarge", "SegmentGone",
+        "SegmentlogError", "SerializationError", "ShipUnconfirmed", "ShippingRefused", "StoreClosed",
         "StoreFenced", "StoreVersionError", "TopicExists", "TransactionAborted", "UnknownTopic",
         "UnreadableBatch",
     ),
@@ -212,7 +221,9 @@ _HOMES = {
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producer_state": ("ProducerStamp",),
     "segmentlog.logs.handler": ("LogHandler",),
+    "segmentlog.objects.bucket.url": ("open_bucket",),
     "segmentlog.objects.replica.replica": ("Replica",),
+    "segmentlog.objects.restore.restore": ("restore",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producing.async_producer": ("AsyncProducer",),
     "segmentlog.producing.producer": ("Producer",),
@@ -225,6 +236,14 @@ _HOMES = {
     "segmentlog.store": ("LogStore", "Topic"),
     "segmentlog.tables.table": ("Table",),
 }  # fmt: skip
+_FORMER_NAMES = {
+    "GrantExhausted": "OffsetGrantExhausted",
+    "GroupHeld": "GroupInUse",
+    "LocalError": "ProcessLimitError",
+    "NotShipped": "ShipUnconfirmed",
+    "ProducerHeld": "ProducerNameInUse",
+}
+"""Names of earlier versions, which still work."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["open", "replica", "serve", *_HOME_OF]
@@ -251,40 +270,39 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     refresh_ms: int = SHIP_INTERVAL_MS,
 ) -> LogStore:
-    """Open the store in the folder ``path``, making it unless ``create=False``; or read_only the one at a URL.
+    """Open the store in the folder ``path``, creating it unless ``create=False``; or open the store at a URL read-only.
 
-    read_only   change nothing, not even what a recovery would mend
-    background  start threads for fsync policies, lingering, retention and compaction; without, appends
-                do what fsync policies want, and `Partition.retain` and `Partition.compact` the rest
+    read_only   change nothing, not even what a recovery would repair
+    background  start threads for fsync policies, lingering, retention and compaction; without them, appends sync as
+                the fsync policy requires, and the program calls `Partition.retain` and `Partition.compact`
 
-    recovery    "tail" cuts a torn tail off, and damage elsewhere raises when it is read; "strict"
-                reads all of a partition when it is opened and raises for any damage, a torn tail
-                too; "salvage" steps over damage when reading, with a warning and `Partition.damage`
+    recovery    "tail" truncates a torn write at the end, and damage elsewhere raises when it is read; "strict" reads a
+                whole partition when it is opened and raises for any damage, including a torn write; "salvage" skips
+                damage while reading, logs a warning, and lists the damage in `Partition.damage`
 
-    scrub_bytes_per_s  read sealed segments in the background, so many bytes a second at most, and
-                check every checksum; damage is logged and told by `LogStore.scrub_report`. None: off
+    scrub_bytes_per_s  check the checksums of sealed segments in the background, at this many bytes per second;
+                `LogStore.scrub_report` and the log report damage. None: off
 
-    cleaner_dedupe_buffer_bytes      memory for the offset map of a compaction; with less it takes more passes
-    cleaner_io_max_bytes_per_second  how much background compaction reads and writes at most; None: no limit
+    cleaner_dedupe_buffer_bytes      memory for the offset map of a compaction; less memory means more passes
+    cleaner_io_max_bytes_per_second  limit for reads and writes of background compaction; None: no limit
 
-    offsets_retention_minutes  how long a consumer group without members keeps its committed positions
+    offsets_retention_minutes  how long a consumer group without members keeps its committed offsets
 
-    ship        the URL of an object store (``s3://bucket/path``, ``file:///folder``...) that it is shipped to in the
-                background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are new, and at most
-                ``ship_bytes_per_s``; topics that match the names and patterns ``ship_topics``, without any those of the
-                last time, at first all. Of several processes one does it. Extra: ``objects``
+    ship        URL of an object store (``s3://bucket/path``, ``file:///folder``...). The store is uploaded to it in the
+                background every ``ship_interval_ms``, or as soon as ``ship_bytes`` are pending, at most
+                ``ship_bytes_per_s``. ``ship_topics`` are names and patterns; empty: those of the last time, or all at
+                first. If several processes give a URL, one of them uploads. Extra: ``objects``
 
-    path        as a URL (``s3://bucket/path``, ``file:///folder``...): what was shipped there is read from there, and
-                what is shipped since shows after ``refresh_ms``. Of what was read ``cache_bytes`` stay here, in a
-                folder in ``cache_dir`` that goes when the store is closed; with ``only_topics``, names and patterns,
-                no other topic is there
+    path        a URL (``s3://bucket/path``, ``file:///folder``...) opens what was shipped there, and checks for new
+                uploads every ``refresh_ms``. Up to ``cache_bytes`` of downloaded data are cached in a folder below
+                ``cache_dir``, which is deleted when the store is closed. ``only_topics``, names and patterns, restricts
+                the topics
 
-    A replica is opened read_only. A store on a read-only file system, or in a folder that this user may not write, is
-    opened read_only with a warning; so is a single partition whose files this user may not write. Writing then raises
+    A replica is opened read-only. So is a store on a read-only file system, or in a folder that this user may not
+    write, with a warning; and a single partition whose files this user may not write. Writing then raises
     `ReadOnlyStore`, which names the path and its permissions. ``read_only=True`` gives no warning.
 
-    Raises `StoreVersionError` for a folder that is no store or one of another version, OSError
-    for one that cannot be read.
+    Raises `StoreVersionError` if the folder is not a store or has another version, and OSError if it cannot be read.
     """
     from segmentlog.store import LogStore
 
@@ -318,12 +336,11 @@ def replica(
     interval_ms: int = SHIP_INTERVAL_MS,
     background: bool = True,
 ) -> Replica:
-    """Keep in the folder ``path`` a read-only store equal to the one that is shipped to ``url``, until it is closed.
+    """Keep a read-only copy of the store shipped to ``url`` in the folder ``path`` up to date, until it is closed.
 
-    All topics, or those that match the names and patterns ``topics``. With ``background`` a thread looks for what is
-    new every ``interval_ms``; `Replica.turn` does at once. Any process may `open` the folder, and follow what is read.
-    Raises `ShippingRefused` (nothing was shipped there; the folder holds something else, or another process keeps it
-    up), `ObjectStoreError`, `InvalidConfig`.
+    ``topics`` are names and patterns; empty: all topics. With ``background``, a thread checks for new uploads every
+    ``interval_ms``. Any process may `open` the folder and follow its topics. Raises `ShippingRefused` (the URL has no
+    store, the folder has something else, or another process maintains it), `ObjectStoreError`, `InvalidConfig`.
     """
     from segmentlog.objects.replica.replica import Replica
 
@@ -353,18 +370,18 @@ def serve(
     ship: str | None = None,
     ship_interval_ms: int = SHIP_INTERVAL_MS,
 ) -> Server:
-    """Serve a store to Kafka's clients, from threads of this process, until `Server.close`.
+    """Serve a store to Kafka clients from threads of this process, until `Server.close`.
 
-    store      a folder, which is opened (or made) and closed with the server; or a store that is open, and stays so
-    port       0 takes one that is free; ``bootstrap_servers`` of the server says which
-    metrics    ``"127.0.0.1:9644"``: what Prometheus asks for there; port 0 as above, ``metrics_address`` says which
-    http       ``"127.0.0.1:8080"``: pages for people, REST and the schema registry there (`docs/http.md`), which with
-               ``allow_writes`` also change something; ``http_url`` says where. Extra: ``http``
-    ship       as `open` has it, where it is this that opens the store
+    store      a folder, which is opened (or created) and closed with the server; or an open store, which stays open
+    port       0 chooses a free port; ``bootstrap_servers`` of the server returns it
+    metrics    ``"127.0.0.1:9644"``: address for Prometheus; port 0 as above, ``metrics_address`` returns it
+    http       ``"127.0.0.1:8080"``: address of the web console, REST and the schema registry (`docs/http.md`); with
+               ``allow_writes`` the console can make changes; ``http_url`` returns the address. Extra: ``http``
+    ship       as for `open`, if this call opens the store
 
-    The rest are the options of ``segmentlog serve``, which does the same with a process a core. Needs the extra
-    ``server``. Raises `SegmentlogError` for a store that is served already, for files of users, rules or certificates
-    that cannot be used, and for an address beyond this machine that nothing protects; OSError for one that is taken.
+    The other arguments are the options of ``segmentlog serve``, which runs one process per core. Needs the extra
+    ``server``. Raises `SegmentlogError` if the store is served already, if files of users, rules or certificates cannot
+    be used, or if an address beyond this machine is not protected; OSError if an address is in use.
     """
     from segmentlog.errors import InvalidConfig
     from segmentlog.security.security_settings import Security
@@ -409,6 +426,8 @@ def serve(
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER_NAMES:
+        return __getattr__(_FORMER_NAMES[name])
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'segmentlog' has no attribute {name!r}")

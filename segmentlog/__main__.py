@@ -1,21 +1,21 @@
 """``python -m segmentlog`` and the command ``segmentlog``: the command line.
 
-Nothing is imported here that takes time: who presses Ctrl-C while modules load is to see no traceback.
+This module imports nothing that takes time, so that Ctrl-C while modules load causes no traceback.
 """
 
 import os
 import signal
 
 
-def leave(number: int, frame: object) -> None:
-    """What a signal does as long as there is nothing to finish: the status is what a shell says of it."""
+def exit_on_signal(number: int, frame: object) -> None:
+    """Exit on a signal while there is nothing to clean up, with the exit status that a shell reports for it."""
     os._exit(128 + number)
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit status."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
-        signal.signal(signal.SIGINT, leave)
+    """Run the command line, and end the process with its exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless it is ignored
+        signal.signal(signal.SIGINT, exit_on_signal)
     from segmentlog.cli import main as run
 
     run()

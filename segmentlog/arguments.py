@@ -1,4 +1,4 @@
-"""Arguments of public functions: taken as a person means them, or refused by name, value and what is wanted."""
+"""Convert and check arguments of public functions; errors name the argument, its value and what is accepted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from segmentlog.quantities import INT64_MAX
 from segmentlog.records import TopicPartition
 
 
-def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, wanted: str = "") -> int:
-    """A whole number from ``least`` to ``most``; numpy's are whole numbers too, True and 1.0 are not.
+def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, expected: str = "") -> int:
+    """Return a whole number from ``least`` to ``most``. Accepts numpy's integers, but not True or 1.0.
 
     Raises `InvalidConfig`.
     """
@@ -25,33 +25,33 @@ def as_int(name: str, value: Any, least: int, most: int = INT64_MAX, *, wanted: 
         except TypeError:
             number = None
     if number is None or not least <= number <= most:
-        upto = f"from {least} on" if most == INT64_MAX else f"from {least} to {most}"
-        raise InvalidConfig(name, value, wanted or f"a whole number {upto}")
+        upto = f"of at least {least}" if most == INT64_MAX else f"from {least} to {most}"
+        raise InvalidConfig(name, value, expected or f"a whole number {upto}")
     return number
 
 
-_BOOLS = frozenset(("bool", "bool_"))  # and numpy's
+_BOOLS = frozenset(("bool", "bool_"))  # bool_ is numpy's
 
 
 def as_offset(name: str, value: Any) -> int:
-    """A whole number, whether or not a log has it as an offset. Raises `InvalidConfig`."""
-    return as_int(name, value, -INT64_MAX - 1, 1 << 128, wanted="an offset, a whole number")
+    """Return a whole number, whether or not a log has such an offset. Raises `InvalidConfig`."""
+    return as_int(name, value, -INT64_MAX - 1, 1 << 128, expected="an offset, a whole number")
 
 
 def as_time_ms(name: str, value: Any) -> int:
-    """Milliseconds since 1970, or before. Raises `InvalidConfig`."""
-    return as_int(name, value, -INT64_MAX - 1, wanted="milliseconds since 1970, a whole number")
+    """Return milliseconds since 1970, which may be negative. Raises `InvalidConfig`."""
+    return as_int(name, value, -INT64_MAX - 1, expected="milliseconds since 1970, a whole number")
 
 
 def as_seconds(name: str, value: Any) -> float:
-    """A time to wait, 0 or longer. Raises `InvalidConfig`."""
+    """Return a time to wait in seconds, at least 0. Raises `InvalidConfig`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise InvalidConfig(name, value, "seconds, from 0 on")
+        raise InvalidConfig(name, value, "a number of seconds, at least 0")
     return float(value)
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """True or False. Raises `InvalidConfig`: "no" is true to Python, and that is seldom meant."""
+    """Return True or False. Raises `InvalidConfig` for other values: "no" is true in Python, which is seldom meant."""
     if value is True or value is False:
         return value
     if type(value).__name__ in _BOOLS:
@@ -59,54 +59,54 @@ def as_bool(name: str, value: Any) -> bool:
     raise InvalidConfig(name, value, "True or False")
 
 
-def as_text(name: str, value: Any, wanted: str = "a text") -> str:
-    """A str that can be written down. Raises `InvalidConfig`."""
+def as_text(name: str, value: Any, expected: str = "a text") -> str:
+    """Return a str that can be encoded. Raises `InvalidConfig`."""
     if not isinstance(value, str):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidConfig(name, value, f"{wanted} that UTF-8 can write") from None
+        raise InvalidConfig(name, value, f"{expected} that can be encoded in UTF-8") from None
     return str(value)
 
 
-def as_mapping(name: str, value: Any, wanted: str) -> Mapping[Any, Any]:
-    """A mapping; None for an empty one. Raises `InvalidConfig`."""
+def as_mapping(name: str, value: Any, expected: str) -> Mapping[Any, Any]:
+    """Return a mapping, which is empty for None. Raises `InvalidConfig`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     return value
 
 
 def as_patterns(name: str, value: Any) -> tuple[str, ...]:
-    """Names and patterns of topics; a text is a single one. Raises `InvalidConfig`."""
-    wanted = "names and patterns of topics, none for all"
+    """Return names and patterns of topics; a str is a single one. Raises `InvalidConfig`."""
+    expected = "names and patterns of topics, empty for all"
     if not isinstance(value, str | Iterable) or isinstance(value, bytes):
-        raise InvalidConfig(name, value, wanted)
+        raise InvalidConfig(name, value, expected)
     patterns = (value,) if isinstance(value, str) else tuple(value)
     if not all(patterns):
-        raise InvalidConfig(name, value, wanted)
-    return tuple(as_text(name, pattern, wanted) for pattern in patterns)
+        raise InvalidConfig(name, value, expected)
+    return tuple(as_text(name, pattern, expected) for pattern in patterns)
 
 
 def as_topic_partition(topic: Any, partition: Any) -> TopicPartition:
-    """A partition by topic and number. Raises `InvalidTopicName`, `InvalidConfig`."""
+    """Return a partition by topic and number. Raises `InvalidTopicName`, `InvalidConfig`."""
     return TopicPartition(check_topic_name(topic, internal=True), as_partition(partition))
 
 
 def as_positions(name: str, positions: Any) -> dict[TopicPartition, int]:
-    """Offsets by partition, as a person gives them. Raises `InvalidConfig`, `InvalidTopicName`."""
-    wanted = "a mapping of (topic, partition) to the offset to go on at"
+    """Return offsets by partition. Raises `InvalidConfig`, `InvalidTopicName`."""
+    expected = "a mapping of (topic, partition) to the offset to resume at"
     named = {}
-    for key, offset in as_mapping(name, positions, wanted).items():
+    for key, offset in as_mapping(name, positions, expected).items():
         if not isinstance(key, tuple) or len(key) != 2:
-            raise InvalidConfig(name, positions, wanted)
+            raise InvalidConfig(name, positions, expected)
         tp = as_topic_partition(*key)
-        named[tp] = as_int(f"position of {tp}", offset, 0, wanted="an offset: a whole number from 0 on")
+        named[tp] = as_int(f"offset of {tp}", offset, 0, expected="an offset: a whole number of at least 0")
     return named
 
 
 def as_partition(value: Any) -> int:
-    """A number, whether or not a topic has such a partition. Raises `InvalidConfig`."""
-    return as_int("partition", value, 0, 1 << 128, wanted="a partition's number, from 0 on")
+    """Return the number of a partition, whether or not a topic has it. Raises `InvalidConfig`."""
+    return as_int("partition", value, 0, 1 << 128, expected="the number of a partition, at least 0")

@@ -1,4 +1,4 @@
-"""How producers and consumers are made: a store's part of it, with the types of what goes in and comes out."""
+"""Create the producers and consumers of a store, with precise types for serializers and deserializers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 if TYPE_CHECKING:
     from segmentlog.codecs import Deserializer, Serializer
     from segmentlog.consuming.async_consumer import AsyncConsumer
-    from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, Rebalanced, Start
+    from segmentlog.consuming.consumer import Consumer, OffsetReset, OnBad, OnError, Rebalanced, Start
     from segmentlog.consuming.consumer_options import AsyncConsumerKeywords, ConsumerKeywords, ConsumerOptions
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Ack, Isolation, Partition
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from segmentlog.producing.async_producer import AsyncProducer
     from segmentlog.producing.producer import Producer
     from segmentlog.producing.producer_options import ProducerKeywords
-    from segmentlog.producing.producer_registry import Producers
+    from segmentlog.producing.producer_registry import ProducerRegistry
     from segmentlog.topics.topic_registry import Topics
     from segmentlog.tracing import Tracing
     from segmentlog.transactions.transaction_coordinator import Transactions
@@ -28,17 +28,17 @@ Value = TypeVar("Value")
 C = TypeVar("C", bound="Consumer[Any, Any]")
 
 MAX_UNSENT_BYTES: Final = 8 << 20
-"""How much an asynchronous producer has on its way at most, about."""
+"""Approximate limit of unsent bytes of an asynchronous producer."""
 
 
 class Clients:
-    """What `segmentlog.LogStore` has for those that produce and consume."""
+    """The part of `segmentlog.LogStore` that creates producers and consumers."""
 
     _topics: Topics
     _mutex: threading.RLock
-    _producers: Producers | None = None
+    _producers: ProducerRegistry | None = None
     _members: weakref.WeakSet[Consumer[Any, Any]]
-    """Consumers that are members of groups: they leave when the store is closed."""
+    """Consumers that are members of groups; they leave when the store is closed."""
 
     if TYPE_CHECKING:
 
@@ -47,7 +47,7 @@ class Clients:
         @property
         def groups(self) -> Groups: ...
         def finish_transactions(self) -> float: ...
-        def _make_positions(self) -> Partition: ...
+        def _create_offsets_log(self) -> Partition: ...
 
     @overload
     def producer(
@@ -79,7 +79,7 @@ class Clients:
         key_serializer: Serializer[Any] | None = None,
         tracing: Tracing = "auto",
     ) -> Producer[Any, Any]:
-        """A producer that gathers records into batches; see `Producer`."""
+        """Create a producer, which gathers records into batches; see `Producer`."""
         self._topics.check_writable("produce")
         from segmentlog.producing.producer_options import ProducerOptions
 
@@ -88,14 +88,16 @@ class Clients:
             enable_idempotence=enable_idempotence, transaction_timeout_ms=transaction_timeout_ms,
             serializer=serializer, key_serializer=key_serializer, tracing=tracing,
         )  # fmt: skip
-        return self._all_producers().make(options)
+        return self._all_producers().create(options)
 
-    def _all_producers(self) -> Producers:
+    def _all_producers(self) -> ProducerRegistry:
         if self._producers is None:
-            from segmentlog.producing.producer_registry import Producers
+            from segmentlog.producing.producer_registry import ProducerRegistry
 
             with self._mutex:
-                self._producers = self._producers or Producers(self._topics, self.transactions, self._make_positions)
+                self._producers = self._producers or ProducerRegistry(
+                    self._topics, self.transactions, self._create_offsets_log
+                )
         return self._producers
 
     @overload
@@ -104,7 +106,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: None = None,
         key_deserializer: None = None,
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer: ...
     @overload
@@ -113,7 +114,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: Deserializer[Value],
         key_deserializer: None = None,
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[bytes | None, Value]: ...
     @overload
@@ -122,7 +122,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: None = None,
         key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[Key, bytes | None]: ...
     @overload
@@ -131,7 +130,6 @@ class Clients:
         *topics: str | tuple[str, int],
         deserializer: Deserializer[Value],
         key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise",
         **options: Unpack[ConsumerKeywords],
     ) -> Consumer[Key, Value]: ...
     def consumer(
@@ -157,9 +155,10 @@ class Clients:
         on_lost: Rebalanced | None = None,
         deserializer: Deserializer[Any] | None = None,
         key_deserializer: Deserializer[Any] | None = None,
-        on_bad: OnBad = "raise",
+        on_error: OnError | None = None,
+        on_bad: OnBad | None = None,
     ) -> Consumer[Any, Any]:
-        """A consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
+        """Create a consumer of topics, partitions or patterns, alone or as a member of a group; see `Consumer`."""
         from segmentlog.consuming.consumer import Consumer, ConsumerOptions
 
         self._topics.check_open()
@@ -170,13 +169,13 @@ class Clients:
             auto_commit_interval_ms=auto_commit_interval_ms, assignment_strategy=assignment_strategy,
             max_poll_interval_ms=max_poll_interval_ms, max_poll_records=max_poll_records, client_id=client_id,
             on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-            deserializer=deserializer, key_deserializer=key_deserializer, on_bad=on_bad,
+            deserializer=deserializer, key_deserializer=key_deserializer, on_error=on_error, on_bad=on_bad,
         )  # fmt: skip
-        return self._consumer(Consumer, topics, options)
+        return self._create_consumer(Consumer, topics, options)
 
-    def _consumer(self, made: type[C], topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> C:
+    def _create_consumer(self, cls: type[C], topics: tuple[str | tuple[str, int], ...], options: ConsumerOptions) -> C:
         groups = None if options.group is None else self.groups
-        consumer = made(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
+        consumer = cls(self._topics, topics, options, groups=groups, finish_transactions=self.finish_transactions)
         if groups is not None:
             self._members.add(consumer)
         return consumer
@@ -204,47 +203,49 @@ class Clients:
         key_serializer: Serializer[Key], **options: Unpack[ProducerKeywords],
     ) -> AsyncProducer[Key | None, Value | None]: ...  # fmt: skip
     def aproducer(self, *, max_unsent_bytes: int = MAX_UNSENT_BYTES, **options: Any) -> AsyncProducer[Any, Any]:
-        """A producer for asyncio, with the options of `producer`; see `AsyncProducer`. Begin it by ``async with``."""
+        """Create a producer for asyncio with the options of `producer`; see `AsyncProducer`. Use ``async with``."""
         self._topics.check_writable("produce")
         from segmentlog.arguments import as_int
         from segmentlog.producing.async_producer import AsyncProducer
         from segmentlog.producing.producer_options import ProducerOptions
 
-        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, wanted="bytes, from 1 on")
+        max_unsent_bytes = as_int("max_unsent_bytes", max_unsent_bytes, 1, expected="bytes, from 1 on")
         made = ProducerOptions(**options)
-        return AsyncProducer(lambda: self._all_producers().make_queueing(made), made.linger_ms, max_unsent_bytes)
+        return AsyncProducer(
+            lambda: self._all_producers().create_event_loop_producer(made), made.linger_ms, max_unsent_bytes
+        )
 
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: None = None,
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: None = None,
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[bytes | None, Value]: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: None = None, key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[Key, bytes | None]: ...  # fmt: skip
     @overload
     def aconsumer(
         self, *topics: str | tuple[str, int], deserializer: Deserializer[Value], key_deserializer: Deserializer[Key],
-        on_bad: OnBad = "raise", **options: Unpack[AsyncConsumerKeywords],
+        **options: Unpack[AsyncConsumerKeywords],
     ) -> AsyncConsumer[Key, Value]: ...  # fmt: skip
     def aconsumer(self, *topics: str | tuple[str, int], **options: Any) -> AsyncConsumer[Any, Any]:
-        """A consumer for asyncio, with the options of `consumer`; see `AsyncConsumer`. Begin it by ``async with``."""
+        """Create a consumer for asyncio with the options of `consumer`; see `AsyncConsumer`. Use ``async with``."""
         self._topics.check_open()
         from segmentlog.aio.loop_callbacks import Callbacks
         from segmentlog.consuming.async_consumer import AsyncConsumer
         from segmentlog.consuming.consumer_options import ConsumerOptions
-        from segmentlog.consuming.nonblocking_consumer import SteppedConsumer
+        from segmentlog.consuming.nonblocking_consumer import NonblockingConsumer
 
         callbacks = Callbacks()
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if callable(options.get(name)):
-                options[name] = callbacks.wrapped(options[name])
+                options[name] = callbacks.wrap(options[name])
         made = ConsumerOptions(**options)
-        return AsyncConsumer(lambda: self._consumer(SteppedConsumer, topics, made), callbacks)
+        return AsyncConsumer(lambda: self._create_consumer(NonblockingConsumer, topics, made), callbacks)

@@ -1,4 +1,4 @@
-"""The clocks: what time it is is an argument everywhere else, so that tests can say it."""
+"""Clocks. Other modules get the time as an argument, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import time
 
 
 class Clock:
-    """The two clocks, in milliseconds. Tests hand in another one."""
+    """The wall clock and the monotonic clock, in milliseconds. Tests pass another one."""
 
     def now_ms(self) -> int:
-        """Wall clock since 1970 UTC: timestamps of records."""
+        """Return the wall clock in milliseconds since 1970 UTC, for timestamps of records."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Since boot, the same in every process: ages and deadlines."""
+        """Return milliseconds since boot, equal in all processes, for ages and deadlines."""
         return time.monotonic_ns() // 1_000_000
 
-    _began: tuple[int, int] | None = None
+    _first: tuple[int, int] | None = None
 
     def steady_ms(self) -> int:
-        """The wall clock as far as the monotonic one bears it out: never further on since this was first asked.
+        """Return the wall clock, limited by the monotonic clock: it never advances faster than since the first call.
 
-        For what expires: that the wall clock jumps forward ends nothing. Time that the machine slept does not count.
+        Use it for expiry: a jump of the wall clock expires nothing. Time during which the machine slept does not count.
         """
         wall_ms, up_ms = self.now_ms(), self.monotonic_ms()
-        if self._began is None:
-            self._began = wall_ms, up_ms
-        began_ms, began_up_ms = self._began
-        return min(wall_ms, began_ms + up_ms - began_up_ms)
+        if self._first is None:
+            self._first = wall_ms, up_ms
+        first_ms, first_up_ms = self._first
+        return min(wall_ms, first_ms + up_ms - first_up_ms)

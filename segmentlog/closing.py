@@ -1,4 +1,4 @@
-"""Stores that nobody closes: a thread closes those that were dropped, and those still open are as the program ends."""
+"""Close stores that the program does not close: dropped ones in a thread, and open ones at exit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLOSING_S: Final = 10.0
 
 
 class Closable(Protocol):
-    """What is needed of a `LogStore`."""
+    """The interface of `LogStore` that this module uses."""
 
     path: str
 
@@ -33,65 +33,65 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class _BeingClosed(set[Closable]):
-    """Dropped ones; a forked child leaves them to its parent."""
+class _ClosingStores(set[Closable]):
+    """Dropped stores that are being closed; a forked child leaves them to its parent."""
 
 
 open_stores: weakref.WeakSet[Closable] = weakref.WeakSet()
-"""Those of this process; who closes one takes it out."""
-being_closed = _BeingClosed()
-fork_safety.on_fork(being_closed, "clear")
+"""Open stores of this process; closing a store removes it."""
+closing_stores = _ClosingStores()
+fork_safety.on_fork(closing_stores, "clear")
 
 
 def close_dropped(store: Closable) -> None:
-    """Have a thread close a store that the collector has found to be dropped; for its finalizer.
+    """Start a thread that closes a dropped store; called by the store's finalizer.
 
-    Whatever thread comes by runs that, at any point and with any lock held, so another one closes the store, and
-    brings it back for that.
+    A finalizer runs in any thread, at any point and with any lock held. So another thread closes the store, after
+    resurrecting it.
     """
     started: list[int] = []
     try:
-        being_closed.add(store)
-        started.extend(starmap(_thread.start_new_thread, ((_begin_to_close, (store,)),)))  # in one step
+        closing_stores.add(store)
+        started.extend(starmap(_thread.start_new_thread, ((_start_close_thread, (store,)),)))  # in one step
     except BaseException as error:
-        # Interrupted, or no thread to spare: its descriptors go by themselves, as if its process had died.
+        # Interrupted, or no thread available: the descriptors are closed by themselves, as if the process had died.
         if not started:
-            being_closed.discard(store)
+            closing_stores.discard(store)
         if not isinstance(error, RuntimeError):
             raise
 
 
-def _begin_to_close(store: Closable) -> None:
-    """In a thread that `threading` does not know: starting one that it knows takes locks, as no finalizer may."""
+def _start_close_thread(store: Closable) -> None:
+    """Start the closing thread from a raw thread: starting a `threading.Thread` takes locks; a finalizer must not."""
     try:
         threading.Thread(target=_close, args=(store,), name="segmentlog-close", daemon=True).start()
     except RuntimeError:
-        being_closed.discard(store)
+        closing_stores.discard(store)
 
 
 def _close(store: Closable) -> None:
-    """Close a store that nobody can reach any more."""
+    """Close a store to which no reference exists any more."""
     try:
         for partition in store.opened_partitions():
             partition.handle.resurrect()
         store.close()
     except Exception as error:
-        logger.warning("%s was dropped without being closed, and cannot be closed cleanly: %s", store.path, error)
+        logger.warning("%s was dropped without close(), and could not be closed cleanly: %s", store.path, error)
     finally:
-        being_closed.discard(store)
+        closing_stores.discard(store)
 
 
 @atexit.register
 def _close_stores() -> None:
-    """A program that ends without closing its store still leaves it clean."""
+    """Close open stores at exit, so that they are closed cleanly."""
     for store in members_of(open_stores):
         if unsent_count := store.unsent_count:
-            text = f"{store.path}: {unsent_count} records are appended only as the program ends: close their producer"
+            text = f"{store.path}: {unsent_count} records are appended only at exit: close their producer"
             warnings.warn(text, ResourceWarning, stacklevel=1)
         try:
             store.close()
         except Exception as error:
-            logger.warning("%s: not closed cleanly as the program ends: %s", store.path, error)
+            logger.warning("%s: not closed cleanly at exit: %s", store.path, error)
     ends_s = time.monotonic() + _CLOSING_S
-    while being_closed and time.monotonic() < ends_s:
+    while closing_stores and time.monotonic() < ends_s:
         time.sleep(0.005)

@@ -1,10 +1,10 @@
-"""From objects to bytes and back: what producers and consumers are given as serializers, and ready-made ones.
+"""Serializers and deserializers of producers and consumers: their interfaces, and ready-made ones.
 
     codec = json_codec(Click)                      # a msgspec Struct, a dataclass, a pydantic model, a dict...
     store.producer(serializer=codec, key_serializer=text_codec())
     store.consumer("clicks", deserializer=codec, key_deserializer=text_codec())
 
-They are asked for a list at a time. None is a null key or a tombstone, and stays None.
+They process lists. None is a null key or a tombstone. It stays None.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Serializer(Protocol[T_contra]):
-    """Makes bytes of keys or values. Called by whatever thread sends."""
+    """Converts keys or values to bytes. Called by the thread that sends."""
 
     def serialize(self, topic: str, values: Sequence[T_contra | None]) -> list[bytes | None]:
-        """As many as it is given, in their order; None of None.
+        """Return one result per value, in order. None stays None.
 
-        What it raises for an object that it does not take is told as `SerializationError`, with its index. An OSError,
-        or a `SegmentlogError` that is no ValueError nor TypeError, is about something else, and raised as it is.
+        An exception about an object becomes a `SerializationError` with the object's index. An OSError, or a
+        `SegmentlogError` that is neither ValueError nor TypeError, has other causes and is raised unchanged.
         """
 
 
 class Deserializer(Protocol[T_co]):
-    """Makes keys or values of bytes. Called by whatever thread reads."""
+    """Converts bytes to keys or values. Called by the thread that reads."""
 
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> Sequence[T_co]:
-        """As many as it is given, in their order; None of None.
+        """Return one result per item, in order. None stays None.
 
-        What it raises for bytes that it does not take is told as `DeserializationError`, or as ``on_bad`` says; what is
-        about something else, as with a `Serializer`, is raised as it is, and the consumer's position stays.
+        An exception about the bytes becomes a `DeserializationError`, or is handled as ``on_error`` says. Exceptions
+        with other causes, as for a `Serializer`, are raised unchanged, and the consumer's position does not change.
         """
 
 
 def is_about_data(error: Exception) -> bool:
-    """Whether what a serializer raised says that an object, or its bytes, are wrong."""
+    """Return whether an exception of a serializer is about an object or its bytes."""
     return not isinstance(error, SegmentlogError | OSError) or isinstance(error, ValueError | TypeError)
 
 
 class Codec(Generic[T]):
-    """Both of them, from two functions for a single object. None never reaches these."""
+    """A serializer and deserializer made of two functions for a single object, which never get None."""
 
     def __init__(self, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         self.encode, self.decode = encode, decode
 
     def serialize(self, topic: str, values: Sequence[T | None]) -> list[bytes | None]:
-        """See `Serializer`."""
+        """Serialize values; see `Serializer`."""
         encode = self.encode
         return [None if value is None else encode(value) for value in values]
 
     def deserialize(self, topic: str, data: Sequence[bytes | None]) -> list[T | None]:
-        """See `Deserializer`."""
+        """Deserialize values; see `Deserializer`."""
         decode = self.decode
         return [None if blob is None else decode(blob) for blob in data]
 
 
 def text_codec(encoding: str = "utf-8") -> Codec[str]:
-    """Texts."""
+    """Return a codec for texts."""
     try:
         encodings.lookup(encoding)
     except (LookupError, TypeError) as error:
@@ -86,17 +86,17 @@ def json_codec(kind: type[T], *, strict: bool = True) -> Codec[T]: ...
 @overload
 def json_codec(kind: Any = None, *, strict: bool = True) -> Codec[Any]: ...
 def json_codec(kind: Any = Any, *, strict: bool = True) -> Codec[Any]:
-    """JSON, checked against a type when it is read: a msgspec Struct, a dataclass, a pydantic model, a dict.
+    """Return a codec for JSON, checked while reading against a type: a msgspec Struct, dataclass, pydantic model, dict.
 
-    Without a type anything that JSON has. ``strict=False`` also takes "1" for 1 and the like. A pydantic model is
-    checked by pydantic, by its own rules. What is written is not checked against the type.
+    Without a type, it accepts any JSON. ``strict=False`` also accepts "1" for 1 and similar values. Pydantic checks its
+    models by its own rules. Written values are not checked against the type.
     """
     if (adapter := _pydantic_adapter(kind)) is not None:
         return Codec(
             lambda value: cast("bytes", adapter.dump_json(value, warnings="error")),
             lambda blob: adapter.validate_json(blob, strict=None if strict else False),
         )
-    decoder = _made_for(kind, lambda: msgspec.json.Decoder(kind, strict=strict))
+    decoder = _create_for(kind, lambda: msgspec.json.Decoder(kind, strict=strict))
     return Codec(msgspec.json.Encoder().encode, decoder.decode)
 
 
@@ -105,27 +105,27 @@ def msgpack_codec(kind: type[T], *, strict: bool = True) -> Codec[T]: ...
 @overload
 def msgpack_codec(kind: Any = None, *, strict: bool = True) -> Codec[Any]: ...
 def msgpack_codec(kind: Any = Any, *, strict: bool = True) -> Codec[Any]:
-    """MessagePack, checked as `json_codec` checks JSON."""
+    """Return a codec for MessagePack, checked as `json_codec` checks JSON."""
     if (adapter := _pydantic_adapter(kind)) is not None:
         encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
         return Codec(
             lambda value: encode(adapter.dump_python(value, mode="python", warnings="error")),
             lambda blob: adapter.validate_python(decode(blob), strict=None if strict else False),
         )
-    decoder = _made_for(kind, lambda: msgspec.msgpack.Decoder(kind, strict=strict))
+    decoder = _create_for(kind, lambda: msgspec.msgpack.Decoder(kind, strict=strict))
     return Codec(msgspec.msgpack.Encoder().encode, decoder.decode)
 
 
-def _made_for(kind: object, make: Callable[[], T]) -> T:
+def _create_for(kind: object, make: Callable[[], T]) -> T:
     try:
         return make()
     except TypeError as error:
-        wanted = f"a type that msgspec reads, or a pydantic model: {error}"
-        raise InvalidConfig("kind", kind, wanted) from error
+        expected = f"a type that msgspec reads, or a pydantic model: {error}"
+        raise InvalidConfig("kind", kind, expected) from error
 
 
 def _pydantic_adapter(kind: Any) -> Any:
-    """What reads and writes a pydantic model or dataclass; None for all else. Loads nothing: they bring it along."""
+    """Return the adapter of a pydantic model or dataclass; None for other types, without importing pydantic."""
     if not (hasattr(kind, "__pydantic_validator__") or hasattr(kind, "__pydantic_generic_metadata__")):
         return None
     from pydantic import TypeAdapter

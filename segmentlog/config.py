@@ -1,7 +1,8 @@
-"""Every default of the project, once; those of `segmentlog.open` in `segmentlog.defaults`.
+"""The topic configuration, with all its defaults; those of `segmentlog.open` are in `segmentlog.defaults`.
 
-Pure: text and numbers in, frozen values out. The topic config has Kafka's keys with Kafka's meanings
-and a few of ours; a key is written with dots in files and on the command line, with underscores in Python.
+This module is pure: it converts texts and numbers to frozen values. The topic config has Kafka's keys with Kafka's
+meanings and some additional ones. Keys are written with dots in files and on the command line, with underscores in
+Python.
 """
 
 import operator
@@ -26,14 +27,14 @@ from segmentlog.quantities import (
 )
 
 CLIENT_TIMESTAMP_AFTER_MAX_MS = 3_600_000
-"""What `message.timestamp.after.max.ms` is for Kafka's clients in a topic that does not set it. Kafka's default."""
+"""`message.timestamp.after.max.ms` for Kafka clients, in a topic that does not set it. Kafka's default."""
 
 OFFSET_CEILING_STEP = 1_000_000
-"""How many offsets one durable promise covers: one fsync of the checkpoint for so many records."""
+"""Number of offsets that one durable grant covers: one fsync of the checkpoint per this many records."""
 
 
 EXPIRES_HEADER = "expires-at-ms"
-"""Header whose value, decimal milliseconds since 1970, says when compaction may drop the record."""
+"""Header with the time, decimal milliseconds since 1970, after which compaction may drop the record."""
 
 # --- fsync ----------------------------------------------------------------------------------------------
 
@@ -43,26 +44,29 @@ _FSYNC_ACCEPTED = "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or
 
 @dataclass(frozen=True, slots=True)
 class FsyncPolicy:
-    """When appended records are forced to the disk, which is to say what a power cut may take.
+    """When appended records are forced to the disk, and so what a power cut can lose.
 
-    The death of the process, kill -9 included, takes no acknowledged record under any of them.
+    The death of a process, including kill -9, loses no acknowledged record under any policy.
 
-    - `always`: an append returns once it is on disk; appends at the same time share one fsync.
-      Loses no acknowledged record.
-    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000).
-      Loses at most what was appended in the last `amount` ms, and during the flush that was under way.
-    - `records`: a flush once `amount` records are unflushed. Loses at most so many, and those appended
-      during the flush; but the last few of a topic that falls silent stay at risk as long as it is silent.
-    - `bytes`: the same, counted in bytes as stored.
-    - `never`: the operating system decides, usually after 5 to 30 seconds, or when a segment is sealed.
-      Loses whatever it had not written yet.
+    - `always`: an append returns once its records are on disk; concurrent appends share one fsync. No acknowledged
+    record
+      can be lost.
+    - `ms`: a background flush at least every `amount` milliseconds (`everysec` is 1000). Records of the last `amount`
+    ms,
+      and those appended during a running flush, can be lost.
+    - `records`: a flush once `amount` records are unflushed. These, and those appended during the flush, can be lost.
+    If a
+      topic becomes idle, its last few records stay at risk.
+    - `bytes`: the same, counted in stored bytes.
+    - `never`: the operating system decides, usually after 5 to 30 seconds; sealing a segment syncs it, too. All
+      records that were not written yet can be lost.
 
-    Whichever it is, a single append may wait for the disk with `ack="durable"`.
+    With any policy, a single append can wait for the disk with `ack="durable"`.
     """
 
     kind: FsyncKind
     amount: int = 0
-    """Milliseconds, records or bytes, by `kind`, from 1 to 2**31 - 1; 0 for always and never."""
+    """Milliseconds, records or bytes, depending on `kind`, from 1 to 2**31 - 1; 0 for always and never."""
 
     def __post_init__(self) -> None:
         low, high = (0, 0) if self.kind in ("always", "never") else (1, 2**31 - 1)
@@ -71,7 +75,7 @@ class FsyncPolicy:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """The policy that a text names; a policy is returned as it is. Raises InvalidConfig."""
+        """Return the policy that a text names; return a policy unchanged. Raises InvalidConfig."""
         if isinstance(text, cls):
             return text
         word = text.strip().lower() if isinstance(text, str) else ""
@@ -80,7 +84,7 @@ class FsyncPolicy:
         if word == "everysec":
             return cls("ms", 1000)
         try:
-            # A bare number is refused, and a bare letter as well: 5m would be minutes or mebibytes.
+            # A bare number is rejected, and a bare letter as well: 5m could be minutes or mebibytes.
             if word.endswith("records"):
                 return cls("records", parse_count(word.removesuffix("records")))
             if word.endswith(("b", "bytes")):
@@ -89,7 +93,7 @@ class FsyncPolicy:
                 return cls("ms", parse_duration_ms(word))
             if not isinstance(text, str | int):  # a timedelta
                 return cls("ms", parse_duration_ms(text))
-        except ValueError:  # InvalidConfig too: the caller wrote the whole text, so the message shows it
+        except ValueError:  # also InvalidConfig: the caller wrote the whole text, so the message shows all of it
             pass
         raise InvalidConfig("fsync", text, _FSYNC_ACCEPTED)
 
@@ -109,7 +113,7 @@ class _Kind:
 
 
 _BOUNDED = object()
-# More is a slip of the unit where "for ever" makes no sense.
+# For keys that need a limit: a larger value is a mistake of the unit.
 _CENTURY_MS = 36_500 * 86_400_000
 
 
@@ -121,7 +125,7 @@ def _number(
     high: int,
     unlimited: object = _BOUNDED,
 ) -> _Kind:
-    """A whole number in [low, high]; `unlimited` is the value for no limit, where there may be none."""
+    """Return a kind for whole numbers in [low, high]; `unlimited` is the value for no limit, if that is allowed."""
 
     def parse(value: object) -> object:
         if value is None and unlimited is None:
@@ -148,7 +152,7 @@ def _duration(low: int, unlimited: object = _BOUNDED) -> _Kind:
 
 
 def _because(kind: _Kind, reason: str) -> _Kind:
-    """The same kind, with the reason for its limits in the error."""
+    """Return the same kind, with the reason for its limits in the error."""
     return _Kind(kind.parse, kind.show, f"{kind.accepted}: {reason}")
 
 
@@ -172,7 +176,7 @@ def _choice(*names: str) -> _Kind:
 
 
 def _as_retention(kind: _Kind, key: str) -> _Kind:
-    """The same, or `AS_RETENTION`."""
+    """Return a kind that also accepts `AS_RETENTION`."""
 
     def parse(value: object) -> object:
         text = value.strip() if isinstance(value, str) else value
@@ -212,7 +216,7 @@ def _parse_ratio(value: object) -> float:
     if isinstance(value, bool):
         raise ValueError("a ratio is a number")
     ratio = float(cast(Any, value))
-    if not 0.0 <= ratio <= 1.0:  # false for NaN as well
+    if not 0.0 <= ratio <= 1.0:  # also false for NaN
         raise ValueError(f"{ratio} is out of range")
     return ratio
 
@@ -222,11 +226,11 @@ def _parse_level(value: object) -> int | None:
         return None
     if isinstance(value, bool):
         raise ValueError("a level is a number")
-    return int(value) if isinstance(value, str) else operator.index(cast(Any, value))  # zstd has levels below 0
+    return int(value) if isinstance(value, str) else operator.index(cast(Any, value))  # zstd has negative levels
 
 
 def _parse_clock_limit(value: object) -> int:
-    """As Kafka: from 0 on, and no -1 for unlimited."""
+    """Parse a limit of at least 0; like Kafka, this key does not accept -1 for unlimited."""
     if isinstance(value, str) and value.strip().lower() == "unlimited":
         return UNLIMITED_MS
     limit_ms = parse_duration_ms(value)
@@ -257,7 +261,7 @@ _CLEANUP_POLICY = _Kind(
     f"delete, compact, delete,compact or {_NO_POLICY}, which keeps records forever",
 )
 PRODUCER = "producer"
-"""The `compression.type` of a topic that keeps the codec of each Kafka client's batch, as Kafka calls it."""
+"""The `compression.type` that keeps the codec of each Kafka client's batch; Kafka's name for it."""
 _COMPRESSION_TYPES = {name: name for name in (PRODUCER, *CODEC_NAMES)} | {"uncompressed": "none"}
 _COMPRESSION_TYPE = _Kind(
     _parse_compression_type, str, f"{PRODUCER}, {', '.join(CODEC_NAMES[:-1])} or {CODEC_NAMES[-1]} (or uncompressed)"
@@ -279,12 +283,12 @@ CleanupPolicy = Literal["", "delete", "compact", "delete,compact"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CompressionType = Literal["producer", "lz4", "zstd", "gzip", "snappy", "none"]
 
-# A segment's positions are u32, and a batch that is larger than a segment gets one to itself.
+# Positions in a segment are u32, and a batch larger than a segment gets its own segment.
 _SEGMENT_BYTES_MAX = 2**31 - 1
-# Below a few headers every batch would be a file of its own.
+# Below the size of a few headers, every batch would be a file of its own.
 _SEGMENT_BYTES_MIN = 256
 _MESSAGE_BYTES_MAX = 512 * MIB
-# Kafka's: the largest array that Java can allocate.
+# Kafka's value: the largest array that Java can allocate.
 _DECOMPRESSED_BYTES_MAX = 2**31 - 9
 _LEVELS_IN_WORDS = "; ".join(
     "{}: {} to {}, default {}".format(codec.name, *codec.levels) for codec in CODECS if codec.levels is not None
@@ -302,11 +306,10 @@ class ConfigLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """How one topic rolls, keeps, compacts, compresses and syncs its records. Raises InvalidConfig.
+    """How a topic rolls, retains, compacts, compresses and syncs its records. Raises InvalidConfig.
 
-    Units are in the names. No limit is what Kafka writes for it, -1 (`retention_*`) or UNLIMITED_MS, and None
-    for the keys that are ours.
-    The number of partitions is not part of it: it is stored beside it.
+    Units are in the names. "No limit" is Kafka's value for it, -1 (`retention_*`) or UNLIMITED_MS; None for the
+    additional keys. The number of partitions is stored separately.
     """
 
     segment_bytes: int = _key(
@@ -343,7 +346,7 @@ class TopicConfig:
         _CLEANUP_POLICY,
         "delete old segments, compact to the last record of each key, both, or neither (none)",
     )
-    min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is uncompacted")
+    min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is dirty")
     delete_retention_ms: int = _key(
         86_400_000, _duration(0, UNLIMITED_MS), "how long compaction keeps a tombstone for readers"
     )
@@ -370,12 +373,12 @@ class TopicConfig:
     message_timestamp_type: TimestampType = _key(
         "CreateTime",
         _choice("CreateTime", "LogAppendTime"),
-        "whose clock stamps a record: the sender's or the log's",
+        "which clock sets a record's timestamp: the sender's or the log's",
     )
     message_timestamp_after_max_ms: int | None = _key(
         None,
         _CLOCK_LIMIT_OR_DEFAULT,
-        "how far a record's timestamp may be ahead of the clock; default: an hour for Kafka's clients, no limit for"
+        "how far a record's timestamp may be after the clock; default: an hour for Kafka clients, no limit for"
         " the library",
     )
     message_timestamp_before_max_ms: int = _key(
@@ -385,16 +388,16 @@ class TopicConfig:
         "producer",
         _COMPRESSION_TYPE,
         "how batches are compressed; batches of Kafka clients are recompressed."
-        f" producer: {CODECS[0].name}, and batches of Kafka clients stay as they are",
+        f" producer: {CODECS[0].name}, and batches of Kafka clients are not changed",
     )
     compression_level: int | None = _key(
-        None, _LEVEL, f"how hard the codec tries, where it has levels ({_LEVELS_IN_WORDS})"
+        None, _LEVEL, f"compression level, for codecs that have levels ({_LEVELS_IN_WORDS})"
     )
     file_delete_delay_ms: int = _key(
         60_000, _duration(0), "how long the file of a deleted segment stays for readers that have it open"
     )
     producer_id_expiration_ms: int = _key(
-        86_400_000, _duration(1), "how long a producer without a name is remembered after its last append"
+        86_400_000, _duration(1), "how long an unnamed producer is remembered after its last append"
     )
     remote_storage_enable: bool = _key(
         False, _FLAG, "tiered storage: evict old segments from the local disk once the object store has them"
@@ -423,8 +426,8 @@ class TopicConfig:
         try:
             compression(self.codec_name, self.compression_level)
         except ValueError as error:
-            wanted = f"a level that compression.type={self.compression_type} has, or default: {error}"
-            raise InvalidConfig("compression.level", self.compression_level, wanted) from None
+            expected = f"a level that compression.type={self.compression_type} has, or default: {error}"
+            raise InvalidConfig("compression.level", self.compression_level, expected) from None
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             most = format_duration_ms(self.max_compaction_lag_ms)
             raise InvalidConfig(
@@ -432,27 +435,30 @@ class TopicConfig:
                 self.min_compaction_lag_ms,
                 f"at most max.compaction.lag.ms, which is {most}",
             )
-        if self.remote_storage_enable and self.deletes:  # as Kafka: what lies here is part of what is kept at all
-            for here, whole in (("local.retention.ms", "retention.ms"), ("local.retention.bytes", "retention.bytes")):
-                least, most = (getattr(self, key.replace(".", "_")) for key in (here, whole))
+        if self.remote_storage_enable and self.deletes:  # as in Kafka: local data are part of all retained data
+            for local_key, key in (
+                ("local.retention.ms", "retention.ms"),
+                ("local.retention.bytes", "retention.bytes"),
+            ):
+                least, most = (getattr(self, name.replace(".", "_")) for name in (local_key, key))
                 if most != UNLIMITED and (least == UNLIMITED or least > most):
                     raise InvalidConfig(
-                        here, least, f"at most {whole}, which is {most}, or {AS_RETENTION} for the same"
+                        local_key, least, f"at most {key}, which is {most}, or {AS_RETENTION} for the same"
                     )
 
     @property
     def kept_here_ms(self) -> int:
-        """What `local.retention.ms` comes to; UNLIMITED for no limit."""
+        """The effective `local.retention.ms`, which may be UNLIMITED."""
         return self.retention_ms if self.local_retention_ms == AS_RETENTION else self.local_retention_ms
 
     @property
     def kept_here_bytes(self) -> int:
-        """What `local.retention.bytes` comes to; UNLIMITED for no limit."""
+        """The effective `local.retention.bytes`, which may be UNLIMITED."""
         return self.retention_bytes if self.local_retention_bytes == AS_RETENTION else self.local_retention_bytes
 
     @property
     def deletes(self) -> bool:
-        """Whether retention removes old segments."""
+        """Whether retention deletes old segments."""
         return "delete" in self.cleanup_policy
 
     @property
@@ -466,7 +472,7 @@ class TopicConfig:
         return compression(self.codec_name, self.compression_level)
 
     def recompresses(self, codec: int) -> bool:
-        """Return whether a Kafka client's batch under that codec (its number) is stored under the topic's codec."""
+        """Return whether a Kafka client's batch with this codec (its number) is recompressed with the topic's codec."""
         return self.compression_type != PRODUCER and self.compression.codec.number != codec
 
     @property
@@ -476,19 +482,19 @@ class TopicConfig:
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> Self:
-        """A config from keys with dots or underscores and values as numbers or as a person types them.
+        """Create a config from keys with dots or underscores, and values as numbers or as people write them.
 
         Raises InvalidConfig for an unknown key, a value out of range, or a key that is given twice.
         """
         return cls(**_by_field_name(settings))
 
     def replace(self, settings: Mapping[str, object]) -> Self:
-        """A copy with some keys changed. Raises InvalidConfig as `from_mapping` does."""
+        """Return a copy with some keys changed. Raises InvalidConfig as `from_mapping` does."""
         kept = {name: getattr(self, name) for name in _KINDS}
         return type(self)(**(kept | _by_field_name(settings)))
 
     def to_mapping(self) -> dict[str, int | float | str]:
-        """The keys that differ from their defaults, dotted, as JSON can hold them, for `from_mapping`."""
+        """Return the keys that differ from their defaults, with dots and JSON values, for `from_mapping`."""
         changed: dict[str, int | float | str] = {}
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
@@ -497,7 +503,7 @@ class TopicConfig:
         return changed
 
     def describe(self) -> list[ConfigLine]:
-        """Every key with its value and meaning, for people. `from_mapping` takes these values too."""
+        """Return every key with its value and meaning, for people. `from_mapping` accepts these values."""
         lines = []
         for name, kind in _KINDS.items():
             value = getattr(self, name)
@@ -514,7 +520,7 @@ _DEFAULTS: dict[str, object] = {key.name: key.default for key in fields(TopicCon
 _MEANINGS: dict[str, str] = {key.name: key.metadata["meaning"] for key in fields(TopicConfig)}
 
 TOPIC_CONFIG_KEYS = tuple(map(_dotted, _KINDS))
-"""The dotted keys of a topic config."""
+"""The keys of a topic config, with dots."""
 
 
 def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
@@ -530,7 +536,7 @@ def _by_field_name(settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _known_keys(unknown: str) -> str:
-    import difflib  # only a mistake needs it, and every command would pay for loading it
+    import difflib  # loaded only after a mistake: it would slow down every command
 
     close = difflib.get_close_matches(unknown, TOPIC_CONFIG_KEYS, n=1)
     hint = f"no such key, did you mean {close[0]}? " if close else "no such key. "

@@ -93,7 +93,7 @@ class InvalidRecord(SegmentlogError, TypeError):
 
     @property
     def reason(self) -> str:
-        """What is wrong with the record, for a message that names the record itself and not its place in a list."""
+        """The fault of the record, for a message that names the record itself and not its place in a list."""
         if self.has_no_key:
             return f"it has no key; expected {self.expected}"
         return f"its {self.column.removesuffix('s')} is {self.found}; expected {self.expected}"
@@ -126,7 +126,7 @@ class DeserializationError(SegmentlogError, ValueError):
     Data: the record is unchanged. The position of the consumer is this record.
 
     Remedy: skip the record with ``consumer.seek(error.topic, error.partition, error.offset + 1)``, or create the
-    consumer with ``on_bad="skip"``. ``column`` is "key" or "value", ``data`` its bytes.
+    consumer with ``on_error="skip"``. ``column`` is "key" or "value", ``data`` its bytes.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, column: str, why: str, data: bytes | None) -> None:
@@ -138,11 +138,11 @@ class DeserializationError(SegmentlogError, ValueError):
         return (
             f"{self.topic}/{self.partition}: the {self.column} at offset {self.offset} cannot be deserialized:"
             f" {self.why}. The consumer stays at this record. To skip it, seek to {self.offset + 1}, or create the"
-            " consumer with on_bad='skip'"
+            " consumer with on_error='skip'"
         )
 
 
-class OtherInput(SegmentlogError):
+class InputMismatch(SegmentlogError):
     """The input of this run differs from the input of the earlier runs of this named producer.
 
     Cause: ``produce --producer NAME`` ran with another file, or the file became shorter or was changed.
@@ -365,7 +365,7 @@ class DiskFull(SegmentlogError, OSError):
         return f"{self.path}: no room on the disk{for_what}; free some space and try again"
 
 
-class LocalError(SegmentlogError, OSError):
+class ProcessLimitError(SegmentlogError, OSError):
     """A limit or a missing permission of this process prevented the call.
 
     Cause: too many open files, not enough memory, no permission, a file size limit, an interrupted write (``errno``).
@@ -401,7 +401,8 @@ class PartitionFailed(SegmentlogError):
     """The partition rejects appends after an error that leaves the state of the disk unknown.
 
     Cause: an fsync failed, or a write failed that may have changed the file. A failed fsync is never retried, because
-    the kernel may then report success for data that it dropped. The limits of one process raise `LocalError` instead.
+    the kernel may then report success for data that it dropped. The limits of one process raise `ProcessLimitError`
+    instead.
 
     Data: records up to the durable offset are safe. Records after it are in the log, and a power cut can lose them.
     Nothing of the failed call is acknowledged; its records may or may not survive. Reading works.
@@ -421,7 +422,7 @@ class PartitionFailed(SegmentlogError):
         )
 
 
-class GrantExhausted(SegmentlogError):
+class OffsetGrantExhausted(SegmentlogError):
     """A shipped partition has assigned all offsets that the object store granted.
 
     Cause: the store was not shipped for too long: the object store cannot be reached, or no process ships.
@@ -444,7 +445,7 @@ class GrantExhausted(SegmentlogError):
         )
 
 
-class NotShipped(SegmentlogError):
+class ShipUnconfirmed(SegmentlogError):
     """Records are on the local disk, but it is unknown whether they are in the object store.
 
     Cause: an append with ``ack="shipped"`` waited two minutes, no process ships the store, or the object store cannot
@@ -667,7 +668,7 @@ class ProducerBusy(SegmentlogError):
         return f"producer {self.producer!r} cannot be opened: {self.why}"
 
 
-class ProducerHeld(SegmentlogError):
+class ProducerNameInUse(SegmentlogError):
     """The producer name is used by the other kind of client.
 
     Cause: a client of a server has this ``transactional.id``, or a producer of the library has this name. The two
@@ -792,7 +793,7 @@ class GroupNotEmpty(SegmentlogError):
         return f"group {self.group!r} has {self.members} live members; stop them first"
 
 
-class GroupHeld(SegmentlogError):
+class GroupInUse(SegmentlogError):
     """The group has members of the other kind: clients of a server and members of the library cannot share a group.
 
     Cause: ``holder`` has the group. ``members`` is their number, as far as it is known.
@@ -811,3 +812,12 @@ class GroupHeld(SegmentlogError):
             f"group {self.group!r} is held by {self.holder}. Stop them and join again, or join another group."
             " Committed offsets stay: either kind of member continues where the other stopped"
         )
+
+
+# Former names of exceptions. They also let pickles load that an earlier version wrote.
+GrantExhausted = OffsetGrantExhausted
+GroupHeld = GroupInUse
+LocalError = ProcessLimitError
+NotShipped = ShipUnconfirmed
+OtherInput = InputMismatch
+ProducerHeld = ProducerNameInUse

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: ``64MiB``, ``7d``, and back."""
+"""Parse and format sizes, durations and times as people write them: ``64MiB``, ``7d``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 UNLIMITED = -1
-"""Kafka's way to write "no limit" for a size or a duration."""
+"""Kafka's value for "no limit" of a size or a duration."""
 AS_RETENTION = -2
-"""Kafka's way to write "as the retention of all of it" for what is kept here of a topic with tiered storage."""
+"""Kafka's value for "like the retention of all data", for the local retention of a topic with tiered storage."""
 INT64_MAX = 2**63 - 1
 NO_TIMESTAMP = -1
-"""Kafka's way to write that a record has none; so no record has the last millisecond of 1969."""
+"""Kafka's value for a record without a timestamp; so no record can have the last millisecond of 1969."""
 EARLIEST_MS = -62_135_596_800_000
-"""The earliest timestamp of a record: the year 1, before which Python, ISO 8601 and Spark have no time."""
+"""The earliest timestamp of a record: year 1, the earliest time in Python, ISO 8601 and Spark."""
 LATEST_MS = INT64_MAX // 1000
 """The latest timestamp of a record, in the year 294247: Spark and Arrow count microseconds in 64 bits."""
 TIMESTAMPS_ACCEPTED = (
@@ -30,9 +30,9 @@ TIMESTAMPS_ACCEPTED = (
 )
 """For messages."""
 UNLIMITED_MS = INT64_MAX
-"""Kafka's way to write it for the other durations: longer than any record is old."""
+"""Kafka's value for "no limit" of other durations: longer than the age of any record."""
 
-# A bare letter is binary (64m is what -Xmx and dd mean by it); kB and MB are decimal, as on a disk's label.
+# A bare letter is binary, like 64m of -Xmx and dd; kB and MB are decimal, like a disk's label.
 _SIZE_UNITS = {
     **dict.fromkeys(("", "b", "byte", "bytes"), 1),
     **{"k": KIB, "kib": KIB, "kb": 10**3},
@@ -46,12 +46,12 @@ _DURATION_UNITS_MS = {
 }
 _UNLIMITED_WORDS = frozenset(("-1", "unlimited", "none", "off"))
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:_[0-9]+)*)(?:\.([0-9]+))?\s*([a-z]*)\s*")
-# Longer than any value that could be in range; keeps int() away from texts of thousands of digits.
+# Longer than any valid value; keeps int() away from texts of thousands of digits.
 _LONGEST_QUANTITY = 64
 
 
 def parse_size(value: object) -> int:
-    """Bytes for `64MiB`, `64m`, `1.5GiB`, `10MB` (decimal), `1_000` or an int; UNLIMITED (-1) for no limit.
+    """Return bytes for `64MiB`, `64m`, `1.5GiB`, `10MB` (decimal), `1_000` or an int; UNLIMITED (-1) for no limit.
 
     "No limit" is `-1`, `unlimited`, `none` or `off`. Raises ValueError for anything else.
     """
@@ -59,12 +59,12 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration_ms(value: object) -> int:
-    """Milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500`, an int or a timedelta; UNLIMITED (-1) for no limit.
+    """Return milliseconds for `7d`, `1h30m`, `1.5h`, `500ms`, `500`, an int or a timedelta.
 
-    "No limit" is written as for a size. Raises ValueError for anything else.
+    "No limit" is written as for a size, and returns UNLIMITED (-1). Raises ValueError for anything else.
     """
     if not isinstance(value, str | int):
-        from datetime import timedelta  # seldom needed, and every command would pay for loading it
+        from datetime import timedelta  # seldom needed, and loading it would slow down every command
 
         if isinstance(value, timedelta):
             whole, rest = divmod(value, timedelta(milliseconds=1))
@@ -75,10 +75,10 @@ def parse_duration_ms(value: object) -> int:
 
 
 def milliseconds_of(moment: date) -> int:
-    """Milliseconds from 1970 to a datetime or to the first moment of a date, rounded down; negative before 1970.
+    """Return milliseconds from 1970 to a datetime or the first moment of a date, rounded down; negative before 1970.
 
-    Without a zone it is local time. At both ends of the calendar, where local time cannot be computed, it is taken as
-    UTC, so that `datetime.min` is before and `datetime.max` after everything. Raises ValueError for pandas' NaT.
+    Without a zone, it is local time. At both ends of the calendar, where local time cannot be computed, it is taken as
+    UTC, so that `datetime.min` is before and `datetime.max` after every time. Raises ValueError for pandas' NaT.
     """
     from datetime import UTC, datetime, time, timedelta
 
@@ -91,7 +91,7 @@ def milliseconds_of(moment: date) -> int:
             moment = moment.astimezone()
         except (ValueError, OverflowError, OSError):
             moment = moment.replace(tzinfo=UTC)
-    # In integers: a float's seconds do not hold every millisecond.
+    # In integers: a float cannot hold every millisecond.
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
@@ -107,16 +107,16 @@ def _parse_quantity(value: object, units: Mapping[str, int], expected: str) -> i
 
 
 def _as_integer(value: object) -> int | None:
-    if isinstance(value, bool):  # True is an int to Python, and a mistake here
+    if isinstance(value, bool):  # True is an int in Python, but a mistake here
         return None
     try:
-        return operator.index(cast(Any, value))  # takes numpy's integers too, refuses floats
+        return operator.index(cast(Any, value))  # accepts numpy's integers, rejects floats
     except TypeError:
         return None
 
 
 def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
-    """The sum of `number unit` parts, in integers throughout so that no digit is rounded away."""
+    """Return the sum of `number unit` parts, in integers, so that no digit is rounded away."""
     text = text.strip().lower()
     if text in _UNLIMITED_WORDS:
         return UNLIMITED
@@ -128,7 +128,7 @@ def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
         if part is None or part[3] not in units:
             return None
         if part[3] == "" and part[0] != text:
-            return None  # "1 000" or "1h30": which unit the bare number has is a guess
+            return None  # "1 000" or "1h30": the unit of the bare number is ambiguous
         whole, decimals = part[1].replace("_", ""), part[2] or ""
         amount, fraction = divmod(int(whole + decimals) * units[part[3]], 10 ** len(decimals))
         if fraction:
@@ -139,7 +139,7 @@ def _sum_of_parts(text: str, units: Mapping[str, int]) -> int | None:
 
 
 def format_size(size_bytes: int, *, exact: bool = False) -> str:
-    """`64MiB`, `1.3GiB`, `512B`: rounded to one decimal, or, if `exact`, a text that parses back."""
+    """Return `64MiB`, `1.3GiB`, `512B`: rounded to one decimal, or if `exact`, a text that parses back."""
     if size_bytes == UNLIMITED:
         return "unlimited"
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -155,7 +155,7 @@ def format_size(size_bytes: int, *, exact: bool = False) -> str:
 
 
 def format_duration_ms(duration_ms: int) -> str:
-    """`7d`, `1h30m`, `500ms`: exact, so it parses back."""
+    """Return `7d`, `1h30m`, `500ms`: exact, so that it parses back."""
     if duration_ms in (UNLIMITED, UNLIMITED_MS):
         return "unlimited"
     text, rest = "", duration_ms
@@ -167,12 +167,12 @@ def format_duration_ms(duration_ms: int) -> str:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """A timestamp in local time, to the millisecond; `-` for none (-1)."""
+    """Return a timestamp in local time, to the millisecond; `-` for none (-1)."""
     if timestamp_ms == NO_TIMESTAMP:
         return "-"
     from datetime import datetime  # slow to load, and few need it
 
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(" ", "milliseconds")
-    except (ValueError, OverflowError, OSError):  # a timestamp in microseconds, taken for milliseconds
+    except (ValueError, OverflowError, OSError):  # for example a timestamp in microseconds
         return f"{timestamp_ms} ms"

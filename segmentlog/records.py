@@ -1,4 +1,4 @@
-"""The words of the log: a record, and the small frozen values that the floors hand to each other."""
+"""The basic values: a record, names of partitions, and reports."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ if TYPE_CHECKING:
 
     K = TypeVar("K", default=bytes | None)
     V = TypeVar("V", default=bytes | None)
-else:  # defaults come with Python 3.13, and only a checker of types asks for them
+else:  # Python has defaults of type variables since 3.13, and only type checkers need them
     from typing import TypeVar
 
     K, V = TypeVar("K"), TypeVar("V")
 
 Headers = tuple[tuple[str, bytes | None], ...]
-"""Headers of one record, in order; a name may occur more than once, a value may be null."""
+"""Headers of one record, in order. A name may occur several times, and a value may be null."""
 
 
 class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """One record as a reader gets it.
 
-    ``timestamp`` is in milliseconds since 1970 UTC; ``epoch`` is the partition epoch it was
-    appended in. A null ``value`` is a tombstone in a compacted topic. Key and value are bytes
-    or None, or what a consumer's deserializers made of them. (A msgspec struct:
-    built in C, 64 ns each through ``map``, against 270 ns for a named tuple.)
+    ``timestamp`` is in milliseconds since 1970 UTC; ``epoch`` is the leader epoch in which the record was appended. In
+    a compacted topic, a null ``value`` is a tombstone. Key and value are bytes or None, or the objects of a consumer's
+    deserializers. (A msgspec struct: built in C, 64 ns each through ``map``, against 270 ns for a named tuple.)
     """
 
     topic: str
@@ -40,7 +39,7 @@ class Record(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 
 class TopicPartition(NamedTuple):
-    """The name of one partition."""
+    """The name of a partition."""
 
     topic: str
     partition: int
@@ -50,25 +49,24 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionId(NamedTuple):
-    """A partition of the topic that has this id, whatever its name is now."""
+    """A partition of the topic with this id, whatever the topic's name is now."""
 
     topic_id: str
     partition: int
 
 
 class EpochStart(msgspec.Struct, frozen=True, gc=False):
-    """A partition epoch and the first offset that may have been appended in it."""
+    """A leader epoch of a partition, and the first offset that may have been appended in it."""
 
     epoch: int
     start_offset: int
 
 
 class LostRange(msgspec.Struct, frozen=True, gc=False):
-    """Offsets ``[base_offset, end_offset)`` that hold no record and never will.
+    """Offsets ``[base_offset, end_offset)`` that have no record, and never will.
 
-    Records that were handed those numbers before a crash (or a truncation) are gone; most
-    of a range was usually never handed out at all. ``epoch`` is the epoch in which history
-    resumes at ``end_offset``.
+    Records that had these offsets before a crash or a truncation are lost; most of a range was usually never assigned.
+    ``epoch`` is the epoch in which the log continues at ``end_offset``.
     """
 
     base_offset: int
@@ -79,27 +77,27 @@ class LostRange(msgspec.Struct, frozen=True, gc=False):
 
 
 RecoveryMode = Literal["strict", "tail", "salvage"]
-"""What opening a log does about damage.
+"""How opening a log handles damage.
 
-strict   any damage raises, a torn tail too, and nothing is changed: the whole log is read first
-tail     a torn tail is cut off and kept in quarantine; damage elsewhere raises when it is read
-salvage  as tail, but reading steps over damage and tells: a warning, and `Partition.damage`
+strict   any damage raises, including a torn write at the end, and nothing is changed; reads the whole log
+tail     a torn write at the end is truncated and moved to quarantine; damage elsewhere raises when it is read
+salvage  like tail, but reading skips damage, logs a warning, and lists it in `Partition.damage`
 """
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What opening a partition found and did.
+    """The result of opening a partition.
 
-    verdict          ``new``            an empty partition was made
+    verdict          ``new``            an empty partition was created
                      ``live``           the page cache is as the last process left it: nothing to do
                      ``clean``          closed cleanly under another boot: nothing to do
-                     ``torn write``     a process died inside an append; its bytes were cut off
-                     ``machine death``  scanned from the recovery point, resumed at the ceiling
-                     ``restored``       the first open since a restore from an object store; resumed at the ceiling
-                     ``failed fsync``   the unsynced tail was written anew and synced
-                     ``no checkpoint``  scanned whole; resumed far beyond what may have been handed out
-    scanned_bytes    how much of the log was read and checked
-    truncated_bytes  how much was cut off its end, kept in ``quarantine_path``
+                     ``torn write``     a process died during an append; its bytes were truncated
+                     ``machine death``  scanned from the recovery point, continued at the ceiling
+                     ``restored``       first open after a restore from an object store; continued at the ceiling
+                     ``failed fsync``   the unsynced end was written again and synced
+                     ``no checkpoint``  scanned completely; continued far beyond offsets that may have been assigned
+    scanned_bytes    bytes of the log that were read and checked
+    truncated_bytes  bytes removed at its end, kept in ``quarantine_path``
     lost             the range of offsets that this recovery gave up, or None
     why              the evidence, as a sentence
     """
@@ -117,9 +115,9 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
-    """One segment: offsets ``[base_offset, end_offset)``, its bytes, its largest timestamp (-1 while empty).
+    """One segment: offsets ``[base_offset, end_offset)``, size, and largest timestamp (-1 while empty).
 
-    ``remote``: its bytes lie in the object store alone (`remote.storage.enable`).
+    ``remote``: its bytes are stored only in the object store (`remote.storage.enable`).
     """
 
     base_offset: int
@@ -132,7 +130,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class Appended(NamedTuple):
-    """Where a produced record lies."""
+    """Topic, partition, offset and timestamp of a produced record."""
 
     topic: str
     partition: int
@@ -141,42 +139,42 @@ class Appended(NamedTuple):
 
 
 class RetentionReport(msgspec.Struct, frozen=True):
-    """What retention removed from a partition, or with ``dry_run`` would: segments with the reason for each."""
+    """Segments that retention removed from a partition, or with ``dry_run`` would remove, with the reasons."""
 
     topic: str
     partition: int
     log_start_offset: int
-    """As it is after."""
+    """Log start offset after the call."""
     removed: tuple[tuple[SegmentInfo, str], ...] = ()
     rolled: bool = False
-    """Whether the active segment was sealed, for its age."""
+    """Whether the active segment was sealed because of its age."""
     busy: bool = False
-    """Another thread or process is at it: nothing was done."""
+    """Whether another thread or process has the partition locked: then nothing was done."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the segments that went."""
+        """Bytes of the removed segments."""
         return sum(segment.size_bytes for segment, _ in self.removed)
 
 
 class CompactionReport(msgspec.Struct, frozen=True):
-    """What a compaction of a partition did, or with ``dry_run`` would do."""
+    """Result of a compaction of a partition, or with ``dry_run`` the predicted result."""
 
     topic: str
     partition: int
     cleaned_offset: int = 0
-    """Every key below it has no more records below it than `compaction.keep.last`."""
+    """No key has more records below this offset than `compaction.keep.last`."""
     passes: int = 0
-    """One for each offset map that was needed."""
+    """Number of offset maps that were needed."""
     records_before: int = 0
     records_after: int = 0
     tombstones_removed: int = 0
     expired: int = 0
-    """Records dropped because their time was over."""
+    """Number of records dropped because they have expired."""
     keyless: int = 0
-    """Records without a key, from before the topic was compacted: they are kept."""
+    """Number of records without a key, from before the topic was compacted; they are kept."""
     unreadable: tuple[str, ...] = ()
-    """Why the records of a batch that a Kafka client sent cannot be read, for each: it is kept as it is."""
+    """Reasons why batches of Kafka clients cannot be read, one per batch; they are kept unchanged."""
     segments_before: int = 0
     segments_after: int = 0
     bytes_before: int = 0
@@ -185,4 +183,4 @@ class CompactionReport(msgspec.Struct, frozen=True):
     bytes_written: int = 0
     seconds: float = 0.0
     busy: bool = False
-    """Another thread or process is at it: nothing was done."""
+    """Whether another thread or process has the partition locked: then nothing was done."""

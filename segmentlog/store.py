@@ -1,4 +1,4 @@
-"""The store: what it is made of, and how users reach it. Decides nothing itself."""
+"""The public store object: creates its parts on first use, and passes calls on to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from segmentlog.topics.topic_registry import Topics
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
-    from segmentlog.groups.committed_offsets import CommittedOffsets
+    from segmentlog.groups.committed_offsets import CommittedOffsetsView
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Isolation
     from segmentlog.objects.replica.remote_store import RemoteStore
@@ -50,12 +50,12 @@ logger = logging.getLogger("segmentlog")
 
 
 class LogStore(Clients):
-    """A store: open one with `segmentlog.open`, close it or use it in a ``with``. Thread-safe.
+    """An open store. Get one from `segmentlog.open`; close it, or use it in a ``with`` statement. Thread-safe.
 
-    Any number of processes may have it open. After a fork the child may go on using it: it
-    opens its files anew.
+    Any number of processes may have a store open. A forked child may continue to use it: the child opens the files
+    again.
 
-    One that is dropped, with everything that was got from it, is closed by a thread some time after that, with a
+    If the program drops a store and all objects from it without `close`, a thread closes it later, with a
     ResourceWarning.
     """
 
@@ -91,26 +91,30 @@ class LogStore(Clients):
         url = path if isinstance(path, str) and "://" in path else None
         if url is not None:
             if ship is not None:
-                raise InvalidConfig("ship", ship, "nothing: what is read from an object store is not shipped")
+                raise InvalidConfig(
+                    "ship", ship, "nothing: a store that is read from an object store cannot be shipped"
+                )
             from segmentlog.objects.replica.remote_store import RemoteStore
 
             self._attached = RemoteStore(url, topics=only_topics, cache_bytes=cache_bytes, cache_dir=cache_dir,
                                       refresh_ms=refresh_ms, threads=background, clock=clock)  # fmt: skip
             path, fs, create, read_only = self._attached.path, self._attached.fs, False, True
         elif only_topics:
-            raise InvalidConfig("only_topics", only_topics, "nothing: it is for what is read from an object store")
+            raise InvalidConfig(
+                "only_topics", only_topics, "nothing: it is for stores that are read from an object store"
+            )
         self.path = _as_path(path)
         self.url = url
-        """As it was given, of a store that is read from an object store; None for one in a folder."""
+        """The URL, if the store is read from an object store; None for a store in a folder."""
         if not isinstance(recovery, str) or recovery not in ("strict", "tail", "salvage"):
             raise InvalidConfig("recovery", recovery, "'strict', 'tail' or 'salvage'")
         if type(offsets_retention_minutes) is not int or offsets_retention_minutes < 1:
-            raise InvalidConfig("offsets.retention.minutes", offsets_retention_minutes, "a whole number from 1 on")
+            raise InvalidConfig("offsets.retention.minutes", offsets_retention_minutes, "a whole number of at least 1")
         self._offsets_retention_ms = offsets_retention_minutes * 60_000
         clock = clock or Clock()
-        clock.steady_ms()  # from here on a jump of the wall clock is noticed
+        clock.steady_ms()  # from now on, a jump of the wall clock is detected
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._group_offsets: CommittedOffsets | None = None
+        self._group_offsets: CommittedOffsetsView | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._schemas: SchemaRegistry | None = None
@@ -140,7 +144,7 @@ class LogStore(Clients):
             scrub_bytes_per_s=scrub_bytes_per_s,
             cleaner_buffer_bytes=cleaner_dedupe_buffer_bytes,
             cleaner_io_bytes_per_s=cleaner_io_max_bytes_per_second,
-            expire=self._tidy_up,
+            expire=self._run_periodic_work,
             finish_transactions=self.finish_transactions,
             holds_producer=self._holds_producer,
             shown_path="" if self._attached is None else self._attached.url,
@@ -163,7 +167,7 @@ class LogStore(Clients):
                 raise
 
     def _forget_parent(self) -> None:
-        """In a forked child: whoever is a member of a group is the parent's."""
+        """In a forked child: members of groups belong to the parent."""
         self._members = weakref.WeakSet()
 
     def __enter__(self) -> LogStore:
@@ -183,21 +187,21 @@ class LogStore(Clients):
 
     @property
     def fs(self) -> FileSystem:
-        """By which its files are reached in `path`; for those that inspect them."""
+        """The file system for the files in `path`, for code that inspects them."""
         return self._topics.fs
 
     def check_writable(self, what: str) -> None:
-        """Raise `ReadOnlyStore`, which says that it cannot do ``what``, or `StoreClosed`."""
+        """Raise `ReadOnlyStore` with a message that the store cannot ``what``, or `StoreClosed`."""
         self._topics.check_writable(what)
 
     # ------------------------------------------------------------ topics
 
     def topics(self, *, internal: bool = False) -> list[str]:
-        """Names of the topics, sorted; those of the store itself only with ``internal``."""
+        """Return the sorted names of the topics; ``internal`` adds the store's internal topics."""
         return self._topics.names(internal=as_bool("internal", internal))
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises `UnknownTopic`."""
+        """Return the topic with that name. Raises `UnknownTopic`."""
         return self._topics.topic(name)
 
     def create_topic(
@@ -209,19 +213,19 @@ class LogStore(Clients):
         exist_ok: bool = False,
         **options: object,
     ) -> Topic:
-        """Create a topic. ``options`` are keys of the topic config with underscores, ``config`` also takes dots.
+        """Create a topic. ``options`` are keys of the topic config with underscores; ``config`` also accepts dots.
 
-        partitions  how many; one by default
-        exist_ok    return the topic if it exists already, whichever process created it. Its configuration stays as it
-                    is, also where it differs from the one given here: `alter_topic` changes it. Without
-                    ``partitions`` any number of partitions is accepted.
+        partitions  number of partitions; default: one
+        exist_ok    return the topic if it exists already, whichever process created it. Its configuration is not
+        changed, even
+                    if it differs from the given one: use `alter_topic`. Without ``partitions``, any number is accepted.
 
         Durable when it returns. Raises `TopicExists` (with ``exist_ok`` only if the topic has another number of
         partitions than ``partitions``), `InvalidTopicName`, `InvalidConfig`.
         """
         self._topics.check_writable("create a topic")
         check_topic_name(name)
-        config = as_mapping("config", config, _CONFIG_WANTED)
+        config = as_mapping("config", config, _CONFIG_EXPECTED)
         settings = TopicConfig.from_mapping({**config, **options})
         if as_bool("exist_ok", exist_ok):
             return self._topics.ensure(name, partitions, settings)
@@ -235,36 +239,36 @@ class LogStore(Clients):
         partitions: int | None = None,
         **options: object,
     ) -> Topic:
-        """Change keys of a topic's configuration, or add partitions, while it is in use, by whatever process.
+        """Change keys of a topic's configuration, or add partitions, while any processes use it.
 
-        Keys with more partitions may go elsewhere from now on. There cannot be fewer. Durable
-        when it returns; appends that come after it see it.
+        With more partitions, keys may go to other partitions from now on. The number of partitions cannot shrink.
+        Durable when it returns; later appends use the new configuration.
         """
         self._topics.check_writable("alter a topic")
         check_topic_name(name)
-        config = as_mapping("config", config, _CONFIG_WANTED)
+        config = as_mapping("config", config, _CONFIG_EXPECTED)
         return self._topics.alter(name, {**config, **options}, partitions)
 
     def delete_topic(self, name: str, topic_id: str | None = None) -> None:
-        """Delete a topic with everything in it, and groups' positions. Whoever still uses it gets `UnknownTopic`.
+        """Delete a topic with all its records and the groups' committed offsets. Its users get `UnknownTopic`.
 
-        One that is made anew under the name is another topic: nothing that knew this one takes it for it. With
-        ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic. Raises
-        `PartitionBusy` when somebody is at work in it and does not come to an end, and `LocalError` when this user may
-        not write the topic's files; nothing was changed.
+        A new topic with the same name is a different topic, and is never mistaken for the deleted one. With
+        ``topic_id``, raises `UnknownTopic` and deletes nothing if the name belongs to another topic. Raises
+        `PartitionBusy` if another process keeps the topic locked, and `ProcessLimitError` if this user may not write
+        the topic's files; nothing was changed.
         """
         self._topics.check_writable("delete a topic")
         check_topic_name(name)
         if topic_id is not None and not is_topic_id(topic_id):
             raise InvalidConfig("topic_id", topic_id, "the id of a topic, as `Topic.id` has it")
         self._topics.delete(name, topic_id)
-        self._forget_positions()
+        self._delete_orphaned_offsets()
 
     def rename_topic(self, name: str, new_name: str) -> Topic:
-        """Give a topic another name. Who uses it under the old one gets `UnknownTopic`.
+        """Rename a topic. Processes that use the old name get `UnknownTopic`.
 
-        Groups go on under the new name, and so do transactions that are open: they know the topic by its `Topic.id`.
-        Raises `PartitionBusy` and `LocalError` as `delete_topic` does.
+        Groups and open transactions continue under the new name, because they know the topic by its `Topic.id`. Raises
+        `PartitionBusy` and `ProcessLimitError` as `delete_topic` does.
         """
         self._topics.check_writable("rename a topic")
         check_topic_name(name)
@@ -272,33 +276,33 @@ class LogStore(Clients):
         return self._topics.rename(name, new_name)
 
     def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """The names of those of these topics that there are, and maybe of more; for people."""
+        """Return the names of the existing topics among ``topic_ids``, and possibly of others; for messages."""
         return self._topics.topic_names(topic_ids)
 
     def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
-        """A partition of this store, the same object every time. Raises `UnknownTopic`.
+        """Return a partition; always the same object. Raises `UnknownTopic`.
 
-        With ``topic_id`` also when the name is another topic's by now.
+        With ``topic_id``, also raises it if the name belongs to another topic now.
         """
         return self._topics.open_partition(name, number, topic_id)
 
     def opened_partitions(self) -> list[Partition]:
-        """The partitions that this process has open."""
+        """Return the partitions that this process has open."""
         return self._topics.opened_partitions()
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:
-        """What opening found, for each partition that was opened so far."""
+        """Return the result of opening, for each partition that was opened so far."""
         return self._topics.recovery_reports()
 
-    # ------------------------------------------------------------ what producers and consumers share
+    # ------------------------------------------------------------ services of producers and consumers
 
-    def _make_positions(self) -> Partition:
-        """The log of committed positions, for transactions that commit some."""
+    def _create_offsets_log(self) -> Partition:
+        """Return the log of committed offsets, for transactions that commit some."""
         return self.group_offsets.open_or_create_log()
 
     @property
     def transactions(self) -> Transactions:
-        """Names of producers and their transactions."""
+        """The transaction coordinator: names of producers and their transactions."""
         if self._transactions is None:
             from segmentlog.transactions.transaction_coordinator import Transactions
 
@@ -307,19 +311,19 @@ class LogStore(Clients):
         return self._transactions
 
     def finish_transactions(self, now_ms: int | None = None) -> float:
-        """End the transactions of processes that are gone, or that took too long; with ``background`` a thread does it.
+        """Finish transactions of dead or slow processes; with ``background`` a thread calls this.
 
-        ``now_ms`` is monotonic. Returns the seconds until it should be asked again.
+        ``now_ms`` is monotonic. Returns the seconds until the next call is due.
         """
         if self._topics.is_closed or self.read_only or not self._topics.has(TRANSACTIONS_TOPIC):
             return 1.0
         try:
             return self.transactions.finish(now_ms)
-        except StoreClosed:  # meanwhile
+        except StoreClosed:  # closed meanwhile
             return 1.0
 
     def _holds_producer(self, producer_id: int) -> bool:
-        """Whether a name may have this producer id: True until the names have been read, and where they cannot be."""
+        """Return whether a name may have this producer id; True while the names are unread or unreadable."""
         transactions = self._transactions
         if self._topics.is_closed:
             return True
@@ -330,13 +334,13 @@ class LogStore(Clients):
         return True
 
     @property
-    def group_offsets(self) -> CommittedOffsets:
-        """The committed positions of all groups."""
+    def group_offsets(self) -> CommittedOffsetsView:
+        """The committed offsets of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.committed_offsets import CommittedOffsets
+            from segmentlog.groups.committed_offsets import CommittedOffsetsView
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or CommittedOffsets(self._topics)
+                self._group_offsets = self._group_offsets or CommittedOffsetsView(self._topics)
         return self._group_offsets
 
     @property
@@ -361,21 +365,21 @@ class LogStore(Clients):
                 self._schemas = self._schemas or SchemaRegistry(self._topics)
         return self._schemas
 
-    def _forget_positions(self) -> None:
-        """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
+    def _delete_orphaned_offsets(self) -> None:
+        """Delete committed offsets of topics that do not exist any more. It may run late: no other topic gets them."""
         if self._topics.has(OFFSETS_TOPIC):
             self.group_offsets.delete_offsets_of_topics(self._topics.missing(self.group_offsets.topic_ids()))
 
-    def _tidy_up(self, now_ms: int) -> None:
-        """What background work does for the store now and then."""
+    def _run_periodic_work(self, now_ms: int) -> None:
+        """Run the store's own periodic background work."""
         self._topics.administration.sweep()
         if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_if_due(now_ms, self._offsets_retention_ms):
-            self._forget_positions()
+            self._delete_orphaned_offsets()
 
     def table(
         self, topic: str, *, follow: bool = False, isolation: Isolation = "read_uncommitted", durable_only: bool = False
     ) -> Table:
-        """The topic as a table: a read-only mapping of the latest value of each key; see `Table`."""
+        """Return the topic as a table: a read-only mapping of the latest value of each key; see `Table`."""
         from segmentlog.tables.table import Table
 
         self._topics.check_open()
@@ -385,7 +389,7 @@ class LogStore(Clients):
 
     @property
     def shipping(self) -> ShippingService:
-        """How this store is shipped to an object store: start, stop, status; see docs/replicate.md. Thread-safe."""
+        """Shipping to an object store: start, stop, status; see docs/replicate.md. Thread-safe."""
         if self._shipping is None:
             from segmentlog.objects.upload.service import ShippingService
 
@@ -397,28 +401,28 @@ class LogStore(Clients):
         self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> ShipResult:  # fmt: skip
-        """Ship all that was appended so far to an object store; returns once it lies there.
+        """Upload everything appended so far to an object store; return once it is stored there.
 
-        ``topics`` are names and patterns, none for those of the last time, at first all; ``bytes_per_s`` limits what is
-        put; ``progress`` is told (bytes that were put, bytes in all). Raises `ShippingRefused` (something else lies
-        there, another process is at it, or a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`,
+        ``topics`` are names and patterns; empty: those of the last time, or all at first. ``bytes_per_s`` limits the
+        upload; ``progress`` is called with (bytes uploaded, total bytes). Raises `ShippingRefused` (the URL has another
+        store, another process is shipping, or a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`,
         `InvalidConfig`.
         """
         self._remote_reader.add_url(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
 
     def ship_tick(self, now_ms: int | None = None) -> float:
-        """One turn of shipping, for a store that was opened with ``ship``; with ``background`` a thread does it.
+        """Run one cycle of shipping, for a store opened with ``ship``; with ``background`` a thread calls this.
 
-        Returns the seconds until the next. Raises what `ship` does.
+        Returns the seconds until the next cycle. Raises the errors of `ship`.
         """
         return self.shipping.run_cycle(now_ms)
 
     def refresh_tick(self) -> bool:
-        """Look for what was shipped since to the URL that the store was opened at; with ``background`` a thread does.
+        """Check the URL of the store for new uploads; with ``background`` a thread calls this.
 
-        False when there was nothing new. Raises `ObjectStoreError`, `ShippingRefused`, and `InvalidConfig` for a store
-        that was opened in a folder.
+        Return False if there was nothing new. Raises `ObjectStoreError`, `ShippingRefused`, and `InvalidConfig` for a
+        store that was opened in a folder.
         """
         if self._attached is None:
             raise InvalidConfig("path", self.path, "the URL of an object store")
@@ -428,31 +432,31 @@ class LogStore(Clients):
     # ------------------------------------------------------------ background, closing
 
     def flush_tick(self, now_ms: int | None = None) -> float:
-        """One turn of the flusher; see `Background.flush_tick`. With ``background`` a thread does it.
+        """Run one cycle of the flusher; see `Background.flush_tick`. With ``background`` a thread calls this.
 
-        Producers that were dropped with records yet to append are closed here.
+        It also closes producers that were dropped with unsent records.
         """
         if self._producers is not None:
             self._producers.close_dropped()
         return self._topics.background.flush_tick(now_ms)
 
     def retention_tick(self, now_ms: int | None = None) -> float:
-        """One turn of retention; see `Background.retention_tick`. With ``background`` a thread does it."""
+        """Run one cycle of retention; see `Background.retention_tick`. With ``background`` a thread calls this."""
         self._topics.check_writable("delete old segments")
         return self._topics.background.retention_tick(now_ms)
 
     def cleaner_tick(self, now_ms: int | None = None) -> float:
-        """One turn of compaction; see `Background.cleaner_tick`. With ``background`` a thread does it."""
+        """Run one cycle of compaction; see `Background.cleaner_tick`. With ``background`` a thread calls this."""
         self._topics.check_writable("compact")
         return self._topics.background.cleaner_tick(now_ms)
 
     def scrub_tick(self, now_ms: int | None = None) -> float:
-        """One turn of the scrubber; see `Background.scrub_tick`. With ``background`` a thread does it."""
+        """Run one cycle of the scrubber; see `Background.scrub_tick`. With ``background`` a thread calls this."""
         self._topics.check_open()
         return self._topics.background.scrub_tick(now_ms)
 
     def scrub_report(self) -> ScrubReport:
-        """How much the scrubber has checked so far, and the damage it knows of. Empty while scrubbing is off."""
+        """Return how much the scrubber has checked, and the damage it has found. Empty while scrubbing is off."""
         return self._topics.background.scrub_report()
 
     @property
@@ -466,7 +470,7 @@ class LogStore(Clients):
         return self._topics.ship_signals.is_shipping
 
     def health(self) -> dict[str, str]:
-        """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
+        """Return problems by name: failed partitions, and background work that keeps failing."""
         problems = self._topics.health()
         if self._transactions is not None:
             for producer, why in self._transactions.errors.items():
@@ -485,20 +489,20 @@ class LogStore(Clients):
         return problems if self._shipping is None else problems | self._shipping.health()
 
     def close(self) -> None:
-        """Flush and close the producers, fsync everything appended here and leave a clean store. Idempotent.
+        """Flush and close the producers, fsync everything that this process appended, and close the store. Idempotent.
 
-        Members of groups leave them; those with ``auto_commit`` commit. Every producer and every partition
-        is closed even if one fails; the first error is raised at the end.
+        Group members leave their groups; those with ``auto_commit`` commit. Every producer and partition is closed even
+        if one fails; the first error is raised at the end.
         """
         first = None if self._producers is None else self._producers.close()
         for consumer in members_of(self._members):
             try:
                 consumer.close()
-            except Exception as error:  # its locks are free all the same
+            except Exception as error:  # its locks are released nevertheless
                 if is_interrupt(error):
                     raise
                 logger.warning("%s: a consumer could not be closed cleanly: %s", self.path, error)
-                if not isinstance(error, SegmentlogError | OSError):  # a callback's
+                if not isinstance(error, SegmentlogError | OSError):  # raised by a callback
                     first = first or error
         if self._shipping is not None:
             self._shipping.close()
@@ -517,20 +521,20 @@ class LogStore(Clients):
 
     @property
     def unsent_count(self) -> int:
-        """Records that producers of this store have yet to append."""
+        """Number of records that producers of this store have not appended yet."""
         return 0 if self._producers is None else self._producers.unsent_count
 
 
 def _as_path(path: object) -> str:
-    """An absolute path; `~` is one's home, as in a shell. Raises `InvalidConfig`."""
-    wanted = "the path of a folder"
+    """Return an absolute path; `~` is the home folder, as in a shell. Raises `InvalidConfig`."""
+    expected = "the path of a folder"
     if not isinstance(path, str | bytes | os.PathLike) or not (text := os.fsdecode(path)) or "\0" in text:
-        raise InvalidConfig("path", path, wanted)
+        raise InvalidConfig("path", path, expected)
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        raise InvalidConfig("path", path, wanted) from None
+        raise InvalidConfig("path", path, expected) from None
     return os.path.abspath(os.path.expanduser(text))
 
 
-_CONFIG_WANTED = "a mapping of keys of the topic config to their values"
+_CONFIG_EXPECTED = "a mapping of keys of the topic config to their values"

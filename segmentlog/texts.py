@@ -1,4 +1,4 @@
-"""Names and texts of others, with nothing in them that a page or a terminal would take for more than text."""
+"""Make texts of other programs safe to print on a page or a terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import unicodedata
 
 
 def visible(text: str) -> str:
-    """The text with escapes for whatever would not be seen, or would move what stands around it."""
+    """Return the text with escapes for characters that are invisible or would move the text around them."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible_character, text))
 
 
 def in_line(text: str) -> str:
-    """The same, on one line."""
+    """Return the text as `visible` does, on one line."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -23,7 +23,7 @@ def _visible_character(character: str) -> str:
     if character == " " or unicodedata.category(character) == "Zs":
         return character
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, as Python keeps it
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as Python represents it
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x100:
         return f"\\x{code:02x}"

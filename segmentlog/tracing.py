@@ -1,9 +1,9 @@
-"""Traces that go on through a topic, by OpenTelemetry: which trace a record is of travels in its headers.
+"""OpenTelemetry traces across a topic: record headers carry the trace context.
 
-    store.producer()                                  # adds traceparent and tracestate (W3C) to what a span sends
-    with tracing.processing(record): ...              # a span of the same trace, around what a consumer does with it
+    store.producer()                                  # adds traceparent and tracestate (W3C) to records sent in a span
+    with tracing.processing(record): ...              # a span of the same trace around the consumer's work
 
-Nothing of OpenTelemetry is loaded unless the program did so itself, or asks for it. Extra: ``otel``.
+OpenTelemetry is not imported unless the program has imported it or requests it. Extra: ``otel``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from segmentlog.records import Record
 
 Tracing = Literal["auto", "headers", "spans", "off"]
-"""What a producer does about traces.
+"""Trace mode of a producer.
 
-auto     "headers", if a tracer provider was set before the producer is made; else "off"
-headers  records that are sent within a span carry its context: 70 bytes each before compression, more with a tracestate
+auto     "headers" if a tracer provider was set before the producer is created, otherwise "off"
+headers  records sent within a span carry its context: 70 bytes each before compression, more with a tracestate
 spans    the same, and each `send` and `send_many` is a span of its own
-off      nothing
+off      no headers and no spans
 """
 
 _PARENT: Final = "traceparent"
@@ -38,7 +38,7 @@ _LINKS_MAX: Final = 128
 
 
 class Carrier:
-    """What a producer adds to headers. Thread-safe."""
+    """Adds trace context to headers of a producer. Thread-safe."""
 
     def __init__(self, *, makes_spans: bool) -> None:
         self._trace = _api()
@@ -46,13 +46,13 @@ class Carrier:
         self._last: tuple[Any, Headers] = (None, ())
 
     def headers(self) -> Headers:
-        """Those of the span that is current, for one record; none without a span."""
+        """Return the headers for the current span; empty without a span."""
         context = self._trace.get_current_span().get_span_context()
         if not context.is_valid:
             return ()
         last, headers = self._last
         if last is not context:
-            # As `TraceContextTextMapPropagator` writes it.
+            # in the format of `TraceContextTextMapPropagator`
             text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
             fields = [(_PARENT, text.encode())]
             if context.trace_state:
@@ -62,7 +62,7 @@ class Carrier:
         return headers
 
     def added(self, headers: Sequence[tuple[str, bytes | None]] | None) -> Sequence[tuple[str, bytes | None]] | None:
-        """A record's headers with those of the span, unless they have some already."""
+        """Return a record's headers with those of the span, unless they already have trace context."""
         of_span = self.headers()
         if not of_span:
             return headers
@@ -73,14 +73,14 @@ class Carrier:
     def added_to_all(
         self, headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None, count: int
     ) -> Sequence[Sequence[tuple[str, bytes | None]] | None] | None:
-        """The same for a list of records."""
+        """Add the span's headers to each record of a list."""
         of_span = self.headers()
         if not of_span:
             return headers
-        return [of_span] * count if headers is None else [self.added(one) for one in headers]
+        return [of_span] * count if headers is None else [self.added(own) for own in headers]
 
     def sending(self, topic: str, count: int) -> contextlib.AbstractContextManager[object]:
-        """A span around a call that sends, if there is to be one."""
+        """Return a span for a call that sends, or an empty context if spans are off."""
         if not self._makes_spans:
             return contextlib.nullcontext()
         span: contextlib.AbstractContextManager[object] = _tracer().start_as_current_span(
@@ -90,7 +90,7 @@ class Carrier:
 
 
 def carrier_of(tracing: Tracing) -> Carrier | None:
-    """What a producer adds; None for nothing. Raises `InvalidConfig`, also without OpenTelemetry where it is needed."""
+    """Return the carrier for an option; None if traces are off. Raises `InvalidConfig`, also without OpenTelemetry."""
     if not isinstance(tracing, str) or tracing not in ("auto", "headers", "spans", "off"):
         raise InvalidConfig("tracing", tracing, "'auto', 'headers', 'spans' or 'off'")
     if tracing == "off":
@@ -103,7 +103,7 @@ def carrier_of(tracing: Tracing) -> Carrier | None:
 
 
 def context_of(record: Record[Any, Any]) -> Context:
-    """The context that a record was sent in, for `start_span`; one without a span if it carries none."""
+    """Return the context in which a record was sent, for `start_span`; without a span if it carries none."""
     _api()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -111,7 +111,7 @@ def context_of(record: Record[Any, Any]) -> Context:
 
 
 def link_of(record: Record[Any, Any]) -> Link | None:
-    """A link to the span that a record was sent in; None if it carries none."""
+    """Return a link to the span in which a record was sent; None if it carries none."""
     trace = _api()
     context = trace.get_current_span(context_of(record)).get_span_context()
     return trace.Link(context) if context.is_valid else None
@@ -120,10 +120,10 @@ def link_of(record: Record[Any, Any]) -> Link | None:
 def processing(
     record: Record[Any, Any], *, group: str | None = None, in_its_trace: bool = True
 ) -> contextlib.AbstractContextManager[Span]:
-    """A span ``process TOPIC`` around what is done with one record, which then is current.
+    """Return a span ``process TOPIC`` for the processing of one record; it is the current span within the context.
 
-    A child of the span that the record was sent in, with a link to it; with ``in_its_trace=False``, or for a record
-    that carries none, a child of the current one.
+    Its parent is the span in which the record was sent, and it has a link to that span. With ``in_its_trace=False``, or
+    for a record without trace context, its parent is the current span.
     """
     trace = _api()
     link = link_of(record)
@@ -142,9 +142,9 @@ def processing(
 
 @contextlib.contextmanager
 def processing_many(records: Iterable[Record[Any, Any]], *, group: str | None = None) -> Iterator[Span]:
-    """One span around what is done with several records of a topic, with links to the spans they were sent in.
+    """Yield one span for the processing of several records of a topic, with links to the spans of the records.
 
-    A child of the current span. No more than 128 different links.
+    Its parent is the current span. It has at most 128 different links.
     """
     trace = _api()
     count, topic = 0, ""
@@ -171,7 +171,7 @@ def _fields_of(headers: Headers) -> Mapping[str, str]:
 
 
 def _attributes(operation: str, topic: str, count: int | None) -> dict[str, Any]:
-    """By the semantic conventions for messaging."""
+    """Return attributes according to the semantic conventions for messaging."""
     attributes: dict[str, Any] = {
         "messaging.system": "segmentlog",
         "messaging.operation.name": operation,
@@ -192,5 +192,5 @@ def _api() -> Any:
         return importlib.import_module("opentelemetry.trace")
     except ImportError as error:
         install = "pip install '.[otel]' in a clone of segmentlog"
-        wanted = f"'auto' or 'off' without the package opentelemetry-api ({install})"
-        raise InvalidConfig("tracing", "on", wanted) from error
+        message = f"'auto' or 'off' without the package opentelemetry-api ({install})"
+        raise InvalidConfig("tracing", "on", message) from error

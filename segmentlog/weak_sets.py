@@ -1,4 +1,4 @@
-"""Reading a weak set that other threads add to."""
+"""Read a weak set that other threads add to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ T = TypeVar("T")
 
 
 def members_of(weak: weakref.WeakSet[T]) -> list[T]:
-    """The members of a weak set. Safe while other threads add members, which then may or may not be among them.
+    """Return the members of a weak set. Safe while other threads add members, which may or may not be included.
 
-    `list(weak)` and `weak.copy()` are not: both loop in Python, and raise RuntimeError if a thread adds one meanwhile.
+    `list(weak)` and `weak.copy()` are not safe: both loop in Python, and raise RuntimeError if a thread adds a member
+    meanwhile.
     """
     while True:
         try:
             return list(weak)
-        except RuntimeError:  # it has grown: look again
+        except RuntimeError:  # the set has grown: try again
             continue

@@ -192,7 +192,7 @@ class LibraryProcess(Process):
                 ]
                 self.send(producer, txn, target, batch.partition % self.order["targets"], values)
                 self.pause()
-                producer.commit_positions(consumer)
+                producer.commit_offsets(consumer)
                 self.pause()
                 self.commit(producer, txn)
             except ConsumerFenced:

@@ -338,7 +338,7 @@ def child_works(scene: Scene, tell: Callable[[str], None]) -> None:
     _refused(lambda: scene.named.send("t", b"not mine", partition=0).result(1))
     if not scene.unsent.done():
         _refused(lambda: scene.unsent.result(1))
-    if not scene.producer._pump.is_closed:
+    if not scene.producer._accumulator.is_closed:
         with contextlib.suppress(StoreClosed):  # closed with the store, by the thread that is gone
             scene.producer.send("t", b"of a child", partition=0)
             scene.producer.flush()

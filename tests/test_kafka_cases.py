@@ -281,7 +281,7 @@ def test_positions_are_part_of_the_transaction(store: LogStore) -> None:
                 producer.begin_transaction()
                 for record in consumer:
                     producer.send("b", (record.value or b"") + b"!")
-                producer.commit_positions(consumer)
+                producer.commit_offsets(consumer)
                 producer.commit_transaction() if outcome == "commit" else producer.abort_transaction()
     assert committed(store, "b") == [b"1!", b"2!"]
     with store.consumer("a", group="g", auto_offset_reset="earliest") as consumer:
@@ -299,9 +299,9 @@ def test_a_zombie_member_commits_nothing(store: LogStore, clock: FakeClock) -> N
         with store.consumer("a", group="g", auto_offset_reset="earliest") as heir, new.transaction():
             new.send_many("b", [record.value for record in heir])
             with pytest.raises(ConsumerFenced):
-                old.commit_positions(zombie)
+                old.commit_offsets(zombie)
             old.abort_transaction()
-            new.commit_positions(heir)
+            new.commit_offsets(heir)
     zombie.close()
     assert committed(store, "b") == [b"1"]
 
@@ -313,7 +313,7 @@ def test_a_successor_waits_for_pending_positions(store: LogStore) -> None:
         first = store.consumer("a", group="g", auto_offset_reset="earliest")
         producer.begin_transaction()
         producer.send_many("b", [record.value for record in first])
-        producer.commit_positions(first)
+        producer.commit_offsets(first)
         first.close()
         with store.consumer("a", group="g", auto_offset_reset="earliest") as second:
             assert second.poll_group() == []

@@ -15,7 +15,7 @@ from leftovers import files_open_below
 from logs import FakeClock, open_log, values
 
 import segmentlog
-from segmentlog.errors import CorruptBatch, LocalError, LogTruncated, PartitionFailed, ProducerFenced
+from segmentlog.errors import CorruptBatch, LogTruncated, PartitionFailed, ProcessLimitError, ProducerFenced
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -58,7 +58,7 @@ def test_a_local_error_in_the_background_is_told_once_and_tried_again(
         clock.advance(100)
         for _ in range(3):
             fs.fail("open", number)
-            with caplog.at_level(logging.WARNING), pytest.raises(LocalError):
+            with caplog.at_level(logging.WARNING), pytest.raises(ProcessLimitError):
                 store.flush_tick()
         assert [log.durable_offset for log in logs] == [0, 1, 1]
         assert len(caplog.records) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import segmentlog
-from segmentlog.errors import LocalError
+from segmentlog.errors import ProcessLimitError
 from segmentlog.topics.descriptor_budget import DescriptorBudget, budget
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes as Linux has them")
@@ -37,7 +37,7 @@ for log in logs:
     for value in (b"short", b"durable"):
         try:
             log.append([value], ack="durable")
-        except segmentlog.LocalError as error:
+        except segmentlog.ProcessLimitError as error:
             assert error.errno == errno.EMFILE and "ulimit -n" in str(error), error
             told += 1
 for fd in wasted:
@@ -64,7 +64,7 @@ try:
     while True:
         log.append([written.to_bytes(2, "big") * 2500])
         written += 1
-except segmentlog.LocalError as error:
+except segmentlog.ProcessLimitError as error:
     assert error.errno == errno.EFBIG and "ulimit -f" in str(error) and "nothing was appended" in str(error), error
 assert written > 5 and log.failed is None and log.log_end_offset == written
 log.append([b"fits"], ack="durable")
@@ -160,7 +160,9 @@ def test_a_local_error_is_an_oserror_with_its_number() -> None:
     """It survives pickling, and says what to do."""
     import pickle
 
-    error = pickle.loads(pickle.dumps(LocalError(errno.EMFILE, "Too many open files; nothing was appended", "/s/t/0")))
+    error = pickle.loads(
+        pickle.dumps(ProcessLimitError(errno.EMFILE, "Too many open files; nothing was appended", "/s/t/0"))
+    )
     assert isinstance(error, OSError)
     assert (error.errno, error.path) == (errno.EMFILE, "/s/t/0")
     assert str(error) == (

@@ -17,7 +17,7 @@ import segmentlog
 from segmentlog.cli import cli
 from segmentlog.cli.common import run
 from segmentlog.config import FsyncPolicy, TopicConfig
-from segmentlog.consuming.start_position import parse_place, resolve
+from segmentlog.consuming.start_position import parse_start_position, resolve_position
 from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError
 from segmentlog.objects.restore.cut_points import parse_target
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, milliseconds_of, parse_duration_ms
@@ -156,8 +156,8 @@ def test_every_time_of_the_calendar_is_a_place(tmp_path: Path, moment: Any) -> N
             assert consumer.position("t", 0) == expected
             assert consumer.seek("t", 0, moment) == expected
         if not isinstance(moment, timedelta):
-            place = parse_place(moment.isoformat(), AT_MS)
-            assert resolve(place, log) == expected
+            place = parse_start_position(moment.isoformat(), AT_MS)
+            assert resolve_position(place, log) == expected
         if isinstance(moment, datetime):
             target = parse_target(moment, None)
             assert target is not None
@@ -221,7 +221,7 @@ def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
 )
 def test_places_before_1970(text: str) -> None:
     """``--from 0001-01-01`` is a time, and not a place that nobody understands."""
-    kind, number = parse_place(text, AT_MS)
+    kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert -(2**63) <= number <= -60_000
 
@@ -229,7 +229,7 @@ def test_places_before_1970(text: str) -> None:
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999999", "9999-12-31T23:59:59-23:59"])
 def test_places_in_the_far_future(text: str) -> None:
     """Likewise at the other end of the calendar."""
-    kind, number = parse_place(text, AT_MS)
+    kind, number = parse_start_position(text, AT_MS)
     assert kind == "time"
     assert number >= milliseconds_of(datetime(9999, 12, 30, tzinfo=UTC))
 
@@ -240,7 +240,7 @@ def test_places_in_the_far_future(text: str) -> None:
 def test_texts_that_are_no_place(text: str) -> None:
     """They are refused with the places that there are."""
     with pytest.raises(ValueError, match="is not a place: earliest"):
-        parse_place(text, AT_MS)
+        parse_start_position(text, AT_MS)
 
 
 # ---------------------------------------------------------------- before 1970
@@ -269,7 +269,7 @@ def test_records_of_before_1970(tmp_path: Path) -> None:
             assert log.offset_for_timestamp(wanted) == first
         with store.consumer("t", start=moment) as consumer:
             assert consumer.position("t", 0) == 1
-        assert resolve(parse_place(moment.isoformat(), AT_MS), log) == 1
+        assert resolve_position(parse_start_position(moment.isoformat(), AT_MS), log) == 1
     assert not list((tmp_path / "store").rglob("quarantine"))
 
 

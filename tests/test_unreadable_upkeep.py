@@ -128,8 +128,8 @@ def test_the_command_names_it(tmp_path: Path, capfd: pytest.CaptureFixture[str])
         span = append_unreadable(log, "columns")
         log.roll()
     assert command(store, "compact", "t") == 0
-    assert f"t/0: kept as it is: {store}/t/0/" in capfd.readouterr().out
-    assert command(store, "details", "t") == 0
+    assert f"t/0: left unchanged: {store}/t/0/" in capfd.readouterr().out
+    assert command(store, "describe", "t") == 0
     assert f"offsets [{span.base}, {span.end})" in capfd.readouterr().out
     assert command(store, "retain", "t") == 0
 
@@ -149,7 +149,7 @@ def test_statistics_count_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     group, total = map(json.loads, out.splitlines())
     assert (group["prefix"], group["records"], group["would_go"]) == ("a", 3, 1)
     assert (total["records"], total["unreadable_batches"]) == (3, 2)
-    assert err.count("t/0: not counted, and kept as it is: ") == 2
+    assert err.count("t/0: not counted, and left unchanged: ") == 2
     assert "offsets [2, 5)" in err
     assert command(store, "compact", "--stats", "t") == 0
 

@@ -127,7 +127,7 @@ def test_files_of_another_user_in_a_folder_of_ones_own(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("consume", "t"), ("tail", "t"), ("details", "t"), ("topics",), ("export", "t"), ("verify",)]
+    "arguments", [("consume", "t"), ("tail", "t"), ("describe", "t"), ("topics",), ("export", "t"), ("verify",)]
 )
 def test_commands_that_read_work(store: Path, arguments: tuple[str, ...]) -> None:
     """The results are there, and at most one line says that the store was opened read-only."""

@@ -1,1 +1,1 @@
-"""Asynchronous clients share a few threads for calls that may block, and the way back to an event loop."""
+"""A few threads for blocking calls of asynchronous clients, and the bridge back to an event loop."""

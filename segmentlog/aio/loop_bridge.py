@@ -1,4 +1,4 @@
-"""From an event loop to the threads of the pool and back."""
+"""Run calls of asynchronous clients in pool threads, and return their results to the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """A producer, a consumer."""
+    """A producer or consumer."""
 
     def close(self) -> None: ...
 
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=Closable)
 
 
 class Mailbox:
-    """What other threads leave for a loop to call: it is woken once for all that came meanwhile. Thread-safe."""
+    """Calls that other threads leave for an event loop, which is woken once for several calls. Thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -35,9 +35,9 @@ class Mailbox:
         self._is_woken = False
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Have the loop make a call, which raises nothing; False when the loop is closed."""
+        """Queue a call, which must not raise, for the loop; return False if the loop is closed."""
         self._left.append(call)
-        if self._is_woken:  # it is set back before anything is taken out
+        if self._is_woken:  # the flag is reset before calls are taken out
             return True
         self._is_woken = True
         try:
@@ -52,14 +52,14 @@ class Mailbox:
             self._left.popleft()()
 
 
-class Strand:
-    """Calls of one client, one after the other, by threads of the pool; results come to the loop. For its thread.
+class LoopBridge:
+    """Runs the calls of one client in pool threads, one after the other. Use it in the event loop's thread.
 
-    A call that was handed over is made, whoever is cancelled that waits for it.
+    A queued call is run even if the task that waits for it is cancelled.
     """
 
     def __init__(self, what: str) -> None:
-        """``what`` it belongs to, for errors. Begins in the loop that is running."""
+        """Use the running event loop; ``what`` names the client in errors."""
         self.loop = asyncio.get_running_loop()
         self.mailbox = Mailbox(self.loop)
         self._what = what
@@ -67,40 +67,40 @@ class Strand:
         self._is_running = False
         self._served_by: SimpleQueue[Callable[[], object] | None] | None = None
         self.thread_id = threading.get_ident()
-        """For the thread of the loop alone."""
+        """Ident of the event loop's thread."""
         self._mutex = fork_safety.lock(self, "_mutex")
         self._made_in = fork_safety.generation()
-        pool.use(self)
+        pool.add_user(self)
 
     def check_loop(self) -> None:
-        """Raise `SegmentlogError` in another loop than its own, `StoreClosed` in a forked child."""
+        """Raise `SegmentlogError` in another event loop, `StoreClosed` in a forked child."""
         if self._made_in != fork_safety.generation():
             raise StoreClosed.forked(self._what)
         if asyncio.get_running_loop() is not self.loop:
-            raise SegmentlogError(f"this {self._what} belongs to another event loop: make one in each")
+            raise SegmentlogError(f"this {self._what} belongs to another event loop: create one in each event loop")
 
     def call(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Make a call after those before it; its result, which may be cancelled while the call goes on."""
+        """Queue a call; return a future of its result. Cancelling the future does not cancel the call."""
         self.check_loop()
         future: asyncio.Future[T] = self.loop.create_future()
-        self.begin(lambda: self._make(call, future))
+        self.queue(lambda: self._make(call, future))
         return future
 
-    async def made(self, make: Callable[[], M]) -> M:
-        """What a call makes; the end of this strand if it fails.
+    async def create(self, make: Callable[[], M]) -> M:
+        """Run ``make`` and return the client that it creates; end this bridge if it fails.
 
-        Cancelled, it is not made, or waited for and closed: it may take a name, say, which whoever comes next would
-        lose to it.
+        If cancelled, the client is not created, or closed once it is: it may hold a producer name, for example, which
+        the next client needs.
         """
         found: list[M] = []
-        unwanted: list[bool] = []
+        is_cancelled: list[bool] = []
 
         def work() -> M:
-            if unwanted:
+            if is_cancelled:
                 raise StoreClosed(self._what)
             made = make()
             found.append(made)
-            if unwanted:
+            if is_cancelled:
                 _close_quietly(made)
             return made
 
@@ -108,26 +108,26 @@ class Strand:
         try:
             return await asyncio.shield(making)
         except BaseException:
-            unwanted.append(True)
+            is_cancelled.append(True)
             while not making.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({making})
             if not making.cancelled():
-                making.exception()  # nobody else is told of it
-            if found:  # else it is seen there; closing twice does no harm
-                self.begin(lambda: _close_quietly(found[0]))
+                making.exception()  # mark as retrieved: no other code gets the error
+            if found:  # otherwise `work` closes it; closing twice is harmless
+                self.queue(lambda: _close_quietly(found[0]))
             self.end()
             raise
 
-    def beside(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Make a call whatever others are under way."""
+    def call_parallel(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a call in parallel with the queued calls; return a future of its result."""
         self.check_loop()
         future: asyncio.Future[T] = self.loop.create_future()
         pool.submit(lambda: self._make(call, future))
         return future
 
-    def begin(self, call: Callable[[], object]) -> None:
-        """Make a call, which raises nothing, after those before it. From any thread."""
+    def queue(self, call: Callable[[], object]) -> None:
+        """Queue a call, which must not raise. Thread-safe."""
         with self._mutex:
             if self._served_by is not None:
                 self._served_by.put(call)
@@ -146,7 +146,7 @@ class Strand:
             raise
 
     def serve(self, asked: SimpleQueue[Callable[[], object] | None] | None) -> None:
-        """While a call waits for a callback of the user: have it make the calls that come now; None ends that."""
+        """Redirect calls to ``asked``, which a thread serves while it waits for a user's callback; None ends this."""
         with self._mutex:
             self._served_by = asked
 
@@ -160,7 +160,7 @@ class Strand:
             try:
                 call()
             except BaseException:
-                pool.submit(self._run)  # the others are to be made all the same
+                pool.submit(self._run)  # the remaining calls must be run nevertheless
                 raise
             del call
 
@@ -173,12 +173,12 @@ class Strand:
             self.mailbox.post(_Succeeding(future, result))
 
     def end(self) -> None:
-        """Nothing more is to come of this client."""
-        pool.let_go(self)
+        """End the client: no calls follow."""
+        pool.remove_user(self)
 
 
 class _Succeeding:
-    """Hands over a result."""
+    """Sets the result of a future."""
 
     def __init__(self, future: asyncio.Future[Any], result: object) -> None:
         self._future, self._result = future, result
@@ -189,7 +189,7 @@ class _Succeeding:
 
 
 class _Failing:
-    """Hands over an error, and holds on to it no longer."""
+    """Sets the exception of a future, and drops its reference to it."""
 
     def __init__(self, future: asyncio.Future[Any], error: BaseException) -> None:
         self._future, self._error = future, error
@@ -204,6 +204,6 @@ def _close_quietly(made: Closable) -> None:
         made.close()
 
 
-def note(error: asyncio.CancelledError, text: str) -> None:
-    """Say with a cancellation what had become of what was cancelled."""
+def add_note(error: asyncio.CancelledError, text: str) -> None:
+    """Add a note to a cancellation that says what happens to the cancelled call."""
     error.add_note(f"segmentlog: {text}")

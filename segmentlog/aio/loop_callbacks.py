@@ -1,4 +1,4 @@
-"""Callbacks of users, called in their event loop by a thread that waits until they are done."""
+"""Call users' callbacks in their event loop, from a thread that waits until they have finished."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from segmentlog.aio.loop_bridge import Strand
+from segmentlog.aio.loop_bridge import LoopBridge
 
 logger = logging.getLogger("segmentlog")
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class Callbacks:
-    """Wraps functions and coroutine functions into functions for threads of the pool.
+    """Wraps functions and coroutine functions so that pool threads can call them.
 
-    What a callback asks of the client's strand is done by the thread that waits for it: that one has the locks.
+    The waiting thread also runs the calls that a callback makes through the client, because that thread holds the
+    locks.
     """
 
     def __init__(self) -> None:
-        self.strand: Strand | None = None
-        """Of the client, once it has begun."""
+        self.bridge: LoopBridge | None = None
+        """The bridge of the client, once it has started."""
 
-    def wrapped(self, callback: Callable[..., Any] | None) -> Callable[..., None] | None:
-        """None for None."""
+    def wrap(self, callback: Callable[..., Any] | None) -> Callable[..., None] | None:
+        """Return a function that calls ``callback`` in the event loop; None for None."""
         if callback is None:
             return None
         return lambda *args: self._call(callback, args)
 
     def _call(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        strand = self.strand
-        if strand is None or threading.get_ident() == strand.thread_id or not strand.loop.is_running():
-            # The store is closed by the loop's own thread, or after its end: there is nobody to wait for.
+        bridge = self.bridge
+        if bridge is None or threading.get_ident() == bridge.thread_id or not bridge.loop.is_running():
+            # The store is closed by the loop's own thread, or after the loop has ended, so nothing can wait.
             if inspect.iscoroutinefunction(callback):
-                logger.warning("%r was not called: its event loop does not run", callback)
+                logger.warning("%r was not called: its event loop is not running", callback)
             else:
                 callback(*args)
             return
@@ -57,23 +58,23 @@ class Callbacks:
             else:
                 outcome.append(None)
             finally:
-                strand.serve(None)
+                bridge.serve(None)
                 asked.put(None)
 
         def begin() -> None:
-            strand.serve(asked)
-            tasks.append(strand.loop.create_task(run()))
+            bridge.serve(asked)
+            tasks.append(bridge.loop.create_task(run()))
 
-        tasks: list[asyncio.Task[None]] = []  # a loop does not hold on to its tasks
-        strand.mailbox.post(begin)
+        tasks: list[asyncio.Task[None]] = []  # a loop keeps no strong references to its tasks
+        bridge.mailbox.post(begin)
         while True:
             try:
-                call = asked.get(timeout=_LOOK_S)
+                call = asked.get(timeout=_CHECK_S)
             except Empty:
-                if strand.loop.is_running():
+                if bridge.loop.is_running():
                     continue
-                logger.warning("%r did not come to its end: its event loop was stopped", callback)
-                strand.serve(None)
+                logger.warning("%r did not finish: its event loop was stopped", callback)
+                bridge.serve(None)
                 return
             if call is None:
                 break

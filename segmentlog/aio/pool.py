@@ -1,4 +1,4 @@
-"""A few threads for calls that may block, shared by all asynchronous clients of a process."""
+"""A few threads for blocking calls, shared by all asynchronous clients of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segmentlog.storage import fork_safety
 logger = logging.getLogger("segmentlog")
 
 THREADS_MAX: Final = 8
-"""As many appends, reads and fsyncs may be under way at once; fsyncs of one partition share one anyway."""
+"""Maximum number of parallel appends, reads and fsyncs; fsyncs of one partition are shared anyway."""
 
 _IDLE_S = 0.5
 
@@ -22,9 +22,10 @@ Call = Callable[[], object]
 
 
 class Pool:
-    """Threads that are started when there is something to do, and end soon after there is nothing. Thread-safe.
+    """Threads that start when there is a call, and end soon after the last one. Thread-safe.
 
-    They are daemons: a disk that hangs keeps no program from its end. In a forked child there are none at first.
+    They are daemon threads, so that a hanging disk does not keep a program from ending. A forked child starts with
+    none.
     """
 
     def __init__(self) -> None:
@@ -41,15 +42,15 @@ class Pool:
 
     @property
     def thread_count(self) -> int:
-        """How many there are now."""
+        """Number of threads."""
         return self._threads
 
-    def use(self, user: object) -> None:
-        """Keep threads at hand while ``user`` is there, up to `let_go`."""
+    def add_user(self, user: object) -> None:
+        """Keep idle threads while ``user`` exists, until `remove_user`."""
         self._users.add(user)
 
-    def let_go(self, user: object) -> None:
-        """The last one to let go has idle threads end at once."""
+    def remove_user(self, user: object) -> None:
+        """Remove a user; without users, idle threads end at once."""
         with self._mutex:
             self._users.discard(user)
             if not self._users:
@@ -57,7 +58,7 @@ class Pool:
                     self._calls.put(None)
 
     def submit(self, call: Call) -> None:
-        """Have a thread make the call, which raises nothing."""
+        """Run a call, which must not raise, in a thread."""
         self._calls.put(call)
         with self._mutex:
             if self._idle >= self._calls.qsize() or self._threads >= THREADS_MAX:
@@ -69,7 +70,7 @@ class Pool:
             with self._mutex:
                 self._threads -= 1
                 if self._threads:
-                    return  # one of those takes it
+                    return  # another thread takes the call
             raise
 
     def _work(self, calls: SimpleQueue[Call | None]) -> None:
@@ -83,9 +84,10 @@ class Pool:
                 pass
             with self._mutex:
                 if calls is not self._calls:
-                    return  # in a child that was forked by a call: it has other threads
+                    return  # a child that was forked during a call, which has threads of its own
                 self._idle -= 1
-                # Whoever submits counts on those that wait: what came just as this one gave up is not left to nobody.
+                # `submit` counts on the waiting threads: a call that arrived just now must not be left without a
+                # thread.
                 if call is None and self._idle >= calls.qsize():
                     self._threads -= 1
                     return
@@ -94,8 +96,8 @@ class Pool:
                     call()
                 except Exception:
                     logger.exception("a call of an asynchronous client failed")
-                del call  # it may be all that holds on to a store
+                del call  # it may hold the last reference to a store
 
 
 pool = Pool()
-"""Of this process."""
+"""The pool of this process."""

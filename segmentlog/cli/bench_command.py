@@ -1,4 +1,4 @@
-"""``segmentlog bench``: what each fsync policy gives on this disk, and what it puts at risk."""
+"""``segmentlog bench``: measure throughput and records at risk of each fsync policy on this disk."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 
 POLICIES = ("always", "10ms", "1000ms", "1000records", "1MiB", "never")
 _DISTINCT_BYTES = 256 << 10
-"""So much differs before values repeat: four times as far back as LZ4 looks."""
+"""Values repeat after this many bytes: four times the distance over which LZ4 finds repetitions."""
 IMPLAUSIBLE_FSYNC_US = 20.0
-"""No disk is that fast: flash takes about as long to program one page."""
+"""An fsync faster than this is implausible: flash memory takes about as long to program one page."""
 
 
 RATE_RECORDS_PER_S: Final = 10_000
-"""At which what is at risk is measured, the same for all policies, unless appends are too large for it."""
+"""Append rate while records at risk are measured; the same for all policies, unless appends are too large for it."""
 _INTERVALS: Final = 3
-"""So many fsync intervals of every policy that has one are measured, the default's included."""
+"""Risk is measured for this many fsync intervals of every policy that has one, the default policy included."""
 _INTERVAL_S: Final = 1.0
-"""The longest of these: that of the default policy."""
+"""The longest fsync interval of a measured policy: that of the default policy."""
 _APPENDS_PER_S: Final = 20
-"""At least so many appends a second while risk is measured."""
+"""Minimum number of appends per second while risk is measured."""
 THREADS: Final = 16
 
 
 @click.command()
 @click.option("--seconds", type=FiniteRange(0.05), default=1.0, show_default=True,
-              help="Time for each policy; what is at risk is measured for 3 seconds at least.")  # fmt: skip
+              help="Seconds to measure each policy; records at risk are measured for at least 3 seconds.")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True, metavar="RECORDS",
-              help="Records an append.")  # fmt: skip
+              help="Records per append.")  # fmt: skip
 @click.option("--record-size", type=click.IntRange(1), default=100, show_default=True, metavar="BYTES",
-              help="Bytes a record.")  # fmt: skip
+              help="Bytes per record.")  # fmt: skip
 @json_option
 @click.pass_context
 def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int, as_json: bool) -> None:
-    """Measure the disk that --dir lies on under each fsync policy, in a store of its own that is deleted after.
+    """Measure the disk that holds --dir with each fsync policy, in a temporary store that is deleted afterwards.
 
-    Each policy appends as fast as it can. Then all of them append at the same rate, for three intervals of the default
-    policy: at risk is what a power cut at that moment would have taken, the median and the most, of the records that
-    were acknowledged and not yet fsynced. The last row is what a web service does: 16 threads append a record each, and
-    wait until it is on disk.
+    First, each policy appends as fast as it can. Then all policies append at the same rate for three intervals of the
+    default policy. Meanwhile "at risk" counts records that are acknowledged but not yet fsynced: a power cut would lose
+    them. The columns show the median and the maximum. The last row imitates a web service: 16 threads each append one
+    record and wait until it is on disk.
     """
     import segmentlog
 
@@ -89,33 +89,34 @@ def bench(ctx: click.Context, seconds: float, batch_size: int, record_size: int,
         click.echo(
             f"one write and fdatasync: median {disk['fdatasync_us_p50']:.0f} us,"
             f" 99 % within {disk['fdatasync_us_p99']:.0f} us; records of {record_size} bytes;"
-            f" at risk: records, while each policy appends {rate:,.0f} a second for {risk_seconds:g} s"
+            f" at risk: records, while each policy appends {rate:,.0f} per second for {risk_seconds:g} s"
         )
         show_table(list(_COLUMNS.values()), [tuple(_shown(name, row) for name in _COLUMNS) for row in rows])
     if disk["fdatasync_us_p50"] < IMPLAUSIBLE_FSYNC_US:
         say(
-            f"warning: a median of {disk['fdatasync_us_p50']:.0f} us is implausibly fast for an fsync: the disk, or the"
-            " machine that pretends to be one, probably answers from a cache that a power cut empties"
+            f"warning: a median of {disk['fdatasync_us_p50']:.0f} us is implausibly fast for an fsync: the disk or the"
+            " virtual machine probably answers from a cache that a power cut empties"
         )
 
 
 _COLUMNS: Final = {
     "fsync": "fsync",
     "threads": "threads",
-    "batch_size": "records an append",
+    "batch_size": "records per append",
     "records_per_s": "records/s",
     "mb_per_s": "MB/s",
     "append_us_p50": "append p50 us",
     "append_us_p99": "append p99 us",
     "fsyncs_per_s": "fsyncs/s at that rate",
     "records_at_risk_p50": "at risk",
-    "records_at_risk_max": "at most",
+    "records_at_risk_max": "at risk, max",
 }
 
 
 def _shown(name: str, row: dict[str, Any]) -> Any:
     if row["fsync"] == "never" and name in ("records_at_risk_p50", "records_at_risk_max"):
-        return "all"  # nothing says when the operating system writes it: a figure would say how long this took
+        # The operating system decides when to write these records, so a figure would only show how long the run took.
+        return "all"
     value = row.get(name, "")
     if name == "fsyncs_per_s" and value != "":
         return f"{value:,.1f}"
@@ -123,9 +124,9 @@ def _shown(name: str, row: dict[str, Any]) -> Any:
 
 
 def time_fdatasync(path: Path, count: int = 200, size: int = 512) -> list[float]:
-    """Microseconds of each of ``count`` times one small write and `fdatasync`, on a preallocated file that is deleted.
+    """Time one small write and `fdatasync`, ``count`` times, on a preallocated file; return microseconds for each.
 
-    Without segmentlog: the floor of a durable append.
+    Does not use segmentlog: this is the lower bound for a durable append. The file is deleted afterwards.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -149,7 +150,8 @@ def _raw_disk(path: Path) -> dict[str, float]:
 
 
 def make_values(record_bytes: int) -> list[bytes]:
-    """Distinct values, 256 KiB or 16 of them, that compress about two to one as text does: half noise, half dots."""
+    """Return distinct values of 256 KiB in total, at least 16, that compress about 2:1 as text does: half noise, half
+    dots."""
     noise = random.Random(record_bytes)
     half = record_bytes // 2
     count = max(_DISTINCT_BYTES // record_bytes, 16)
@@ -165,7 +167,7 @@ def _batches(batch_size: int, record_size: int) -> list[list[bytes]]:
 def _measure(
     partition: Partition, policy: str, seconds: float, batch_size: int, record_size: int
 ) -> dict[str, str | float]:
-    """One thread that appends as fast as it can."""
+    """Append from one thread as fast as possible; return the row of the table."""
     batches = _batches(batch_size, record_size)
     times: list[float] = []
     syncs = partition.sync_count
@@ -184,7 +186,7 @@ def _measure(
 
 
 def _rates(times: list[float], elapsed: float, batch_size: int, record_size: int) -> dict[str, float]:
-    """``times``: microseconds of each append."""
+    """Compute rates and percentiles from ``times``, the microseconds of each append."""
     times.sort()
     records = len(times) * batch_size
     return {
@@ -198,19 +200,19 @@ def _rates(times: list[float], elapsed: float, batch_size: int, record_size: int
 def _risks(
     partitions: list[Partition], seconds: float, batch_size: int, record_size: int
 ) -> list[dict[str, str | float]]:
-    """What is at risk while all of these are appended to at the same rate: so the figures can be compared."""
+    """Append to all partitions at the same rate, and sample the records at risk of each; the figures are comparable."""
     batches = _batches(batch_size, record_size)
     pause_s = batch_size / max(RATE_RECORDS_PER_S, _APPENDS_PER_S * batch_size)
     for partition in partitions:
-        partition.flush()  # what was appended as fast as possible
+        partition.flush()  # sync what the first measurement appended
     syncs = [partition.sync_count for partition in partitions]
     risk: list[list[int]] = [[] for _ in partitions]
-    turns = 0
+    rounds = 0
     started = time.perf_counter()
-    while (now := time.perf_counter()) - started < seconds or not turns:
+    while (now := time.perf_counter()) - started < seconds or not rounds:
         for partition in partitions:
-            partition.append(batches[turns % len(batches)])
-        turns += 1
+            partition.append(batches[rounds % len(batches)])
+        rounds += 1
         for samples, partition in zip(risk, partitions, strict=True):
             samples.append(partition.log_end_offset - partition.durable_offset)
         time.sleep(max(now + pause_s - time.perf_counter(), 0))
@@ -219,7 +221,7 @@ def _risks(
         {
             "records_at_risk_p50": int(statistics.median(samples)),
             "records_at_risk_max": max(samples),
-            "risk_records_per_s": turns * batch_size / elapsed,
+            "risk_records_per_s": rounds * batch_size / elapsed,
             "risk_seconds": elapsed,
             "fsyncs_per_s": (partition.sync_count - before) / elapsed,
         }
@@ -228,7 +230,7 @@ def _risks(
 
 
 def _measure_threads(partition: Partition, seconds: float, record_size: int) -> dict[str, str | float]:
-    """Threads that append single records, each of which is on disk when its append returns: they share fsyncs."""
+    """Append single records from several threads that wait for the disk; the threads share fsyncs."""
     values = make_values(record_size)
     times: list[list[float]] = [[] for _ in range(THREADS)]
     failures: list[BaseException] = []
@@ -258,6 +260,6 @@ def _measure_threads(partition: Partition, seconds: float, record_size: int) -> 
         "batch_size": 1,
         **_rates([one for own in times for one in own], elapsed, 1, record_size),
         "fsyncs": partition.sync_count - syncs,
-        "records_at_risk_p50": 0,  # acknowledged once they are on disk
+        "records_at_risk_p50": 0,  # acknowledged only once they are on disk
         "records_at_risk_max": 0,
     }

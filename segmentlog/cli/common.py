@@ -1,4 +1,4 @@
-"""What commands share: opening the store, exit statuses, ending quietly, printing."""
+"""Helpers of all commands: open the store, handle signals, map errors to exit statuses, print progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_DAMAGE, EXIT_UNREADABLE = 0, 1, 2, 3, 4
 
 
 def run(command: click.Command, args: Sequence[str] | None) -> int:
-    """Run a command and turn whatever ends it into an exit status and at most one line on stderr."""
+    """Run a command; turn its result or error into an exit status and at most one line on stderr."""
     try:
         result = command.main(args=args, prog_name="segmentlog", standalone_mode=False)
         sys.stdout.flush()
@@ -45,10 +45,10 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
     except click.Abort:
         say("stopped")
         if not sys.stdout.isatty():
-            _forget_stdout()  # it may be a pipe that nobody reads: then the exit would wait for ever
+            _discard_stdout()  # It may be a pipe without a reader: flushing it at exit would block forever.
         return EXIT_FAILED
     except (ReaderGone, BrokenPipeError):
-        _forget_stdout()
+        _discard_stdout()
         return EXIT_DONE
     except CorruptBatch as error:
         say(f"error: {error}")
@@ -58,7 +58,7 @@ def run(command: click.Command, args: Sequence[str] | None) -> int:
         return EXIT_FAILED
     except OSError as error:
         if error.filename == _STDOUT:
-            _forget_stdout()
+            _discard_stdout()
         say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return EXIT_FAILED
 
@@ -69,11 +69,11 @@ _STDOUT: Final = "stdout"
 
 
 class ReaderGone(Exception):
-    """Whoever read stdout has seen enough (`| head`): no failure. No OSError, as click answers those itself."""
+    """The reader of stdout has ended (`| head`): not a failure. Not an OSError, because click handles those."""
 
 
-class _Results(io.FileIO):
-    """Stdout, whose errors tell that it was stdout that failed, and not the store."""
+class _RawStdout(io.FileIO):
+    """Raw stdout whose errors name stdout, so that `run` can tell them from errors of the store."""
 
     def write(self, data: Any) -> int:
         try:
@@ -86,10 +86,10 @@ class _Results(io.FileIO):
 
 
 def prepare_process() -> None:
-    """What only a process of its own may change: its standard streams, what SIGTERM does to it, how it starts.
+    """Set up what only the command's own process may change: standard streams, signal handlers, environment.
 
-    Descriptors 0 to 2 that are closed (`>&-`) are opened the wrong way round, as coreutils'
-    stdopen does: no file of the store gets their numbers, and using them fails.
+    Closed descriptors 0 to 2 (`>&-`) are opened in the wrong direction, as stdopen of coreutils does. So no file of the
+    store gets their numbers, and using them fails.
     """
     for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -102,74 +102,75 @@ def prepare_process() -> None:
     before = sys.stdout
     errors = before.errors if before else "replace"
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Results(1, "wb", closefd=False)),
+        io.BufferedWriter(_RawStdout(1, "wb", closefd=False)),
         encoding=before.encoding if before else "utf-8",
-        errors="backslashreplace" if errors == "strict" else errors,  # a name that a Latin-1 terminal has not
+        errors="backslashreplace" if errors == "strict" else errors,  # for names that a Latin-1 terminal cannot print
         line_buffering=before.line_buffering if isinstance(before, io.TextIOWrapper) else False,
     )
-    global _quiet
-    _quiet = True
+    global _owns_process
+    _owns_process = True
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
-    sys.unraisablehook = _hear_again
-    # numpy's linear algebra, of which nothing is used, starts a thread a core: 0.1 s of a processor.
+            signal.signal(number, _exit_at_once)
+    sys.unraisablehook = _redeliver_signal
+    # OPENBLAS_NUM_THREADS: the linear algebra of numpy, which is not used, starts a thread per core: 0.1 s of CPU time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-_quiet = False
-"""Whether this process is the command line's own, so that it may be ended."""
+_owns_process = False
+"""Whether this process runs the command line, so that a signal may end it without cleanup."""
 
 
-def _leave(number: int, frame: object) -> None:
-    """A signal while modules load: there is nothing to finish, and a traceback through them tells nobody anything."""
+def _exit_at_once(number: int, frame: object) -> None:
+    """Exit at once on a signal while modules load: there is nothing to clean up, and a traceback would not help."""
     os._exit(128 + number)
 
 
-def _hear_again(lost: sys.UnraisableHookArgs) -> None:
-    """Python drops an exception that ends a finalizer or another callback: who asked us to stop would wait in vain."""
+def _redeliver_signal(lost: sys.UnraisableHookArgs) -> None:
+    """Deliver a signal again whose KeyboardInterrupt ended a finalizer or another callback: Python drops that
+    exception."""
     raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     if not isinstance(lost.exc_value, KeyboardInterrupt) or not raising:
         sys.__unraisablehook__(lost)
         return
     main = threading.main_thread().ident
     assert main is not None
-    with contextlib.suppress(RuntimeError):  # no thread can be started: this process is ending
+    with contextlib.suppress(RuntimeError):  # RuntimeError: no thread can be started, because this process is ending
         _thread.start_new_thread(_repeat_signal, (main, raising[0]))
 
 
 def _repeat_signal(thread_id: int, number: int) -> None:
-    """Send the signal once more, after the thread has left the hook: an exception in the hook would be dropped, too."""
+    """Send the signal again once the thread has left the hook: Python drops exceptions within the hook, too."""
     is_in_hook = True
     while is_in_hook:
-        time.sleep(_AGAIN_S)
+        time.sleep(_REDELIVER_S)
         frame = sys._current_frames().get(thread_id)
-        while frame is not None and frame.f_code is not _hear_again.__code__:
+        while frame is not None and frame.f_code is not _redeliver_signal.__code__:
             frame = frame.f_back
         is_in_hook = frame is not None
     signal.pthread_kill(thread_id, number)
 
 
-_AGAIN_S: Final = 0.02
+_REDELIVER_S: Final = 0.02
 
 
 def end_loading() -> None:
-    """From here on SIGINT and SIGTERM raise KeyboardInterrupt: what a command makes for a while it deletes."""
+    """Make SIGINT and SIGTERM raise KeyboardInterrupt from now on, so that commands delete their temporary files."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is _leave:
+        if signal.getsignal(number) is _exit_at_once:
             signal.signal(number, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Within: import what takes time. A signal ends the process as it does before a command begins."""
+    """Import slow modules within this context: a signal ends the process as before a command begins."""
     raising = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
-        if _quiet and signal.getsignal(number) is signal.default_int_handler
+        if _owns_process and signal.getsignal(number) is signal.default_int_handler
     ]
     for number in raising:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_at_once)
     try:
         yield
     finally:
@@ -178,19 +179,19 @@ def loading() -> Iterator[None]:
 
 
 def check_stdin() -> None:
-    """Raises ClickException when stdin is closed."""
+    """Raise ClickException if stdin is closed."""
     if fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
-        raise click.ClickException("stdin is closed: name a file, or pipe something in")
+        raise click.ClickException("stdin is closed: name a file, or pipe data in")
 
 
-def _forget_stdout() -> None:
-    """Python flushes stdout once more at exit: into nothing."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null, because Python flushes it once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal: stderr, so that stdout is results only."""
-    with contextlib.suppress(OSError):  # nobody listens, or there is no room: no reason to fail
+    """Print a line for people to stderr, so that stdout has results only."""
+    with contextlib.suppress(OSError):  # OSError: stderr is closed or its disk is full, which must not fail the command
         click.echo(visible(text), err=True)
 
 
@@ -198,39 +199,39 @@ def say(text: str) -> None:
 def open_store(
     ctx: click.Context, *, create: bool = False, read_only: bool = False, background: bool = True
 ) -> Iterator[LogStore]:
-    """The store of ``--dir``, closed cleanly however the command ends."""
+    """Open the store of ``--dir``, and close it cleanly however the command ends."""
     with loading():
-        import segmentlog.store  # which loads numpy
+        import segmentlog.store  # loads numpy
 
     with segmentlog.open(ctx.obj, create=create, read_only=read_only, background=background) as store:
         yield store
 
 
 def store_folder(ctx: click.Context) -> str:
-    """``--dir``, for a command that is not for stores in an object store. Raises UsageError."""
+    """Return ``--dir`` for a command that works on local stores only. Raises UsageError for a URL."""
     from segmentlog.objects.bucket.url import is_url
 
     folder: str = ctx.obj
     if is_url(folder):
-        raise click.UsageError("--dir: what was shipped to an object store is only read there; name a store's folder")
+        raise click.UsageError("--dir: a store in an object store is read-only; give a local folder")
     return folder
 
 
 class Stop(Exception):
-    """SIGINT or SIGTERM arrived."""
+    """SIGINT or SIGTERM arrived; raised to end a pass between two batches."""
 
 
 @contextlib.contextmanager
 def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
-    """Within: SIGINT and SIGTERM do not kill; they add themselves to the list, and call ``on_signal``.
+    """Collect SIGINT and SIGTERM in the returned list, and call ``on_signal``, instead of ending the process.
 
-    Loops look at the list after each batch, finish the batch in hand and say what was done. Who
-    asks twice does not want to wait for that: the second signal interrupts. A signal that the
-    process was started to ignore (nohup, a shell's background job) stays ignored.
+    Loops check the list after each batch, finish that batch and report what they did. A second signal raises
+    KeyboardInterrupt at once. A signal that the process was started to ignore (by nohup, or as a background job of a
+    shell) stays ignored.
     """
     received: list[int] = []
 
-    def note(number: int, frame: object) -> None:
+    def on_signal_number(number: int, frame: object) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
@@ -238,7 +239,7 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
             on_signal()
 
     wanted = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in wanted}
+    before = {number: signal.signal(number, on_signal_number) for number in wanted}
     try:
         yield received
     finally:
@@ -247,12 +248,12 @@ def stoppable(on_signal: Any = None) -> Iterator[list[int]]:
 
 
 def status_of(stopped: list[int]) -> int:
-    """The exit status of a command that was to go to an end: what a shell says of a process that a signal ended."""
+    """Return the exit status of a command that should have run to its end: 128 + the signal that stopped it, or 0."""
     return 128 + stopped[0] if stopped else EXIT_DONE
 
 
 def status_of_damage(errors: Iterable[Exception]) -> int:
-    """The exit status for the damage among ``errors``; 0 without any."""
+    """Return the exit status for the damage among ``errors``; 0 if there is none."""
     damage = [error for error in errors if isinstance(error, CorruptBatch)]
     if not damage:
         return EXIT_DONE
@@ -265,13 +266,13 @@ class Skipped:
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], tuple[int, CorruptBatch]] = {}
 
-    def note(self, partition: str, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
-        """Note offsets ``[base_offset, end_offset)`` of a partition such as t/0. Idempotent."""
-        known, _ = self._found.get((partition, end_offset), (base_offset, damage))
-        self._found[partition, end_offset] = min(known, base_offset), damage
+    def add(self, partition: str, base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        """Add offsets ``[base_offset, end_offset)`` of a partition such as t/0. Idempotent."""
+        first, _ = self._found.get((partition, end_offset), (base_offset, damage))
+        self._found[partition, end_offset] = min(first, base_offset), damage
 
     def report(self) -> int:
-        """Print the offsets on stderr; return the exit status for them, 0 without any."""
+        """Print the offsets on stderr; return the exit status for them, 0 if there are none."""
         for (partition, end_offset), (base_offset, damage) in self._found.items():
             what = "unreadable" if isinstance(damage, UnreadableBatch) else "damaged"
             say(f"{partition}: skipped {what} offsets {base_offset} to {end_offset - 1} ({damage.path})")
@@ -281,7 +282,7 @@ class Skipped:
 
 
 def stopped_by(stopped: list[int]) -> str:
-    """The end of a summary."""
+    """Return the end of a summary: the signal that stopped the command, if any."""
     return f"; stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
 
 
@@ -289,15 +290,15 @@ LEASE_WAIT_S: Final = 10.0
 _ASK_EVERY_S: Final = 0.2
 
 
-class Patience:
-    """Asks again for what another process is busy with: so long, in all, or until a signal came."""
+class BusyRetry:
+    """Retries while another process has a partition locked: for a total time, or until a signal."""
 
     def __init__(self, stopped: list[int], wait_s: float | None = None) -> None:
         self._stopped = stopped
         self._left_s = LEASE_WAIT_S if wait_s is None else wait_s
 
-    def with_(self, work: Callable[..., _Report]) -> _Report:
-        """Call ``work(wait_s=...)`` until its report is not ``busy``."""
+    def run(self, work: Callable[..., _Report]) -> _Report:
+        """Call ``work(wait_s=...)`` until its report is not ``busy`` or the time is up; return the last report."""
         while True:
             before = time.monotonic()
             report = work(wait_s=min(self._left_s, _ASK_EVERY_S))
@@ -310,15 +311,15 @@ class Patience:
 
 
 class Failures:
-    """Partitions that a command could not do its work on: each is told, and the others have their turn."""
+    """Errors of partitions. Each is printed, and the command continues with the next partition."""
 
     def __init__(self) -> None:
         self._errors: list[Exception] = []
         self._busy: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self, name: str, progress: Progress) -> Iterator[None]:
-        """Within: an error is told as that of ``name``, and goes no further."""
+    def collecting(self, name: str, progress: Progress) -> Iterator[None]:
+        """Print and record an error of partition ``name`` instead of raising it."""
         try:
             yield
         except (SegmentlogError, OSError) as error:
@@ -328,30 +329,30 @@ class Failures:
             with progress.hidden():
                 say(f"error: {name}: {error}")
 
-    def busy(self, name: str) -> None:
-        """Another process had the partition, and did not let go of it in time."""
+    def add_busy(self, name: str) -> None:
+        """Record a partition that another process kept locked."""
         self._busy.append(name)
 
-    def status(self, stopped: list[int]) -> int:
-        """The exit status. Tells who was busy, unless a signal ended the waiting."""
+    def exit_status(self, stopped: list[int]) -> int:
+        """Return the exit status. Print the busy partitions, unless a signal ended the wait."""
         if self._busy and not stopped:
-            say(f"error: {', '.join(self._busy)}: another process is at it; try again when it is done")
+            say(f"error: {', '.join(self._busy)}: locked by another process; try again when it has finished")
         has_failed = bool(self._errors or self._busy)
         return status_of_damage(self._errors) or status_of(stopped) or (EXIT_FAILED if has_failed else EXIT_DONE)
 
 
 class Progress:
-    """A bar with rate and time on stderr, where that is a terminal; nothing anywhere else."""
+    """A progress bar with rate and time on stderr if that is a terminal; otherwise does nothing."""
 
-    def __init__(self, unit: str, total: int | None, *, wanted: bool = True) -> None:
+    def __init__(self, unit: str, total: int | None, *, enabled: bool = True) -> None:
         self._unit = unit
         self._total = total
-        self._wanted = wanted and sys.stderr.isatty()
+        self._is_enabled = enabled and sys.stderr.isatty()
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if self._wanted:
+        if self._is_enabled:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -363,14 +364,14 @@ class Progress:
                 TimeElapsedColumn(),
                 console=Console(stderr=True),
                 transient=True,
-                redirect_stdout=False,  # results would go to stderr, whatever stdout is
+                redirect_stdout=False,  # redirected results would go to stderr, whatever stdout is
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=self._total, rate="")
         return self
 
     def expect(self, total: int) -> None:
-        """Say how much there is to do, once it is known."""
+        """Set the total, once it is known."""
         if self._bar is not None:
             self._bar.update(self._task, total=total)
 
@@ -382,7 +383,7 @@ class Progress:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Within: no bar, so that lines may be printed where it was."""
+        """Remove the bar, so that lines can be printed in its place, and draw it again afterwards."""
         if self._bar is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""``segmentlog compact``: one pass of compaction now, or what it would save."""
+"""``segmentlog compact``: run one compaction pass now, or show what it would remove."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from segmentlog.cli.common import (
+    BusyRetry,
     Failures,
-    Patience,
     Progress,
     Stop,
     open_store,
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
     from segmentlog.tables.key_statistics import GroupOf
 
 _READS_OF_A_PASS = 3
-"""A pass reads what it cleans at least once, and tells of what it copies twice more. For the bar only."""
+"""A pass reads what it cleans at least once, and reports copied bytes twice more. For the progress bar only."""
 _READS_OF_STATISTICS = 2
 _SLEEP_MAX_S = 0.2
-"""A signal ends a sleep no sooner."""
+"""Longest sleep: a signal is handled after this time."""
 
 
 @click.command()
 @click.argument("topic", type=SELECTOR, required=False, metavar="[TOPIC[/PARTITION]]")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 @click.option("--buffer", "buffer_bytes", type=SIZE, default="128MiB", show_default=True, metavar="SIZE",
-              help="Memory for the map of keys (cleaner.dedupe.buffer.bytes); more passes with less.")  # fmt: skip
+              help="Memory for the map of keys (cleaner.dedupe.buffer.bytes). Less memory means more"
+                   " passes.")  # fmt: skip
 @click.option("--max-rate", type=SIZE, metavar="SIZE",
-              help="Read and write so much a second (cleaner.io.max.bytes.per.second).")  # fmt: skip
+              help="Limit reads and writes to SIZE bytes per second (cleaner.io.max.bytes.per.second).")  # fmt: skip
+@click.option("--stats", is_flag=True, help="Show what a pass would remove, grouped by key prefix; change nothing.")
 @click.option(
-    "--stats", is_flag=True, help="Show what a pass would save, by what the keys begin with; changes nothing."
+    "--prefix-separator", metavar="TEXT", help="With --stats: a prefix ends before the first TEXT in the key (:)."
 )
-@click.option("--prefix-separator", metavar="TEXT", help="With --stats: a prefix ends before the first of these (:).")
 @click.option("--prefix-length", type=click.IntRange(0), metavar="N", help="With --stats: a prefix is N bytes long.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=20, show_default=True,
-              help="With --stats: show so many prefixes of each topic.")  # fmt: skip
+              help="With --stats: show this many prefixes of each topic.")  # fmt: skip
 @json_option
 @click.pass_context
 def compact(
@@ -66,29 +67,29 @@ def compact(
     rows: int,
     as_json: bool,
 ) -> int:
-    """Keep the last records of each key, of TOPIC or of all compacted topics, now.
+    """Keep only the last record of each key, now, in TOPIC or in all compacted topics.
 
-    Whatever the dirty ratio is; offsets do not change. The active segment is never compacted.
-    A signal ends the pass between two batches: what was compacted stays so, and the next pass
-    goes on from there. The store's own topics are included only when they are named.
+    Ignores the dirty ratio. Offsets do not change. The active segment is never compacted. A signal ends the pass
+    between two batches: finished segments stay compacted, and the next pass continues from there. Internal topics of
+    the store are compacted only if you name them.
     """
     if buffer_bytes < 1:
-        raise click.UsageError("--buffer: a number of bytes from 1 on, as in 128MiB")
+        raise click.UsageError("--buffer: give at least 1 byte, such as 128MiB")
     if max_rate == 0:
-        raise click.UsageError("--max-rate: a number of bytes from 1 on, as in 10MiB")
+        raise click.UsageError("--max-rate: give at least 1 byte, such as 10MiB")
     if not stats and (prefix_separator is not None or prefix_length is not None):
-        raise click.UsageError("--prefix-separator and --prefix-length are for --stats")
+        raise click.UsageError("--prefix-separator and --prefix-length need --stats")
     group_of = grouping(prefix_separator, prefix_length) if stats else None
     changes = not (dry_run or stats)
     with stoppable() as stopped, open_store(ctx, read_only=not changes, background=False) as store:
         partitions = _compacted_partitions(store, topic)
         if not partitions:
-            say("there are no compacted topics; make one with 'segmentlog create TOPIC --cleanup-policy compact'")
+            say("there are no compacted topics; create one with 'segmentlog create TOPIC --cleanup-policy compact'")
             return status_of(stopped)
         if changes:
             store.check_writable("compact")
         with Progress("bytes", None) as progress:
-            work = _Work(progress, _Pace(progress, max_rate, stopped), stopped, buffer_bytes)
+            work = _Compaction(progress, _Pace(progress, max_rate, stopped), stopped, buffer_bytes)
             logs = work.open(partitions, _READS_OF_STATISTICS if stats else _READS_OF_A_PASS)
             if group_of is not None:
                 return work.show_statistics(logs, group_of, rows, as_json)
@@ -96,7 +97,7 @@ def compact(
 
 
 def _compacted_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
-    """Those that are chosen and compacted. Raises ClickException for a topic that is named and is not."""
+    """Return the chosen partitions that are compacted. Raises ClickException if a named topic is not compacted."""
     chosen = chosen_partitions(store, selector)
     compacted = [(topic, number) for topic, number in chosen if topic.config.compacts]
     if compacted or not chosen:
@@ -105,7 +106,7 @@ def _compacted_partitions(store: LogStore, selector: Selector | None) -> list[tu
         topic = chosen[0][0]
         policy = topic.config.cleanup_policy or "none"
         raise click.ClickException(
-            f"topic {topic.name!r} is not compacted (cleanup.policy = {policy}); to have it so:"
+            f"topic {topic.name!r} is not compacted (cleanup.policy = {policy}); to enable compaction:"
             f" segmentlog alter {topic.name} -c cleanup.policy=compact"
         )
     return []
@@ -116,7 +117,7 @@ def _sealed_bytes(log: Partition) -> int:
 
 
 class _Pace:
-    """What a pass tells its bytes: moves the bar, keeps to the rate, and raises `Stop` after a signal."""
+    """Callback for the bytes that a pass processed: moves the bar, limits the rate, raises `Stop` after a signal."""
 
     def __init__(self, progress: Progress, max_rate: int | None, stopped: list[int]) -> None:
         from segmentlog.topics.compaction_scheduler import Throttle
@@ -124,10 +125,10 @@ class _Pace:
         self._progress = progress
         self._throttle = Throttle(max_rate if max_rate is not None and max_rate > 0 else None)
         self._stopped = stopped
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def __call__(self, size_bytes: int) -> None:
-        self._told_bytes += size_bytes
+        self._reported_bytes += size_bytes
         self._progress.advance(size_bytes)
         ends = time.monotonic() + self._throttle.wait_s(size_bytes)
         while not self._stopped and (left_s := ends - time.monotonic()) > 0:
@@ -136,13 +137,13 @@ class _Pace:
             raise Stop
 
     def end(self, expected_bytes: int) -> None:
-        """A partition is done: the bar moves on by what was expected of it and did not come."""
-        self._progress.advance(max(expected_bytes - self._told_bytes, 0))
-        self._told_bytes = 0
+        """Finish a partition: advance the bar by the expected bytes that the pass did not report."""
+        self._progress.advance(max(expected_bytes - self._reported_bytes, 0))
+        self._reported_bytes = 0
 
 
-class _Work:
-    """What the command does with the partitions, and how it ended."""
+class _Compaction:
+    """The run of one command over its partitions, and its exit status."""
 
     def __init__(self, progress: Progress, pace: _Pace, stopped: list[int], buffer_bytes: int) -> None:
         self._progress = progress
@@ -153,9 +154,9 @@ class _Work:
         self._failures = Failures()
 
     def open(self, partitions: list[tuple[Topic, int]], reads: int) -> list[Partition]:
-        """Those that open. ``reads``: how often the work tells each sealed byte, for the bar."""
+        """Open the partitions, and return those that open. ``reads``: how often the pass reports each sealed byte."""
         for topic, number in partitions:
-            with self._failures.noted(f"{topic.name}/{number}", self._progress):
+            with self._failures.collecting(f"{topic.name}/{number}", self._progress):
                 log = topic.partition(number)
                 self._expected_bytes[log] = reads * _sealed_bytes(log)
         self._progress.expect(sum(self._expected_bytes.values()))
@@ -171,35 +172,35 @@ class _Work:
     # ------------------------------------------------------------ compacting
 
     def compact(self, logs: list[Partition], dry_run: bool, as_json: bool) -> int:
-        """A pass over each; the exit status."""
-        patience = Patience(self._stopped)
+        """Compact each partition, and return the exit status."""
+        retry = BusyRetry(self._stopped)
         reports: list[CompactionReport] = []
         for log in self._until_stopped(logs):
             name = f"{log.topic}/{log.number}"
-            with self._failures.noted(name, self._progress):
+            with self._failures.collecting(name, self._progress):
                 before = log.segments()
                 try:
-                    report = patience.with_(
+                    report = retry.run(
                         partial(log.compact, dry_run=dry_run, buffer_bytes=self._buffer_bytes, pace=self._pace)
                     )
                 except Stop:
                     with self._progress.hidden():
-                        _tell_stopped(log, before, dry_run, as_json)
+                        _print_stopped(log, before, dry_run, as_json)
                     break
                 if report.busy:
-                    self._failures.busy(name)
+                    self._failures.add_busy(name)
                     continue
                 reports.append(report)
                 with self._progress.hidden():
-                    _tell(report, dry_run, as_json)
+                    _print_report(report, dry_run, as_json)
         with self._progress.hidden():
             say(_summary(reports, dry_run) + stopped_by(self._stopped))
-        return self._failures.status(self._stopped)
+        return self._failures.exit_status(self._stopped)
 
     # ------------------------------------------------------------ statistics
 
     def show_statistics(self, logs: list[Partition], group_of: GroupOf, rows: int, as_json: bool) -> int:
-        """What a pass would save, topic by topic; the exit status."""
+        """Print for each topic what a pass would remove, and return the exit status."""
         from segmentlog.tables.key_statistics import KeyStatistics
 
         topics: dict[str, KeyStatistics] = {}
@@ -208,23 +209,26 @@ class _Work:
             statistics = topics.setdefault(
                 log.topic, KeyStatistics(group_of, buffer_bytes=self._buffer_bytes, pace=self._pace)
             )
-            with self._failures.noted(f"{log.topic}/{log.number}", self._progress), contextlib.suppress(Stop):
+            with self._failures.collecting(f"{log.topic}/{log.number}", self._progress), contextlib.suppress(Stop):
                 statistics.count(log, now_ms)
         with self._progress.hidden():
             if self._stopped:
-                say(f"nothing is shown of what was counted in part{stopped_by(self._stopped)}")
+                say(f"statistics are incomplete and not shown{stopped_by(self._stopped)}")
             else:
-                for topic, one in topics.items():
-                    show_groups(topic, one.groups, one.total(), rows, as_json, len(one.unreadable))
-                    for (number, _), why in sorted(one.unreadable.items()):
-                        say(f"{topic}/{number}: not counted, and kept as it is: {why}")
-        return self._failures.status(self._stopped)
+                for topic, topic_statistics in topics.items():
+                    unreadable = topic_statistics.unreadable
+                    show_groups(
+                        topic, topic_statistics.groups, topic_statistics.total(), rows, as_json, len(unreadable)
+                    )
+                    for (number, _), why in sorted(unreadable.items()):
+                        say(f"{topic}/{number}: not counted, and left unchanged: {why}")
+        return self._failures.exit_status(self._stopped)
 
 
-# ---------------------------------------------------------------- telling
+# ---------------------------------------------------------------- printing
 
 
-def _tell(report: CompactionReport, dry_run: bool, as_json: bool) -> None:
+def _print_report(report: CompactionReport, dry_run: bool, as_json: bool) -> None:
     name = f"{report.topic}/{report.partition}"
     if as_json:
         import msgspec
@@ -236,7 +240,7 @@ def _tell(report: CompactionReport, dry_run: bool, as_json: bool) -> None:
     if not report.segments_before:
         click.echo(f"{name}: nothing to compact: no sealed segment")
         return
-    keyless = f", {report.keyless} without a key stay" if report.keyless else ""
+    keyless = f", {report.keyless} without a key kept" if report.keyless else ""
     click.echo(
         f"{name}: {report.records_before} -> {report.records_after} records,"
         f" {report.bytes_before} -> {report.bytes_after} bytes,"
@@ -245,11 +249,11 @@ def _tell(report: CompactionReport, dry_run: bool, as_json: bool) -> None:
         f" {report.passes} {'pass' if report.passes == 1 else 'passes'}, {report.seconds:.2f} s"
     )
     for why in report.unreadable:
-        click.echo(f"{name}: kept as it is: {why}")
+        click.echo(f"{name}: left unchanged: {why}")
 
 
-def _tell_stopped(log: Partition, before: list[SegmentInfo], dry_run: bool, as_json: bool) -> None:
-    """How far a pass came that a signal ended: it tells nothing itself, but the segments do."""
+def _print_stopped(log: Partition, before: list[SegmentInfo], dry_run: bool, as_json: bool) -> None:
+    """Print the progress of an interrupted pass, read from the segments: the pass itself returns no report."""
     name = f"{log.topic}/{log.number}"
     after = log.segments()
     size_before, size_after = (sum(one.size_bytes for one in segments) for segments in (before, after))

@@ -1,4 +1,4 @@
-"""``segmentlog compact --stats``: its options and its table."""
+"""Options and table of ``segmentlog compact --stats``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def grouping(separator: str | None, length: int | None) -> GroupOf:
-    """How keys are grouped. Raises UsageError."""
+    """Return the function that maps a key to its group. Raises UsageError for options that exclude each other."""
     from segmentlog.tables.key_statistics import before_separator, first_bytes
 
     if separator is not None and length is not None:
@@ -29,7 +29,7 @@ def show_groups(
     topic: str, groups: dict[GroupName, KeyGroup], total: KeyGroup, rows: int, as_json: bool,
     unreadable: int = 0,
 ) -> None:  # fmt: skip
-    """Print the groups that would lose most, the sum of all, and how many ``unreadable`` batches are not in it."""
+    """Print the ``rows`` groups that compaction would shrink most, the total of all, and the ``unreadable`` batches."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1].removed_bytes, -item[1].records, str(item[0])))
     if as_json:
         for name, group in ordered[:rows]:
@@ -37,16 +37,24 @@ def show_groups(
         show_json({"topic": topic, "prefix": None, "total": True, **_fields(total), "unreadable_batches": unreadable})
         return
     table = [(_text(name), *_cells(group)) for name, group in ordered[:rows]]
-    hidden = f" ({len(groups) - rows:,} prefixes more)" if len(groups) > rows else ""
+    hidden = f" (and {len(groups) - rows:,} more prefixes)" if len(groups) > rows else ""
     show_table(
-        ("prefix", "records", "would stay", "tombstones", "would go", "bytes", "bytes that would go"),
+        (
+            "prefix",
+            "records",
+            "would be kept",
+            "tombstones",
+            "would be removed",
+            "bytes",
+            "bytes that would be removed",
+        ),
         [*table, (f"all{hidden}", *_cells(total))],
-        f"{topic}: what a pass would save; keys and values before compression",
+        f"{topic}: what a pass would remove; sizes before compression",
     )
 
 
 def _text(name: GroupName) -> str:
-    """A prefix as text; what is no UTF-8 is escaped, and what would move a terminal's cursor."""
+    """Return a prefix as text. Escapes bytes that are not UTF-8 and characters that would move a terminal's cursor."""
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 

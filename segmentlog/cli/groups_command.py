@@ -1,4 +1,4 @@
-"""``segmentlog groups``: how far consumer groups are; moving and deleting their positions."""
+"""``segmentlog groups``: show the lag of consumer groups, reset and delete their committed offsets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segmentlog.cli.option_types import (
     DURATION_MS,
     PLACE,
     SELECTOR,
-    Place,
     Selector,
+    StartPosition,
     chosen_partitions,
     json_option,
-    resolve,
+    resolve_position,
 )
 from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.errors import GroupNotEmpty
@@ -41,7 +41,7 @@ def groups() -> None:
 @json_option
 @click.pass_context
 def list_groups(ctx: click.Context, as_json: bool) -> None:
-    """List the groups that have members or positions."""
+    """List the groups that have members or committed offsets."""
     rows: list[tuple[object, ...]] = []
     with open_store(ctx, read_only=True) as store:
         for name in store.groups.names():
@@ -57,7 +57,7 @@ def list_groups(ctx: click.Context, as_json: bool) -> None:
     if rows and not as_json:
         show_table(("group", "state", "members", "topics", "lag"), rows)
     if not rows:
-        say("there are no groups yet; 'segmentlog consume TOPIC --group NAME' makes one")
+        say("there are no groups yet; 'segmentlog consume TOPIC --group NAME' creates one")
 
 
 @groups.command()
@@ -65,7 +65,7 @@ def list_groups(ctx: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def describe(ctx: click.Context, group: str, as_json: bool) -> None:
-    """Show the members of GROUP, who reads which partition, and how far each is."""
+    """Show the members of GROUP, their partitions, committed offsets and lag."""
     with open_store(ctx, read_only=True) as store:
         found = _existing_group(store, group)
     if as_json:
@@ -83,7 +83,7 @@ def describe(ctx: click.Context, group: str, as_json: bool) -> None:
     if found.partitions:
         click.echo("")
         show_table(
-            ("topic", "partition", "position", "end", "lag", "member", "committed", "metadata"),
+            ("topic", "partition", "committed offset", "end", "lag", "member", "committed at", "metadata"),
             [_partition_row(partition) for partition in found.partitions],
         )
 
@@ -144,42 +144,42 @@ def _document(group: GroupDescription) -> dict[str, Any]:
 
 
 def _existing_group(store: LogStore, name: str, more: str = "") -> GroupDescription:
-    """Raises ClickException for a group that nobody knows, with what was probably meant, and what ``more`` may help."""
+    """Return a group. Raises ClickException with the closest name and the advice ``more`` if it does not exist."""
     names = store.groups.names()
     if name in names:
         return store.groups.describe(name)
     close = difflib.get_close_matches(name, names, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else "'segmentlog groups list' lists those that there are"
-    raise click.ClickException(f"group {name!r}: it has no members and no positions; {advice}{more}")
+    advice = f"did you mean {close[0]!r}?" if close else "'segmentlog groups list' lists the groups"
+    raise click.ClickException(f"group {name!r}: it has neither members nor committed offsets; {advice}{more}")
 
 
 # ---------------------------------------------------------------- reset
 
 
 class _Target(NamedTuple):
-    """Where to: a place in each partition, or so many offsets from where the group is."""
+    """Target of a reset: a place in each partition, or a shift of the committed offset by a number of records."""
 
-    place: Place | None
+    place: StartPosition | None
     shift: int = 0
 
-    def of(self, log: Partition, old: int | None) -> int:
-        """The offset, which may lie outside of the log. Raises ClickException."""
+    def offset_in(self, log: Partition, old: int | None) -> int:
+        """Return the target offset, which may be outside the log. Raises ClickException."""
         if self.place is not None:
-            return resolve(self.place, log)
+            return resolve_position(self.place, log)
         if old is None:
-            raise click.ClickException(f"--shift-by: the group has no position in {log.topic}/{log.number} to shift")
+            raise click.ClickException(f"--shift-by: the group has no committed offset in {log.topic}/{log.number}")
         return old + self.shift
 
 
 def _selectors(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Selector, ...]:
-    """``TOPIC``, ``TOPIC:PARTITION`` as Kafka's tools have it, or ``TOPIC/PARTITION``; patterns too."""
+    """Parse ``TOPIC``, ``TOPIC:PARTITION`` as in Kafka's tools, or ``TOPIC/PARTITION``; each may be a pattern."""
     selectors = []
     for value in values:
         try:
             selectors.append(SELECTOR.convert(value.replace(":", "/", 1), param, ctx))
         except click.BadParameter:
             raise click.BadParameter(
-                f"{value!r} is not TOPIC or TOPIC:PARTITION, as in clicks or clicks:0", ctx, param
+                f"{value!r} is not TOPIC or TOPIC:PARTITION, such as clicks or clicks:0", ctx, param
             ) from None
     return tuple(selectors)
 
@@ -187,26 +187,27 @@ def _selectors(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 @groups.command()
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, callback=_selectors, metavar="TOPIC[:PARTITION]",
-              help="Only these, also ones without a position; default: all that it has a position in.")  # fmt: skip
-@click.option("--to-earliest", is_flag=True, help="To the first record there is.")
-@click.option("--to-latest", is_flag=True, help="To the end: what is there is not read.")
+              help="Reset only these, even if nothing is committed for them; default: all with a committed"
+                   " offset.")  # fmt: skip
+@click.option("--to-earliest", is_flag=True, help="To the first record.")
+@click.option("--to-latest", is_flag=True, help="To the end: existing records are not read.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
 @click.option(
-    "--to-datetime", type=PLACE, metavar="TIME", help="To the first record from 2026-07-31T12:00, -1h, @MS on."
+    "--to-datetime", type=PLACE, metavar="TIME", help="To the first record at or after 2026-07-31T12:00, -1h, @MS."
 )
 @click.option("--by-duration", type=DURATION_MS, metavar="TIME", help="To the first record of the last 1h, 7d.")
-@click.option("--shift-by", type=int, metavar="N", help="By so many offsets, back if negative.")
-@click.option("--dry-run", is_flag=True, help="Say what it would do, and change nothing.")
+@click.option("--shift-by", type=int, metavar="N", help="By N offsets; back if negative.")
+@click.option("--dry-run", is_flag=True, help="Print the changes, but do not make them.")
 @json_option
 @click.pass_context
 def reset(
     ctx: click.Context, /, group: str, topics: tuple[Selector, ...], dry_run: bool, as_json: bool, **given: Any
 ) -> None:
-    """Move the positions of GROUP, which must have no live members.
+    """Move the committed offsets of GROUP, which must have no live members.
 
-    Exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration and
-    --shift-by says where to. A place outside of a log is moved to its nearest end. A GROUP that there
-    is not yet gets positions in what --topic names.
+    Give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration and --shift-by. A target
+    outside a log is moved to the nearest end of the log. For a new GROUP, --topic names the partitions in which to
+    commit offsets.
     """
     target = _target(**given)
     with open_store(ctx, read_only=dry_run, background=False) as store:
@@ -214,7 +215,7 @@ def reset(
         found = (
             store.groups.describe(group)
             if is_new
-            else _existing_group(store, group, ", or make positions with --topic")
+            else _existing_group(store, group, ", or create its offsets with --topic")
         )
         if found.members or found.holder:
             raise GroupNotEmpty(group, len(found.members), found.holder)
@@ -224,11 +225,11 @@ def reset(
         for tp in _chosen(store, found, topics):
             log = store.topic(tp.topic).partition(tp.partition)
             known = old.get(tp)
-            wanted = target.of(log, known.offset if known is not None else None)
-            moves[tp] = min(max(wanted, log.log_start_offset), log.log_end_offset)
-            if moves[tp] != wanted:
+            target_offset = target.offset_in(log, known.offset if known is not None else None)
+            moves[tp] = min(max(target_offset, log.log_start_offset), log.log_end_offset)
+            if moves[tp] != target_offset:
                 extent = f"[{log.log_start_offset}, {log.log_end_offset}]"
-                clamped.append(f"{tp}: {wanted} is outside of {extent}: {moves[tp]} it is")
+                clamped.append(f"{tp}: offset {target_offset} is outside {extent}; using {moves[tp]}")
         if not dry_run:
             store.groups.reset(group, moves)
     for line in clamped:
@@ -240,8 +241,8 @@ def reset(
                        "dry_run": dry_run})  # fmt: skip
     elif rows:
         show_table(("topic", "partition", "old", "new"), rows)
-    done = "made, for it is new" if is_new else "moved"
-    say(f"{len(rows):,} positions of {group} {'would be ' if dry_run else ''}{done}")
+    done = "created" if is_new else "moved"
+    say(f"{len(rows):,} committed offsets of {group} {'would be ' if dry_run else ''}{done}")
 
 
 def _target(
@@ -249,35 +250,35 @@ def _target(
     to_earliest: bool,
     to_latest: bool,
     to_offset: int | None,
-    to_datetime: Place | None,
+    to_datetime: StartPosition | None,
     by_duration: int | None,
     shift_by: int | None,
 ) -> _Target:
-    """Raises UsageError unless exactly one is given."""
+    """Return the target. Raises UsageError unless exactly one option is given."""
     targets = []
     if to_earliest:
-        targets.append(_Target(Place("earliest")))
+        targets.append(_Target(StartPosition("earliest")))
     if to_latest:
-        targets.append(_Target(Place("latest")))
+        targets.append(_Target(StartPosition("latest")))
     if to_offset is not None:
-        targets.append(_Target(Place("offset", to_offset)))
+        targets.append(_Target(StartPosition("offset", to_offset)))
     if to_datetime is not None:
         if to_datetime.kind != "time":
             raise click.UsageError("--to-datetime: give a time, as in 2026-07-31T12:00, -1h or @1785456000000")
         targets.append(_Target(to_datetime))
     if by_duration is not None:
-        targets.append(_Target(Place("time", time.time_ns() // 1_000_000 - by_duration)))
+        targets.append(_Target(StartPosition("time", time.time_ns() // 1_000_000 - by_duration)))
     if shift_by is not None:
         targets.append(_Target(None, shift_by))
     if len(targets) != 1:
         raise click.UsageError(
-            "say where to, once: --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
+            "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
         )
     return targets[0]
 
 
 def _chosen(store: LogStore, group: GroupDescription, topics: tuple[Selector, ...]) -> list[TopicPartition]:
-    """The partitions to reset, each once: those that are named, or all that the group has a position in."""
+    """Return the partitions to reset, each once: those that are named, or all with a committed offset."""
     if topics:
         found = {
             TopicPartition(owner.name, number): None
@@ -287,7 +288,7 @@ def _chosen(store: LogStore, group: GroupDescription, topics: tuple[Selector, ..
         return sorted(found)
     for partition in group.partitions:
         if partition.log_end_offset is None:
-            say(f"{partition.topic}/{partition.partition} is gone: its position is left as it is")
+            say(f"{partition.topic}/{partition.partition} does not exist any more; its committed offset is unchanged")
     return [
         TopicPartition(partition.topic, partition.partition)
         for partition in group.partitions
@@ -300,10 +301,10 @@ def _chosen(store: LogStore, group: GroupDescription, topics: tuple[Selector, ..
 
 @groups.command()
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def delete(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
-    """Forget GROUPs, which must have no live members: when they come back they begin anew."""
+    """Delete GROUPs, which must have no live members, with their committed offsets."""
     names = tuple(dict.fromkeys(names))
     with open_store(ctx, background=False) as store:
         for name in names:
@@ -312,8 +313,8 @@ def delete(ctx: click.Context, names: tuple[str, ...], yes: bool) -> None:
                 raise GroupNotEmpty(name, len(found.members), found.holder)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes positions; say --yes where nobody can be asked")
-            click.confirm(f"Delete {', '.join(names)} and all positions?", abort=True, err=True)
+                raise click.UsageError("this deletes committed offsets; without a terminal, add --yes")
+            click.confirm(f"Delete {', '.join(names)} and all committed offsets?", abort=True, err=True)
         for name in names:
             store.groups.delete(name)
             say(f"deleted {name}")

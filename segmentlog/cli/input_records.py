@@ -1,6 +1,7 @@
-"""What `produce` reads: a file or a pipe, cut into lists of raw records as they come.
+"""Split the input of `produce`, a file or a pipe, into lists of raw records.
 
-Every byte is looked at once, however long a record is; what is too long is refused before it is read to its end.
+Every byte is scanned once, however long its record is. A record that is too long is rejected before it is read
+completely.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import select
 from collections.abc import Callable, Iterator
 from typing import Final
 
-_READ_BYTES: Final = 128 << 10  # what the cache holds while it is cut into lines
+_READ_BYTES: Final = 128 << 10  # the processor cache holds a block while it is split into lines
 _WAIT_MS: Final = 200
 _JSON_FACTOR: Final = 8
-"""A byte takes up to six characters as JSON, an empty header eight times what it takes in a record."""
+"""Maximum ratio of JSON size to record size: a byte takes up to 6 characters, an empty header 8 times its stored size.
+"""
 
 
 class TooLong(ValueError):
-    """A record that is over the limit for certain; tells why, and how many empty lines there were before it."""
+    """A record that is certainly over the limit: the reason, and the count of empty lines before it."""
 
     def __init__(self, why: str, empty_lines: int = 0) -> None:
         super().__init__(why)
         self.empty_lines = empty_lines
 
 
-class Source:
-    """Lists of raw records of a descriptor."""
+class RecordInput:
+    """Splits the bytes of a file descriptor into lists of raw records."""
 
     def __init__(
         self,
@@ -38,13 +40,14 @@ class Source:
         spare_bytes: int = 0,
         name: str = "stdin",
     ) -> None:
-        """``limit_bytes`` tells what a record may have now; ``spare_bytes`` of each do not become part of it.
+        """Read records of ``fd``.
 
-        ``name`` is for errors.
+        ``limit_bytes`` returns the current limit of a record; ``spare_bytes`` of each input record do not become part
+        of it. ``name`` is for errors.
         """
         self._fd = fd
         self._name = name
-        self._poll = select.poll()  # unlike select, for descriptors of any number
+        self._poll = select.poll()  # unlike select, poll accepts descriptors above 1,023
         self._poll.register(fd, select.POLLIN)
         self._batch_size = batch_size
         self._linger_s = linger_s
@@ -57,28 +60,28 @@ class Source:
         self.unread = True
 
     def lists(self, skip: int) -> Iterator[tuple[list[bytes], int]]:
-        """Lists of at most ``batch_size`` records with the bytes read for them, as they come.
+        """Yield lists of at most ``batch_size`` records, each with the count of bytes read for it, as they arrive.
 
-        The first ``skip`` are left out. What came before a record that cannot be, or before bytes that cannot be
-        read, is handed out before it raises `TooLong`, ValueError or OSError.
+        Skips the first ``skip`` records. Yields the records before an invalid record or a read error first, and then
+        raises `TooLong`, ValueError or OSError.
         """
         ready: list[bytes] = []
         count_bytes = 0
         cutter = self._cutter
         cutter.skip = skip
         while not self._stopped:
-            # A file is always readable; a pipe may pause, and what it sent must not wait for more.
+            # A file is always readable. A pipe may pause: records that it sent must not wait for more.
             if ready and not self._poll.poll(self._linger_s * 1000):
                 yield ready, count_bytes
                 ready, count_bytes = [], 0
                 continue
             if not ready and not self._poll.poll(_WAIT_MS):
-                continue  # time to look whether a signal came
+                continue  # check whether a signal arrived
             try:
                 block = os.read(self._fd, _READ_BYTES)
             except OSError as error:
                 error.filename = self._name
-                if ready:  # whoever wrote them into a pipe or a terminal does not write them again
+                if ready:  # the writer of a pipe or a terminal does not send them again
                     yield ready, count_bytes
                 raise
             count_bytes += len(block)
@@ -101,7 +104,7 @@ class Source:
 
 
 class _Lines:
-    """Records that end with a mark; the last one may lack it."""
+    """Splits records that end with a mark, which the last one may lack."""
 
     def __init__(self, mark: bytes, limit_bytes: Callable[[], int], spare_bytes: int, *, is_json: bool) -> None:
         self._mark = mark
@@ -110,11 +113,11 @@ class _Lines:
         self._spare_bytes = spare_bytes
         self._longest = self._longest_now()
         self._parts: list[bytes] = []
-        """Of a record whose end has not come yet."""
+        """Parts of a record whose end was not read yet."""
         self._held_bytes = 0
         self._empty_lines = 0
         self.skip = 0
-        """So many records are still to be left out."""
+        """Count of records that are still to be skipped."""
         self.failure: ValueError | None = None
 
     def _longest_now(self) -> int:
@@ -122,24 +125,24 @@ class _Lines:
         return limit_bytes * _JSON_FACTOR + _READ_BYTES if self._is_json else limit_bytes + self._spare_bytes
 
     def cut(self, block: bytes) -> list[bytes]:
-        """The records that end in the next bytes of the input."""
+        """Return the records that end in the next block of the input."""
         records = block.split(self._mark)
         rest = records.pop()
         if records:
             if self._parts:
                 records[0] = b"".join((*self._parts, records[0]))
                 self._parts, self._held_bytes = [], 0
-            records = self._wanted(records)
+            records = self._apply_skip(records)
         if rest:
             self._hold(rest)
         return records
 
     def end(self) -> list[bytes]:
-        """What is left at the end of the input."""
-        return self._wanted([b"".join(self._parts)]) if self._parts else []
+        """Return the last record, which may lack its mark."""
+        return self._apply_skip([b"".join(self._parts)]) if self._parts else []
 
-    def _wanted(self, records: list[bytes]) -> list[bytes]:
-        if self._is_json:  # before they are counted, for --skip counts records
+    def _apply_skip(self, records: list[bytes]) -> list[bytes]:
+        if self._is_json:  # before skipping, because --skip counts records and not empty lines
             lines, records = len(records), [record for record in records if record.strip()]
             self._empty_lines += lines - len(records)
         skipped = min(self.skip, len(records))
@@ -151,11 +154,11 @@ class _Lines:
         self._held_bytes += len(part)
         if self._held_bytes <= self._longest:
             return
-        if self.skip:  # it is left out: enough to tell whether it is an empty line
+        if self.skip:  # a skipped record: keep enough to see whether it is an empty line
             self._parts = [b"".join(self._parts).strip()[:1]]
             self._held_bytes = 1
             return
-        self._longest = self._longest_now()  # it may have been raised
+        self._longest = self._longest_now()  # the limit may have been raised
         if self._held_bytes > self._longest:
             times = f"{_JSON_FACTOR} times " if self._is_json else ""
             why = f"is longer than {times}max.message.bytes = {self._limit_bytes()}"
@@ -163,7 +166,7 @@ class _Lines:
 
 
 class _Prefixed:
-    """Records that begin with their length."""
+    """Splits records that begin with their length."""
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
         self._limit_bytes = limit_bytes
@@ -171,14 +174,14 @@ class _Prefixed:
         self._parts: list[bytes] = []
         self._held_bytes = 0
         self._wanted_bytes = 4
-        """So many must be there before it is worth looking again."""
+        """Scan again once this many bytes have arrived."""
         self._left_out_bytes = 0
-        """Of a record that is left out: what is still to come."""
+        """Bytes of a skipped record that have not arrived yet."""
         self.skip = 0
         self.failure: ValueError | None = None
 
     def cut(self, block: bytes) -> list[bytes]:
-        """The records that end in the next bytes of the input."""
+        """Return the records that end in the next block of the input."""
         if self._left_out_bytes:
             left_out_bytes = min(self._left_out_bytes, len(block))
             self._left_out_bytes -= left_out_bytes
@@ -199,7 +202,7 @@ class _Prefixed:
                 self._left_out_bytes = max(end - len(data), 0)
             elif size_bytes > self._longest and size_bytes > self._raised():
                 self.failure = TooLong(
-                    f"is announced with {size_bytes} bytes, over max.message.bytes = {self._longest}"
+                    f"has a length of {size_bytes} bytes, over max.message.bytes = {self._longest}"
                     " (is the input length-prefixed?)"
                 )
                 break
@@ -218,8 +221,8 @@ class _Prefixed:
         return self._longest
 
     def end(self) -> list[bytes]:
-        """Nothing may be left at the end of the input."""
+        """Set `failure` if the input ends within a record."""
         if self._held_bytes or self._left_out_bytes:
-            there = f"{self._held_bytes} bytes are left over" if self._held_bytes else "one that is left out"
-            self.failure = ValueError(f"the input ends in the middle of a record: {there}")
+            rest = f"{self._held_bytes} bytes are left over" if self._held_bytes else "the record is skipped"
+            self.failure = ValueError(f"the input ends in the middle of a record: {rest}")
         return []

@@ -1,8 +1,10 @@
-"""A group of commands each of which is a module that is imported when it is called."""
+"""A click group whose commands are imported when they are called."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,26 +17,28 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def _take_global_options(command: click.Command) -> None:
-    """Have a command, and those below it, take the program's own options, too: people type them at the end."""
+def _add_global_options(command: click.Command) -> None:
+    """Let a command and its subcommands accept --dir and --version, too: people type them at the end."""
     taken = {name for param in command.params for name in param.opts}
     for name, make in (("--dir", _directory_option), ("--version", _version_option)):
         if name not in taken:
             command.params.append(make())
     if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
         for below in command.commands.values():
-            _take_global_options(below)
+            _add_global_options(below)
 
 
 def _directory_option() -> click.Option:
-    def note(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    def store_directory(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
         if value is not None:
             ctx.find_root().params["directory"] = value
             at: click.Context | None = ctx
             while at is not None:
                 at.obj, at = value, at.parent
 
-    return click.Option(["--dir", "directory_after"], metavar="PATH", hidden=True, expose_value=False, callback=note)
+    return click.Option(
+        ["--dir", "directory_after"], metavar="PATH", hidden=True, expose_value=False, callback=store_directory
+    )
 
 
 def _version_option() -> click.Option:
@@ -49,35 +53,48 @@ def _version_option() -> click.Option:
 
 
 class LazyGroup(click.Group):
-    """``places``: by the name of a command, where it is (``module:attribute``), and its short help."""
+    """Commands that are imported when they are called.
 
-    def __init__(self, *args: Any, places: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+    ``locations`` maps the name of a command to its location (``module:attribute``) and its short help. ``aliases`` maps
+    old names, which the help does not list, to commands.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        locations: dict[str, tuple[str, str]],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._places = places
+        self._locations, self._aliases = locations, aliases
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._places)
+        return list(self._locations)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._places:
+        cmd_name = self._aliases.get(cmd_name, cmd_name)
+        if cmd_name not in self._locations:
             return None
-        module_name, _, attribute = self._places[cmd_name][0].partition(":")
+        module_name, _, attribute = self._locations[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module_name), attribute)
         assert isinstance(command, click.Command)
-        _take_global_options(command)
+        _add_global_options(command)
         end_loading()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._places.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._locations.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, without importing them."""
+        """Complete names of commands, without importing their modules."""
         from click.shell_completion import CompletionItem
 
         names = [
-            CompletionItem(name, help=text) for name, (_, text) in self._places.items() if name.startswith(incomplete)
+            CompletionItem(name, help=text)
+            for name, (_, text) in self._locations.items()
+            if name.startswith(incomplete)
         ]
         return [*names, *super(click.Group, self).shell_complete(ctx, incomplete)]
 
@@ -89,6 +106,6 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             import difflib
 
-            close = difflib.get_close_matches(args[0], self._places, n=1)
+            close = difflib.get_close_matches(args[0], self._locations, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise click.UsageError(f"{error.message}{hint}", ctx) from None

@@ -1,7 +1,6 @@
-"""Offsets of partitions in a file: as Kafka's tools have them, or a line for each.
+"""Parse files with offsets of partitions: JSON or text, as Kafka's tools read and print them.
 
 {"partitions": [{"topic": "orders", "partition": 0, "offset": 1200}], "version": 1}     kafka-delete-records.sh
-
 # kafka-get-offsets.sh prints orders:0:1200, kafka-consumer-groups.sh --export orders,0,1200
 orders 0 1200
 """
@@ -20,7 +19,7 @@ from segmentlog.quantities import INT64_MAX
 from segmentlog.records import TopicPartition
 
 _BETWEEN: Final = re.compile(r"\s*[,:]\s*|\s+")
-_WANTED: Final = "TOPIC PARTITION OFFSET (or with commas or colons between)"
+_EXPECTED: Final = "TOPIC PARTITION OFFSET (or with commas or colons between)"
 
 
 class _Entry(msgspec.Struct):
@@ -38,7 +37,7 @@ _decoder = msgspec.json.Decoder(_Document)
 
 
 def read_offsets(file: IO[bytes]) -> dict[TopicPartition, int]:
-    """What is in a file that was given as ``--offsets``. Raises UsageError."""
+    """Return the offsets of the file given as ``--offsets``. Raises UsageError."""
     try:
         return parse_offsets(file.read())
     except OSError as error:
@@ -49,18 +48,18 @@ def read_offsets(file: IO[bytes]) -> dict[TopicPartition, int]:
 
 
 def parse_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """The offset of each partition that is named. Raises ValueError, `InvalidTopicName`."""
+    """Return the offset of each partition that is named. Raises ValueError, `InvalidTopicName`."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is no text in UTF-8: {error}") from None
+        raise ValueError(f"it is not UTF-8 text: {error}") from None
     found: dict[TopicPartition, int] = {}
-    for where, entry in _document(text) if text.lstrip().startswith("{") else _lines(text):
+    for origin, entry in _document(text) if text.lstrip().startswith("{") else _lines(text):
         tp = as_topic_partition(entry.topic, entry.partition)
         if not 0 <= entry.offset <= INT64_MAX:
-            raise ValueError(f"{where}: {entry.offset} is no offset of {tp}: those go from 0 on")
+            raise ValueError(f"{origin}: {entry.offset} is not a valid offset of {tp}: offsets start at 0")
         if tp in found:
-            raise ValueError(f"{where}: {tp} is there twice")
+            raise ValueError(f"{origin}: {tp} appears twice")
         found[tp] = entry.offset
     if not found:
         raise ValueError("it names no partition")
@@ -71,9 +70,11 @@ def _document(text: str) -> list[tuple[str, _Entry]]:
     try:
         document = _decoder.decode(text)
     except msgspec.DecodeError as error:
-        raise ValueError(f'JSON of {{"partitions": [{{"topic", "partition", "offset"}}]}} is wanted: {error}') from None
+        raise ValueError(
+            f'expected JSON like {{"partitions": [{{"topic", "partition", "offset"}}]}}: {error}'
+        ) from None
     if document.version != 1:
-        raise ValueError(f"JSON of version {document.version}; this reads version 1")
+        raise ValueError(f"unsupported version {document.version}; expected version 1")
     return [(f"partitions[{index}]", entry) for index, entry in enumerate(document.partitions)]
 
 
@@ -87,7 +88,7 @@ def _lines(text: str) -> list[tuple[str, _Entry]]:
             topic, partition, offset = fields
             found.append((f"line {number}", _Entry(topic, _number(partition), _number(offset))))
         except ValueError:
-            raise ValueError(f"line {number} is {line.strip()!r}, and not {_WANTED}") from None
+            raise ValueError(f"line {number} is {line.strip()!r}; expected {_EXPECTED}") from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""What commands take: sizes, times, places in a log, topics and partitions of them."""
+"""Types of options and arguments: sizes, durations, places in a log, topics and partitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from segmentlog.consuming.start_position import Place as Place
-from segmentlog.consuming.start_position import parse_place as parse_place
-from segmentlog.consuming.start_position import resolve as resolve
+from segmentlog.consuming.start_position import StartPosition as StartPosition
+from segmentlog.consuming.start_position import parse_start_position as parse_start_position
+from segmentlog.consuming.start_position import resolve_position as resolve_position
 from segmentlog.errors import UnknownTopic
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _PARTITION_CHARACTERS = frozenset("0123456789*?[]!-")
 
 
 class _Size(ParamType):
-    """Bytes: -1 for no limit, or with ``limited`` at least one."""
+    """A size in bytes: -1 for no limit; with ``limited`` at least 1."""
 
     name = "size"
 
@@ -49,12 +49,12 @@ class _Size(ParamType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if self._limited and size_bytes < 1:
-            self.fail(f"{value!r}: there is no going without a limit here; a size such as 100MiB", param, ctx)
+            self.fail(f"{value!r}: a limit is required; give a size such as 100MiB", param, ctx)
         return size_bytes
 
 
 class _Duration(ParamType):
-    """Milliseconds. A bare number has the unit ``bare_ms``."""
+    """A duration in milliseconds. A bare number has the unit ``bare_ms``."""
 
     name = "duration"
 
@@ -79,7 +79,7 @@ DURATION_S = _Duration(bare_ms=1000)
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range; `nan` is in none, whatever comparisons say."""
+    """A finite number in a range: rejects `nan`, which click's comparisons accept."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -94,11 +94,11 @@ class FiniteRange(click.FloatRange):
 class _PlaceType(ParamType):
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        if isinstance(value, Place):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StartPosition:
+        if isinstance(value, StartPosition):
             return value
         try:
-            return parse_place(value, time.time_ns() // 1_000_000)
+            return parse_start_position(value, time.time_ns() // 1_000_000)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -110,21 +110,21 @@ PLACE = _PlaceType()
 
 
 class Selector(NamedTuple):
-    """``TOPIC`` or ``TOPIC/PARTITION``, both of which may be patterns."""
+    """``TOPIC`` or ``TOPIC/PARTITION``; both may be patterns."""
 
     topic: str
     partition: str = "*"
     may_come: bool = False
-    """Whether it was given as a pattern, of topics or partitions: those may be made later."""
+    """Whether topic or partition is a pattern, so that matches may be created later."""
 
     @property
     def has_pattern(self) -> bool:
-        """Whether several topics may fit."""
+        """Whether several topics may match."""
         return bool(PATTERN_CHARACTERS & set(self.topic))
 
     @property
     def number(self) -> int | None:
-        """The partition, if it names one."""
+        """The number of the partition, if it is not a pattern."""
         return int(self.partition) if self.partition.isdecimal() else None
 
     def fits(self, topic: str, partition: int) -> bool:
@@ -132,11 +132,11 @@ class Selector(NamedTuple):
 
 
 def _is_open(pattern: str) -> bool:
-    """Whether a bracket is never closed: fnmatch takes it for itself then, and no name has one."""
+    """Return whether a bracket is never closed: fnmatch then takes it literally, but no name contains a bracket."""
     at = pattern.find("[")
     while at >= 0:
         at += 2 if pattern[at + 1 : at + 2] == "!" else 1
-        end = pattern.find("]", at + 1)  # the first character may be a ']' that means itself
+        end = pattern.find("]", at + 1)  # a ']' as the first character is literal
         if end < 0:
             return True
         at = pattern.find("[", end + 1)
@@ -153,9 +153,9 @@ class _SelectorType(ParamType):
         decimal = partition.isascii() and partition.isdecimal()
         is_pattern = PATTERN_CHARACTERS & set(partition) and set(partition) <= _PARTITION_CHARACTERS
         if slash and (not topic or not (decimal or is_pattern)):
-            self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, as in clicks or clicks/0", param, ctx)
+            self.fail(f"{value!r} is not TOPIC or TOPIC/PARTITION, such as clicks or clicks/0", param, ctx)
         if _is_open(topic) or _is_open(partition):
-            self.fail(f"{value!r}: a '[' lacks its ']', as in 'clicks/[01]'", param, ctx)
+            self.fail(f"{value!r}: a '[' has no ']'; write for example 'clicks/[01]'", param, ctx)
         may_come = bool(PATTERN_CHARACTERS & set(value))
         if not slash:
             return Selector(topic, may_come=may_come)
@@ -169,7 +169,7 @@ SELECTOR = _SelectorType()
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of topics for the shell's completion: whatever folder looks like one, without opening the store."""
+    """Complete names of topics from the folders that look like topics, without opening the store."""
     from click.shell_completion import CompletionItem
 
     folder = ctx.find_root().params.get("directory") or "."
@@ -185,7 +185,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Topic:
-    """The topic of that name. Raises `UnknownTopic` that says what was probably meant, and how to make it."""
+    """Return the topic of that name. Raises `UnknownTopic` with the closest name, or how to create it."""
     try:
         return store.topic(name)
     except UnknownTopic as error:
@@ -195,7 +195,7 @@ def existing_topic(store: LogStore, name: str, *, to_write: bool = False) -> Top
 
 
 def meant_instead(store: LogStore, name: str) -> str:
-    """A question that names the topic whose name is close to one that does not exist; empty if none is close."""
+    """Return a question that names the topic with the closest name; empty if none is close."""
     import difflib
 
     close = difflib.get_close_matches(name, store.topics(), n=1)
@@ -206,12 +206,12 @@ def _advice(store: LogStore, name: str, to_write: bool) -> str:
     if question := meant_instead(store, name):
         return question
     if to_write or not store.topics():
-        return f"make it with 'segmentlog create {name}'"
-    return "'segmentlog topics' lists those that do"
+        return f"create it with 'segmentlog create {name}'"
+    return "'segmentlog topics' lists the topics"
 
 
 def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
-    """Names of the topics that are named or match, each once. Raises `UnknownTopic` for what matches none."""
+    """Return the names of matching topics, each once. Raises `UnknownTopic` for a pattern without a match."""
     found: dict[str, None] = {}
     for pattern in patterns:
         if not PATTERN_CHARACTERS & set(pattern):
@@ -225,7 +225,7 @@ def matching_topics(store: LogStore, patterns: tuple[str, ...]) -> list[str]:
 
 
 def selected_partitions(store: LogStore, selector: Selector) -> list[Partition]:
-    """The partitions that a selector without a pattern in its topic names, opened. Raises `UnknownTopic`."""
+    """Open and return the partitions of a selector whose topic is not a pattern. Raises `UnknownTopic`."""
     topic = existing_topic(store, selector.topic)
     if selector.number is not None:
         return [topic.partition(selector.number)]
@@ -238,9 +238,10 @@ def _no_match(selector: Selector, count: int) -> NoReturn:
 
 
 def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[Topic, int]]:
-    """What a selector, which may be a pattern, names; without one all, but for the store's own. Opens none.
+    """Return what a selector names, which may be a pattern; without one, all partitions of topics that are not
+    internal.
 
-    Raises `UnknownTopic` for a topic that is not there; opening does for a partition.
+    Does not open them. Raises `UnknownTopic` for a topic that does not exist; opening raises it for a partition.
     """
     if selector is None:
         names = store.topics()
@@ -264,21 +265,21 @@ def chosen_partitions(store: LogStore, selector: Selector | None) -> list[tuple[
 
 
 def one_partition(store: LogStore, selector: Selector, why: str) -> Partition:
-    """The one partition that is named, or the only one of the topic. Raises UsageError."""
+    """Return the partition that is named, or the only one of the topic. Raises UsageError if there are several."""
     partitions = selected_partitions(store, selector)
     if len(partitions) != 1:
-        raise click.UsageError(f"{selector.topic} has {len(partitions)} partitions, and {why}: name one, as in"
+        raise click.UsageError(f"{selector.topic} has {len(partitions)} partitions, but {why}: name one, such as"
                                f" {selector.topic}/0")  # fmt: skip
     return partitions[0]
 
 
 json_values_option = click.option(
-    "--json-values", is_flag=True, help="As --json, with a value that is JSON as that JSON, and not as a text."
+    "--json-values", is_flag=True, help="Like --json, but print values that are JSON as JSON and not as text."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 skip_damaged_option = click.option(
-    "--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and say which offsets."
+    "--skip-damaged", is_flag=True, help="Skip damaged and unreadable batches, and print their offsets."
 )
-"""With `segmentlog.cli.common.Skipped`."""
+"""Use it with `segmentlog.cli.common.Skipped`."""

@@ -1,8 +1,8 @@
-"""Stdout of which it is known how much its reader took: a pipe holds bytes that nobody may ever read.
+"""Track how many bytes the reader of stdout took: a pipe may hold bytes that are never read.
 
-What `write` accepted waits in the pipe, 64 KiB as a rule. Linux tells how much does (FIONREAD, at either
-end, and also once the reader is gone), so the difference is what the reader took out. Of files and
-terminals what was accepted is taken; of sockets, too, though nobody can know.
+Bytes that `write` accepted wait in the pipe, usually up to 64 KiB. Linux reports their number (FIONREAD, at either end,
+and also after the reader is gone); the difference is what the reader took. For files, terminals and sockets, accepted
+bytes count as taken, although a socket may hold undelivered bytes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _TICK_S: Final = 0.05
 _YIELDS: Final = 20
-"""So often the processor is offered to the reader before it is waited for in steps of time."""
+"""Yield the processor to the reader this many times before sleeping."""
 _SHORTEST_S: Final = 20e-6
 
 
 class Stdout:
-    """Writes to stdout past Python's buffer, and follows what becomes of it. Make it once nothing else writes there."""
+    """Unbuffered writer to stdout that tracks what its reader took. Create it once nothing else writes to stdout."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -40,11 +40,11 @@ class Stdout:
         self.written_bytes = 0
 
     def write(self, text: bytes) -> None:
-        """Write all of it. Raises `ReaderGone`; `written_bytes` is true however it ends."""
+        """Write all of ``text``. Raises `ReaderGone`; `written_bytes` is correct however the call ends."""
         left = memoryview(text)
         while left:
             written = self._out.write(left)
-            if written is None:  # somebody made it non-blocking
+            if written is None:  # another process made the descriptor non-blocking
                 select.select([], [self._fd], [])
                 continue
             self.written_bytes += written
@@ -52,23 +52,23 @@ class Stdout:
 
     @property
     def taken_bytes(self) -> int:
-        """How many of the written bytes the reader took, at least: others may have written into the same pipe."""
+        """Lower bound of the written bytes that the reader took: other processes may write into the same pipe."""
         if not self.is_pipe:
             return self.written_bytes
         try:
             waiting = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-        except OSError:  # not Linux: what was accepted has to count
+        except OSError:  # not Linux: accepted bytes count as taken
             return self.written_bytes
         return max(self.written_bytes - waiting, 0)
 
     def is_abandoned(self, wait_s: float = 0.0) -> bool:
-        """Whether nobody reads the pipe any more; waits so long for that."""
+        """Return whether the pipe has no reader any more; wait up to ``wait_s`` for that."""
         return any(events & select.POLLERR for _, events in self._poll.poll(wait_s * 1000))
 
     def wait_taken(self, wait_s: float, between: Callable[[], bool] = lambda: True) -> bool:
-        """Wait until the reader has taken everything, so long at most; False when it has not, or is gone.
+        """Wait until the reader took everything; return False after ``wait_s`` seconds, or if the reader is gone.
 
-        ``between`` is called every now and then, and ends the waiting by returning False.
+        ``between`` is called at intervals, and ends the wait by returning False.
         """
         ends_s = time.monotonic() + wait_s
         tries = 0
@@ -90,7 +90,7 @@ class Stdout:
 
 
 def end_with_stdout(consumer: Consumer) -> None:
-    """End following once nobody reads stdout any more, even if nothing is ever appended again."""
+    """Stop a following consumer once stdout has no reader any more, even if no records arrive."""
 
     def watch() -> None:
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""``segmentlog produce``: append lines of a file or of stdin."""
+"""``segmentlog produce``: append the lines of a file or of stdin to a topic."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import Progress, check_stdin, open_store, say, status_of, stoppable, stopped_by
-from segmentlog.cli.input_records import Source, TooLong
+from segmentlog.cli.input_records import RecordInput, TooLong
 from segmentlog.cli.option_types import FiniteRange, complete_topic, existing_topic, json_option
 from segmentlog.errors import SegmentlogError
-from segmentlog.exchange.record_sender import BadRecord, Lists, NamedSender, Parse, Sender
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse, RecordSender, ResumingSender
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, TIMESTAMPS_ACCEPTED
 
 if TYPE_CHECKING:
@@ -27,22 +27,29 @@ if TYPE_CHECKING:
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("file", type=click.Path(allow_dash=True), default="-")
 @click.option("--batch-size", type=click.IntRange(1), default=4096, show_default=True, metavar="RECORDS",
-              help="Append so many records at a time.")  # fmt: skip
+              help="Append at most this many records at a time.")  # fmt: skip
 @click.option("--linger", type=FiniteRange(0, 60_000), default=5.0, show_default=True, metavar="MS",
-              help="Append fewer when no more come for so long.")  # fmt: skip
-@click.option("-k", "--key-separator", metavar="TEXT", help="A line is KEY TEXT VALUE; without TEXT it has no key.")
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Append to this one.")
+              help="Append fewer records if no more arrive within MS milliseconds.")  # fmt: skip
+@click.option(
+    "-k", "--key-separator", metavar="TEXT", help="Split each line into KEY TEXT VALUE; a line without TEXT has no key."
+)
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Append to this partition.")
 @click.option("--format", "shape", type=click.Choice(["lines", "json", "nul", "length-prefixed"]), default="lines",
-              show_default=True, help="How records are told apart.")  # fmt: skip
-@click.option("--avro", is_flag=True, help="Values are JSON, and become Avro by the newest schema of TOPIC-value.")
+              show_default=True, help="How the input is split into records.")  # fmt: skip
+@click.option(
+    "--avro", is_flag=True, help="Values are JSON; convert them to Avro with the newest schema of TOPIC-value."
+)
 @click.option("--avro-schema", "schema_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-              help="The same by this schema, which is registered if it is not there.")  # fmt: skip
-@click.option("--ack", type=click.Choice(["written", "durable"]), help="Wait for the fsync, whatever the policy.")
+              help="Like --avro with the schema in FILE, which is registered if it is new.")  # fmt: skip
+@click.option(
+    "--ack", type=click.Choice(["written", "durable"]), help="durable: wait for the fsync, whatever the policy is."
+)
 @click.option("--producer", "name", metavar="NAME",
-              help="Send what earlier runs under this name did not: each record once, whatever crashed.")  # fmt: skip
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
-@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Leave out the first N records.")
-@click.option("--print-offsets", is_flag=True, help='Print "partition offset count" of each append.')
+              help="Continue after what earlier runs with this name appended: each record once, despite"
+                   " crashes.")  # fmt: skip
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Add this header to every record.")
+@click.option("--skip", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N records.")
+@click.option("--print-offsets", is_flag=True, help='Print "partition offset count" for each append.')
 @json_option
 @click.pass_context
 def produce(
@@ -65,19 +72,19 @@ def produce(
 ) -> int:
     """Append the lines of FILE (or of stdin) to TOPIC.
 
-    lines: what stands before each \\n, byte for byte, a \\r before it included; the last line may lack
-    its \\n. nul: the same with \\0. json: one object a line with "value" (or "value_base64"), and if
-    wanted "key", "timestamp", "partition", "headers". length-prefixed: a big-endian u32, then so
-    many bytes. What is longer than max.message.bytes is refused once so much of it is read.
+    Formats: "lines" takes the bytes before each \\n (including a \\r; the last line may lack its \\n). "nul" uses \\0
+    instead. "json" takes one object per line with "value" (or "value_base64"), and optionally "key", "timestamp",
+    "partition" and "headers". "length-prefixed" takes a big-endian u32 and then that many bytes. A record longer than
+    max.message.bytes is rejected before it is read completely.
 
-    With --producer NAME a run that was killed, anywhere, is run again with the same input, and what
-    it had appended is passed over; of a file that has grown the new lines are appended. A second
-    run that starts while the first is at it takes over. Give every input a name of its own.
+    With --producer NAME, a killed run can be repeated with the same input: it skips what was appended already. If the
+    file has grown, its new lines are appended. A second run that starts while the first is running takes over. Use a
+    different name for each input.
     """
     _check_options(key_separator, shape, name, skip)
     pairs = tuple(_pair(header) for header in headers)
     fd, size_bytes = _open_input(file)
-    with _closed_behind(fd), open_store(ctx) as store, stoppable() as stopped:
+    with _closing(fd), open_store(ctx) as store, stoppable() as stopped:
         several = existing_topic(store, topic, to_write=True).partition_count > 1 and partition is None
 
         def limit_now() -> int:
@@ -85,11 +92,11 @@ def produce(
 
         spare_bytes = len(os.fsencode(key_separator or ""))
         name_of_input = "stdin" if file == "-" else file
-        source = Source(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes, name_of_input)
+        source = RecordInput(fd, shape, batch_size, linger / 1000, stopped, limit_now, spare_bytes, name_of_input)
         with store.producer(ack=ack, name=name) as producer, Progress("bytes", size_bytes or None) as progress:
             limit = limit_now() if several else None
-            tell = _teller(as_json) if print_offsets or as_json else None
-            sender = _sender(store, producer, topic, partition, pairs, tell, limit, skip)
+            on_append = _offset_printer(as_json) if print_offsets or as_json else None
+            sender = _sender(store, producer, topic, partition, pairs, on_append, limit, skip)
             parse = _parser(shape, key_separator)
             if avro or schema_file is not None:
                 from segmentlog.cli.schema_values import encoding, read_schema
@@ -104,10 +111,10 @@ def produce(
                     progress.advance(count_bytes)
                 if not source.unread:
                     sender.finish()
-            except (SegmentlogError, ValueError, click.ClickException, OSError) as error:  # OSError: of the input, too
+            except (SegmentlogError, ValueError, click.ClickException, OSError) as error:  # OSError: also of the input
                 say(sender.summary() if sender.has_appended else "no record was appended")
-                if go_on := sender.how_to_go_on(error):
-                    say(go_on)
+                if advice := sender.how_to_resume(error):
+                    say(advice)
                 if isinstance(error, SegmentlogError | click.ClickException | OSError):
                     raise
                 raise _failure(error, sender, shape, key_separator) from None
@@ -116,19 +123,17 @@ def produce(
 
 
 def _check_options(key_separator: str | None, shape: str, name: str | None, skip: int) -> None:
-    """Raise UsageError for those that exclude each other."""
+    """Raise UsageError for options that exclude each other."""
     if key_separator == "":
-        raise click.UsageError("--key-separator: an empty text separates nothing")
+        raise click.UsageError("--key-separator: it must not be empty")
     if key_separator is not None and shape == "json":
         raise click.UsageError("--key-separator is for lines; a JSON record has its key in 'key'")
     if name is not None and skip:
-        raise click.UsageError(
-            "--skip and --producer exclude each other: a named producer knows by itself how far it is"
-        )
+        raise click.UsageError("--skip and --producer exclude each other: a named producer resumes by itself")
 
 
 def _open_input(file: str) -> tuple[int, int]:
-    """(descriptor, size) of what is read; the size of stdin is 0."""
+    """Return (descriptor, size) of the input; the size of stdin is 0."""
     if file == "-":
         check_stdin()
         return 0, 0
@@ -138,45 +143,45 @@ def _open_input(file: str) -> tuple[int, int]:
     return fd, os.fstat(fd).st_size
 
 
-def _failure(error: Exception, sender: Sender, shape: str, key_separator: str | None) -> click.ClickException:
-    """Name the record that cannot be sent, why, and what to do."""
+def _failure(error: Exception, sender: RecordSender, shape: str, key_separator: str | None) -> click.ClickException:
+    """Return an error that names the record that cannot be sent, why, and what to do."""
     if isinstance(error, TooLong):
-        return click.ClickException(sender.told(error, error.empty_lines))
+        return click.ClickException(sender.describe_failure(error, error.empty_lines))
     if not isinstance(error, BadRecord):
         return click.ClickException(str(error))
     wants_separator = error.has_no_key and shape != "json" and key_separator is None
-    remedy = "; -k SEPARATOR takes keys from lines" if wants_separator else ""
+    remedy = "; take keys from the lines with -k SEPARATOR" if wants_separator else ""
     return click.ClickException(f"record {sender.first + error.index + 1}: {error}{remedy}")
 
 
 @contextlib.contextmanager
-def _closed_behind(fd: int) -> Iterator[None]:
+def _closing(fd: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if fd:  # stdin is not this command's
+        if fd:  # stdin does not belong to this command
             os.close(fd)
 
 
-def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> Sender:
-    """For a producer with a name one that passes over what is there."""
+def _sender(store: LogStore, producer: Producer, topic: str, *arguments: Any) -> RecordSender:
+    """Return a sender; for a producer with a name, one that skips what was appended already."""
     if producer.name is None:
-        return Sender(producer, topic, *arguments)
-    from segmentlog.exchange.resumed_input import Resumption
+        return RecordSender(producer, topic, *arguments)
+    from segmentlog.exchange.resumed_input import ResumedInput
 
-    return NamedSender(Resumption(store.topic(topic), producer, store.transactions), producer, topic, *arguments)
+    return ResumingSender(ResumedInput(store.topic(topic), producer, store.transactions), producer, topic, *arguments)
 
 
-def _teller(as_json: bool) -> Callable[[int, int, int], None]:
-    """What prints where records went."""
+def _offset_printer(as_json: bool) -> Callable[[int, int, int], None]:
+    """Return the callback that prints where records were appended."""
 
-    def tell(partition: int, base_offset: int, count: int) -> None:
+    def print_offsets(partition: int, base_offset: int, count: int) -> None:
         if as_json:
             click.echo(f'{{"partition":{partition},"base_offset":{base_offset},"count":{count}}}')
         else:
             click.echo(f"{partition} {base_offset} {count}")
 
-    return tell
+    return print_offsets
 
 
 def _pair(header: str) -> tuple[str, bytes]:
@@ -193,20 +198,20 @@ def _parser(shape: str, separator: str | None) -> Parse:
     if shape == "json":
         return _parse_json
     if separator is None:
-        return lambda raw: iter([Lists(raw)])  # type: ignore[arg-type]
+        return lambda raw: iter([OutgoingRecords(raw)])  # type: ignore[arg-type]
     mark = os.fsencode(separator)
 
-    def parse(raw: list[bytes]) -> Iterator[Lists]:
+    def parse(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         split = [record.partition(mark) for record in raw]
         values: list[bytes | None] = [value if found else key for key, found, value in split]
-        yield Lists(values, [key if found else None for key, found, _ in split])
+        yield OutgoingRecords(values, [key if found else None for key, found, _ in split])
 
     return parse
 
 
-def _parse_json(raw: list[bytes]) -> Iterator[Lists]:
-    """Lists of records that go to one partition, in order."""
-    lists: Lists | None = None
+def _parse_json(raw: list[bytes]) -> Iterator[OutgoingRecords]:
+    """Yield lists of consecutive records of one partition, in order."""
+    lists: OutgoingRecords | None = None
     for index, line in enumerate(raw):
         if not line.strip():
             continue
@@ -215,7 +220,7 @@ def _parse_json(raw: list[bytes]) -> Iterator[Lists]:
         if lists is None or lists.partition != partition:
             if lists is not None:
                 yield _filled(lists)
-            lists = Lists([], [])
+            lists = OutgoingRecords([], [])
             lists.headers, lists.timestamps, lists.partition = [], [], partition
         assert lists.keys is not None
         assert lists.headers is not None
@@ -230,20 +235,20 @@ def _parse_json(raw: list[bytes]) -> Iterator[Lists]:
 
 
 def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | None, bytes | None, list[Any]]:
-    """A line as (object, value, key, headers). Raises `BadRecord`."""
+    """Parse a line into (object, value, key, headers). Raises `BadRecord`."""
     import msgspec
 
     try:
         document = msgspec.json.decode(line)
         if not isinstance(document, dict) or not document.keys() & {"value", "value_base64"}:
-            raise ValueError(f"a JSON record has a 'value' or 'value_base64': {line[:60]!r}")
+            raise ValueError(f"a JSON record needs 'value' or 'value_base64': {line[:60]!r}")
         headers = document.get("headers") or []
         if not isinstance(headers, list):
-            raise ValueError(f'headers are a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
+            raise ValueError(f'headers must be a list of {{"name": ..., "value": ...}}: {line[:60]!r}')
         pairs = [_header(header, line) for header in headers]
         partition, timestamp = document.get("partition"), document.get("timestamp")
         if partition is not None and (type(partition) is not int or partition < 0):
-            raise ValueError(f"partition {partition!r} is not a partition's number")
+            raise ValueError(f"partition {partition!r} is not the number of a partition")
         if timestamp is not None and (type(timestamp) is not int or not EARLIEST_MS <= timestamp <= LATEST_MS):
             raise ValueError(f"timestamp {timestamp!r} is not {TIMESTAMPS_ACCEPTED}")
         return document, bytes_of(document, "value"), bytes_of(document, "key"), pairs
@@ -255,12 +260,12 @@ def _parse_document(index: int, line: bytes) -> tuple[dict[str, Any], bytes | No
 
 def _header(document: Any, line: bytes) -> tuple[str, bytes | None]:
     if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        raise ValueError(f'a header is {{"name": ..., "value": ...}}: {line[:60]!r}')
+        raise ValueError(f'a header must be {{"name": ..., "value": ...}}: {line[:60]!r}')
     return document["name"], bytes_of(document, "value")
 
 
-def _filled(lists: Lists) -> Lists:
-    """Without the columns that no record has."""
+def _filled(lists: OutgoingRecords) -> OutgoingRecords:
+    """Remove the columns that no record has."""
     if not any(lists.headers or []):
         lists.headers = None
     if all(key is None for key in lists.keys or []):
@@ -269,7 +274,7 @@ def _filled(lists: Lists) -> Lists:
 
 
 def bytes_of(document: dict[str, Any], field: str) -> bytes | None:
-    """A field of a JSON record as bytes: text, base64 in ``field_base64``, or any other JSON as its text."""
+    """Return a field of a JSON record as bytes: text, base64 of ``field_base64``, or the JSON text of other values."""
     encoded = document.get(f"{field}_base64")
     if encoded is not None:
         from base64 import b64decode
@@ -277,7 +282,7 @@ def bytes_of(document: dict[str, Any], field: str) -> bytes | None:
         try:
             return b64decode(encoded, validate=True)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{field}_base64 is no base64: {error}") from None
+            raise ValueError(f"{field}_base64 is not base64: {error}") from None
     value = document.get(field)
     if value is None or isinstance(value, str):
         return None if value is None else value.encode()

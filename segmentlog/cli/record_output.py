@@ -1,4 +1,4 @@
-"""How records are printed: as lines, values alone, JSON, or by kcat's templates."""
+"""Print records as lines, bare values, JSON, or with kcat's templates."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 Render = Callable[["RecordBatch"], bytes]
 Pieces = Callable[["RecordBatch"], list[bytes]]
-"""What is printed of each record."""
+"""Returns the text of each record of a batch."""
 
 
 def pieces_as(
     template: str | None, bare: bool, as_json: bool, *, json_values: bool = False, sources: bool = False
 ) -> Pieces:
-    """By what was asked for: a template, values alone, JSON, or else "offset value".
+    """Return the function for the chosen format: a template, values only, JSON, or else "offset value".
 
-    ``json_values``: JSON in JSON is not quoted; ``sources``: "topic/partition offset value".
+    ``json_values``: print values that are JSON unquoted; ``sources``: print "topic/partition offset value".
     """
     if as_json:
         return json_pieces(plain_values=json_values)
@@ -33,7 +33,7 @@ def pieces_as(
 
 
 def render_as(pieces: Pieces) -> Render:
-    """A whole batch at once, as its pieces in a row would be."""
+    """Return a function that renders a whole batch to the concatenated pieces."""
     return _render_values if pieces is bare_pieces else lambda batch: b"".join(pieces(batch))
 
 
@@ -41,17 +41,17 @@ def _render_values(batch: RecordBatch) -> bytes:
     values: list[Any] = batch.values
     try:
         return b"\n".join(values) + b"\n"
-    except TypeError:  # a null value prints as nothing
+    except TypeError:  # a null value prints as an empty line
         return b"\n".join([value or b"" for value in values]) + b"\n"
 
 
 def bare_pieces(batch: RecordBatch) -> list[bytes]:
-    """Values, one a line; a null value as an empty line."""
+    """Return the values, one per line; a null value is an empty line."""
     return [(value or b"") + b"\n" for value in batch.values]
 
 
 def keyed_pieces(batch: RecordBatch) -> list[bytes]:
-    """Key, tab, value; null as nothing."""
+    """Return key, tab and value of each record; null is empty."""
     return [b"%b\t%b\n" % (key or b"", value or b"") for key, value in zip(batch.keys, batch.values, strict=True)]
 
 
@@ -67,7 +67,10 @@ def _line_pieces(batch: RecordBatch) -> list[bytes]:
 
 
 def json_pieces(*, plain_values: bool) -> Pieces:
-    """One JSON object a line; ``plain_values``: a value that is JSON as that JSON, and not as a text."""
+    """Return a function that renders one JSON object per line.
+
+    ``plain_values``: print values that are JSON as JSON and not as text.
+    """
 
     def pieces(batch: RecordBatch) -> list[bytes]:
         import msgspec
@@ -86,11 +89,11 @@ def json_pieces(*, plain_values: bool) -> Pieces:
 
 
 def _as_json(value: bytes) -> bytes | None:
-    """JSON on one line, every number and text as it is written; None for what is not JSON."""
+    """Return JSON on one line, with numbers and texts unchanged; None if ``value`` is not JSON."""
     import msgspec
 
     try:
-        value.decode()  # `format` does not look into texts
+        value.decode()  # `format` does not check the UTF-8 of strings
         return msgspec.json.format(value, indent=-1)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
@@ -121,7 +124,7 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def _parse(template: str) -> list[bytes | Callable[[Any], bytes]]:
-    """kcat's templates: %-tokens and backslash escapes; anything else stands for itself."""
+    """Parse one of kcat's templates: %-tokens and backslash escapes; other characters are literal."""
     pieces: list[bytes | Callable[[Any], bytes]] = []
     characters = iter(template)
     for character in characters:
@@ -129,13 +132,13 @@ def _parse(template: str) -> list[bytes | Callable[[Any], bytes]]:
             token = next(characters, "")
             if token not in _TOKENS:
                 raise click.UsageError(
-                    f"--format: %{token} is no token; there are " + " ".join(f"%{t}" for t in _TOKENS)
+                    f"--format: unknown token %{token}; known tokens: " + " ".join(f"%{t}" for t in _TOKENS)
                 )
             pieces.append(_TOKENS[token])
         elif character == "\\":
             escape = next(characters, "")
             if escape not in _ESCAPES:
-                raise click.UsageError(f"--format: \\{escape} is no escape; there are \\n \\t \\r \\0 \\\\")
+                raise click.UsageError(f"--format: unknown escape \\{escape}; known escapes: \\n \\t \\r \\0 \\\\")
             pieces.append(_ESCAPES[escape])
         else:
             pieces.append(os.fsencode(character))

@@ -1,4 +1,4 @@
-"""``segmentlog retain``: one pass of retention now."""
+"""``segmentlog apply-retention``: delete expired segments now."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from segmentlog.cli.common import (
+    BusyRetry,
     Failures,
-    Patience,
     Progress,
     open_store,
     say,
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from segmentlog.records import RetentionReport
 
 _KEY = re.compile(r"\(([a-z.]+)\)$")
-"""The key of the configuration that a reason ends with."""
+"""Matches the configuration key at the end of a reason."""
 
 
-@click.command()
+@click.command("apply-retention")
 @click.argument("topic", type=SELECTOR, required=False, metavar="[TOPIC[/PARTITION]]")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
 @json_option
 @click.pass_context
-def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: bool) -> int:
-    """Delete the segments that retention does not keep, of TOPIC or of all topics, now.
+def apply_retention(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: bool) -> int:
+    """Delete the segments of TOPIC or of all topics that retention has expired, now.
 
-    Stores that are open do it by themselves; this is for those that are not, and to see why
-    what goes. The files follow file.delete.delay.ms later, in the next pass. The store's own
-    topics are included only when they are named.
+    Processes that have the store open do this by themselves. Use this command for stores that no process has open, or
+    to see what is deleted and why. The files of a deleted segment are removed by the next pass after
+    file.delete.delay.ms. Internal topics of the store are included only if you name them.
     """
     reports: list[RetentionReport] = []
     offsets = 0
@@ -48,26 +48,26 @@ def retain(ctx: click.Context, topic: Selector | None, dry_run: bool, as_json: b
         partitions = chosen_partitions(store, topic)
         if not dry_run:
             store.check_writable("delete old segments")
-        patience = Patience(stopped)
+        retry = BusyRetry(stopped)
         with Progress("partitions", len(partitions)) as progress:
             for owner, number in partitions:
                 if stopped:
                     break
                 name = f"{owner.name}/{number}"
-                with failures.noted(name, progress):
-                    report = patience.with_(partial(owner.partition(number).retain, dry_run=dry_run))
+                with failures.collecting(name, progress):
+                    report = retry.run(partial(owner.partition(number).retain, dry_run=dry_run))
                     reports.append(report)
                     offsets += _offsets_of(owner.partition(number), report)
                     if report.busy:
-                        failures.busy(name)
+                        failures.add_busy(name)
                     with progress.hidden():
-                        _tell(report, dry_run, as_json)
+                        _print_report(report, dry_run, as_json)
                 progress.advance(1)
         say(_summary(reports, offsets, dry_run) + stopped_by(stopped))
-    return failures.status(stopped)
+    return failures.exit_status(stopped)
 
 
-def _tell(report: RetentionReport, dry_run: bool, as_json: bool) -> None:
+def _print_report(report: RetentionReport, dry_run: bool, as_json: bool) -> None:
     name = f"{report.topic}/{report.partition}"
     would = "would be " if dry_run else ""
     for segment, why in report.removed:

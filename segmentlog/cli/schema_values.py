@@ -1,4 +1,4 @@
-"""What `consume --avro` and `produce --avro` make of values: JSON for people, by the registry of the store."""
+"""Decode records of `consume --avro` to JSON, and encode those of `produce --avro`, by the store's schema registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from segmentlog.cli.common import loading
 from segmentlog.errors import DeserializationError, SegmentlogError
-from segmentlog.exchange.record_sender import BadRecord, Lists, Parse
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, Parse
 
 if TYPE_CHECKING:
     from segmentlog.cli.record_output import Pieces
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_json: bool) -> Pieces:
-    """``pieces`` of records whose keys, values or both are JSON in place of what they are.
+    """Return ``pieces`` for records whose keys, values or both are first decoded to JSON.
 
-    Raises `DeserializationError` for the first that has no schema.
+    Raises `DeserializationError` for the first record without a schema.
     """
     with loading():
         from segmentlog.schemas.any_values import AnyDeserializer
@@ -52,7 +52,7 @@ def decoding(pieces: Pieces, store: LogStore, *, keys: bool, values: bool, as_js
 
 
 def _unquoted(text: bytes, *, keys: bool, values: bool) -> bytes:
-    """A record as JSON, with what was decoded as itself and not as a text."""
+    """Return the JSON of a record whose decoded fields are JSON and not text."""
     document: dict[str, msgspec.Raw] = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     for field, wanted in (("key", keys), ("value", values)):
         if wanted and (inner := msgspec.json.decode(document[field])) is not None:
@@ -61,9 +61,10 @@ def _unquoted(text: bytes, *, keys: bool, values: bool) -> bytes:
 
 
 def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> Parse:
-    """``parse``, and each value from JSON to Avro: by a schema that is registered first, or the newest of the topic.
+    """Return ``parse`` followed by the conversion of each value from JSON to Avro.
 
-    Raises what the registry does.
+    Uses ``schema``, which is registered first, or else the newest schema of the topic. Raises the errors of the
+    registry.
     """
     with loading():
         from segmentlog.schemas.avro_values import PlainWriter
@@ -78,7 +79,7 @@ def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> P
         raise click.ClickException(f"--avro: the schema of {subject} is {record.schema_type}")
     write: Callable[[Any], bytes] = PlainWriter(store.schemas.parsed(record), record.id).write
 
-    def encoded(raw: list[bytes]) -> Iterator[Lists]:
+    def encoded(raw: list[bytes]) -> Iterator[OutgoingRecords]:
         before = 0
         for lists in parse(raw):
             for index, value in enumerate(lists.values):
@@ -86,7 +87,9 @@ def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> P
                     try:
                         lists.values[index] = write(msgspec.json.decode(value))
                     except (ValueError, TypeError, RecursionError, SegmentlogError) as error:
-                        raise BadRecord(before + index, f"no value of schema {record.id}: {error}") from None
+                        raise BadRecord(
+                            before + index, f"the value does not match schema {record.id}: {error}"
+                        ) from None
             before += len(lists.values)
             yield lists
 
@@ -94,17 +97,17 @@ def encoding(parse: Parse, store: LogStore, topic: str, schema: str | None) -> P
 
 
 def read_schema(path: str) -> str:
-    """The text of a schema's file. Raises ClickException."""
+    """Return the text of a schema file. Raises ClickException."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except UnicodeDecodeError:
-        raise click.ClickException(f"{path}: it is not UTF-8, as schemas are") from None
+        raise click.ClickException(f"{path}: a schema file must be UTF-8") from None
 
 
 def type_of_file(path: str) -> str:
-    """What kind of schema a file holds, by its name. Raises UsageError."""
+    """Return the type of the schema in a file, by the file's name. Raises UsageError."""
     for ending, kind in ((r"\.(avsc|avro)$", "AVRO"), (r"\.json$", "JSON"), (r"\.proto$", "PROTOBUF")):
         if re.search(ending, path):
             return kind
-    raise click.UsageError(f"{path}: say what it is: --type AVRO, JSON or PROTOBUF")
+    raise click.UsageError(f"{path}: unknown ending; give --type AVRO, JSON or PROTOBUF")

@@ -1,4 +1,4 @@
-"""``segmentlog schemas``: the schema registry of the store."""
+"""``segmentlog schemas``: manage the schema registry of the store."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from segmentlog.cli.table_output import show_json, show_table
 
 _TYPE = click.option(
     "--type", "schema_type", type=click.Choice(["AVRO", "JSON", "PROTOBUF"], case_sensitive=False),
-    help="What it is.  [default: by the name of FILE: .avsc, .json, .proto]",
+    help="Type of the schema.  [default: by the name of FILE: .avsc, .json, .proto]",
 )  # fmt: skip
 _REFERENCES = click.option(
     "-r", "--reference", "references", multiple=True, metavar="NAME=SUBJECT:VERSION",
-    help="A schema that this one refers to by NAME.",
+    help="A schema that this schema refers to by NAME.",
 )  # fmt: skip
 
 
 @click.group()
 def schemas() -> None:
-    """The schemas of the store: list, show, register, check and delete them, set their compatibility.
+    """List, show, register, check and delete the schemas of the store, and set their compatibility.
 
-    Programs reach them at the port of 'segmentlog http', as they do Confluent's registry.
+    Programs reach the registry at the port of 'segmentlog http', like Confluent's registry.
     """
 
 
 @schemas.command("list")
 @click.argument("prefix", default="")
-@click.option("--deleted", is_flag=True, help="Those that were deleted softly, too.")
+@click.option("--deleted", is_flag=True, help="Include softly deleted schemas.")
 @json_option
 @click.pass_context
 def list_schemas(ctx: click.Context, prefix: str, deleted: bool, as_json: bool) -> None:
-    """List the subjects whose names begin with PREFIX, and the newest schema of each."""
+    """List the subjects whose names start with PREFIX, and the newest schema of each."""
     rows: list[tuple[object, ...]] = []
     with open_store(ctx, read_only=True) as store:
         registry = store.schemas
@@ -54,7 +54,7 @@ def list_schemas(ctx: click.Context, prefix: str, deleted: bool, as_json: bool) 
     if rows and not as_json:
         show_table(("subject", "versions", "id", "type", "compatibility"), rows)
     if not rows:
-        say("there are no schemas yet; 'segmentlog schemas register SUBJECT FILE' makes one")
+        say("there are no schemas yet; 'segmentlog schemas register SUBJECT FILE' creates one")
 
 
 @schemas.command()
@@ -66,7 +66,7 @@ def list_schemas(ctx: click.Context, prefix: str, deleted: bool, as_json: bool) 
 def show(ctx: click.Context, subject: str | None, version: str, schema_id: int | None, as_json: bool) -> None:
     """Print VERSION of SUBJECT, or the schema with an id."""
     if (subject is None) == (schema_id is None):
-        raise click.UsageError("name a SUBJECT, or an --id")
+        raise click.UsageError("give either SUBJECT or --id")
     with open_store(ctx, read_only=True) as store:
         registry = store.schemas
         if schema_id is not None:
@@ -87,13 +87,13 @@ def show(ctx: click.Context, subject: str | None, version: str, schema_id: int |
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @_TYPE
 @_REFERENCES
-@click.option("--normalize", is_flag=True, help="Sort what may stand in any order.")
+@click.option("--normalize", is_flag=True, help="Sort the parts whose order has no meaning.")
 @json_option
 @click.pass_context
 def register(ctx: click.Context, /, subject: str, file: str, normalize: bool, as_json: bool, **given: Any) -> None:
-    """Register the schema in FILE as the next version of SUBJECT; one that is there is left as it is.
+    """Register the schema in FILE as the next version of SUBJECT. An identical schema is not registered twice.
 
-    The values of topic clicks belong to subject clicks-value, as Kafka's serializers have it.
+    The values of topic clicks belong to subject clicks-value, as in Kafka's serializers.
     """
     draft = _draft(file, **given)
     with open_store(ctx, create=True, background=False) as store:
@@ -108,13 +108,17 @@ def register(ctx: click.Context, /, subject: str, file: str, normalize: bool, as
 @schemas.command()
 @click.argument("subject")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--version", metavar="VERSION", help="Only with this one.  [default: with those that the level names]")
+@click.option(
+    "--version",
+    metavar="VERSION",
+    help="Compare with this version only.  [default: the versions that the level requires]",
+)
 @_TYPE
 @_REFERENCES
 @json_option
 @click.pass_context
 def check(ctx: click.Context, /, subject: str, file: str, version: str | None, as_json: bool, **given: Any) -> int:
-    """Say whether the schema in FILE may follow those of SUBJECT; the exit status is 1 when it may not."""
+    """Check whether the schema in FILE may follow those of SUBJECT; the exit status is 1 if it may not."""
     draft = _draft(file, **given)
     with open_store(ctx, read_only=True) as store:
         problems = store.schemas.check(subject, draft, version)
@@ -123,7 +127,7 @@ def check(ctx: click.Context, /, subject: str, file: str, version: str | None, a
     else:
         for problem in problems:
             click.echo(problem)
-        say(f"it may {'not ' if problems else ''}follow {subject}")
+        say(f"the schema {'is not' if problems else 'is'} compatible with {subject}")
     return EXIT_FAILED if problems else EXIT_DONE
 
 
@@ -131,33 +135,35 @@ def check(ctx: click.Context, /, subject: str, file: str, version: str | None, a
 @click.argument("subject")
 @click.argument("version", required=False)
 @click.option(
-    "--permanent", is_flag=True, help="For good, what was deleted before. Values of it are not to be read then."
+    "--permanent",
+    is_flag=True,
+    help="Delete permanently what was deleted softly before. Its values cannot be decoded afterwards.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def delete(ctx: click.Context, subject: str, version: str | None, permanent: bool, yes: bool) -> None:
-    """Delete all of SUBJECT, or one VERSION: it takes no part in anything, and is still found by its id."""
+    """Delete SUBJECT, or one VERSION of it, softly: lookups by id still find it."""
     what = subject if version is None else f"{subject} version {version}"
     with open_store(ctx, background=False) as store:
         if permanent and not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes for good; say --yes where nobody can be asked")
-            click.confirm(f"Delete {what} for good?", abort=True, err=True)
+                raise click.UsageError("this deletes permanently; without a terminal, add --yes")
+            click.confirm(f"Delete {what} permanently?", abort=True, err=True)
         if version is None:
             found = store.schemas.delete_subject(subject, permanent=permanent)
         else:
             found = [store.schemas.delete_version(subject, version, permanent=permanent)]
-    say(f"deleted {subject}, versions {', '.join(map(str, found))}{' for good' if permanent else ''}")
+    say(f"deleted {subject}, versions {', '.join(map(str, found))}{' permanently' if permanent else ''}")
 
 
 @schemas.command()
 @click.argument("subject", required=False)
 @click.option("--set", "level", metavar="LEVEL",
               help="NONE, BACKWARD, FORWARD, FULL, or one of the last three with _TRANSITIVE.")  # fmt: skip
-@click.option("--reset", is_flag=True, help="Take back what was set.")
+@click.option("--reset", is_flag=True, help="Remove the level that was set.")
 @click.pass_context
 def compatibility(ctx: click.Context, subject: str | None, level: str | None, reset: bool) -> None:
-    """Print or set the level of compatibility of SUBJECT, or that of all subjects."""
+    """Print or set the compatibility level of SUBJECT, or the global level."""
     if level is not None and reset:
         raise click.UsageError("--set and --reset exclude each other")
     changes = level is not None or reset

@@ -1,4 +1,4 @@
-"""``segmentlog serve``: Kafka's protocol over the store."""
+"""``segmentlog serve``: serve the store over Kafka's protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from segmentlog.server.supervisor import Supervisor
 
 _STATUS_S = 1.0
-"""How often the status line is drawn."""
+"""Seconds between updates of the status line."""
 
 
 class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # type: ignore[misc]
@@ -37,33 +37,44 @@ class _Workers(click.ParamType[Any] if TYPE_CHECKING else click.ParamType):  # t
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT",
-              help="Where clients come first. With several workers each has another port behind it.")  # fmt: skip
-@click.option("--advertise", metavar="HOST:PORT", help="What clients are told instead, where they reach it otherwise.")
-@click.option("--workers", type=_Workers(), default="auto", show_default=True, metavar="N|auto",
-              help="Processes; auto is one a core. To a client each is a broker.")  # fmt: skip
-@click.option("--metrics", metavar="HOST:PORT",
-              help="Prometheus, /healthz and /readyz; worker n on the n-th port from there.")  # fmt: skip
+              help="Address for clients. Each further worker listens on a port of its own after this one.")  # fmt: skip
 @click.option(
-    "--http", "http_at", metavar="HOST:PORT", help="Pages for people, REST, the schema registry (docs/http.md)."
+    "--advertise", metavar="HOST:PORT", help="Address that clients get to connect to, if it differs from --listen."
 )
-@click.option("--allow-writes", is_flag=True, help="Let people change something there, not only look.")
+@click.option("--workers", type=_Workers(), default="auto", show_default=True, metavar="N|auto",
+              help="Number of processes; auto: one per core. Each appears to clients as a broker.")  # fmt: skip
+@click.option("--metrics", metavar="HOST:PORT",
+              help="Serve Prometheus metrics, /healthz and /readyz; worker n uses the n-th port"
+                   " from PORT.")  # fmt: skip
+@click.option(
+    "--http", "http_at", metavar="HOST:PORT", help="Serve the web console, REST and the schema registry (docs/http.md)."
+)
+@click.option("--allow-writes", is_flag=True, help="With --http: allow changes in the web console.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
-              help="A further name by which --metrics, and --http without users, may be asked for.")  # fmt: skip
+              help="Additional Host header to accept for --metrics, and for --http without users.")  # fmt: skip
 @security_options
 @click.option("--auto-create/--no-auto-create", default=True, show_default=True,
-              help="Make a topic that somebody asks for.")  # fmt: skip
+              help="Create a topic that a client asks for.")  # fmt: skip
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True,
-              help="Of a topic that is made without saying how many.")  # fmt: skip
+              help="Partitions of a topic that is created without a number.")  # fmt: skip
 @click.option("--acks-all", type=click.Choice(["durable", "written", "shipped"]), default="durable", show_default=True,
-              help="What acks=all waits for: the disk; that it is written, as in Kafka; the object store.")  # fmt: skip
-@click.option("--durable-reads", is_flag=True, help="Consumers see only what no crash can take back.")
+              help="What acks=all waits for: fsync (durable), the write as in Kafka (written), or the upload"
+                   " (shipped).")  # fmt: skip
+@click.option("--durable-reads", is_flag=True, help="Return only records that no crash can lose.")
 @click.option("--max-request", type=LIMITED_SIZE, default="100MiB", show_default=True, metavar="SIZE",
-              help="The largest request that is taken.")  # fmt: skip
-@click.option("--max-connections", type=click.IntRange(1), default=4096, show_default=True, help="Of each worker.")
+              help="The largest accepted request.")  # fmt: skip
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=4096,
+    show_default=True,
+    help="Connection limit of each worker.",
+)
 @click.option("--cache", type=SIZE, default="1GiB", show_default=True, metavar="SIZE",
-              help="Disk for local programs' records in Kafka's format; up to a quarter of what is free.")  # fmt: skip
-@click.option("--ship", metavar="URL", help="Ship the store to an object store meanwhile (docs/replicate.md).")
-@click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="How often.")
+              help="Disk cache for records of local programs in Kafka's format; at most a quarter of the free"
+                   " space.")  # fmt: skip
+@click.option("--ship", metavar="URL", help="Also ship the store to an object store (docs/replicate.md).")
+@click.option("--ship-interval", type=DURATION_S, default="1s", show_default=True, help="Time between uploads.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def serve(
@@ -73,10 +84,10 @@ def serve(
     auto_create: bool, partitions: int, acks_all: Any, durable_reads: bool, max_request: int, max_connections: int,
     cache: int, ship: str | None, ship_interval: int, log_format: str,
 ) -> None:  # fmt: skip
-    """Let Kafka's clients produce to the store, and consume from it.
+    """Serve the store to Kafka clients, which can produce to it and consume from it.
 
-    Other processes go on using the store meanwhile: producers, consumers and groups of either kind see the same
-    topics. SIGTERM finishes what is in flight; a second one ends at once, and loses nothing that was acknowledged.
+    Other processes can use the store at the same time: producers, consumers and groups of either kind see the same
+    topics. SIGTERM finishes running requests first. A second SIGTERM stops at once, and loses no acknowledged record.
     """
     from segmentlog.security.listen_rules import parse_address
     from segmentlog.security.security_settings import Security
@@ -99,7 +110,7 @@ def serve(
         hosts = (*allowed_hosts, *advertised)
         beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
     elif allow_writes:
-        raise click.UsageError("--allow-writes is about --http, which is not given")
+        raise click.UsageError("--allow-writes needs --http")
     plan = ServerPlan(
         path=ctx.obj,
         host=host,
@@ -119,44 +130,44 @@ def serve(
         ),
         security=security,
     )
-    told = _Told(log_format)
-    supervisor = Supervisor(plan, run, sidecar=beside, on_change=told.tell)
+    status = _StatusLine(log_format)
+    supervisor = Supervisor(plan, run, sidecar=beside, on_change=status.update)
     is_clean = False
     try:
         supervisor.run()
         is_clean = True
     finally:
-        told.end(is_clean=is_clean)
+        status.end(is_clean=is_clean)
 
 
-class _Told:
-    """What people see: one line that says where it listens, and on a terminal one that says what goes on.
+class _StatusLine:
+    """Prints the addresses once the server listens, and on a terminal a status line with connections and requests/s.
 
-    The latter stays the last one: whatever is logged, by any of the processes, takes its place
-    (`server.log_format`), and it is drawn again below within a second. No thread draws it, since the supervisor forks.
+    The status line stays the last line: log lines of any process overwrite it (`server.log_format`), and it is drawn
+    again below within a second. No thread draws it, because the supervisor forks.
     """
 
     def __init__(self, log_format: str) -> None:
         self._is_json = log_format == "json"
         is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._has_status = is_capable and not self._is_json
-        self._has_told = False
+        self._has_started = False
         self._is_shown = False
         self._requests = 0.0
         self._at_s = 0.0
 
-    def tell(self, supervisor: Supervisor) -> None:
-        """Something happened, or nothing for a second."""
-        if not self._has_told and supervisor.is_ready:
-            self._has_told = True
-            self._say(_beginning(supervisor))
-        if self._has_status and self._has_told:
+    def update(self, supervisor: Supervisor) -> None:
+        """Update the status after an event, or after a second without one."""
+        if not self._has_started and supervisor.is_ready:
+            self._has_started = True
+            self._say(_start_message(supervisor))
+        if self._has_status and self._has_started:
             now_s = time.monotonic()
             if now_s - self._at_s >= _STATUS_S:
                 self._show(supervisor, now_s)
 
     def end(self, *, is_clean: bool) -> None:
-        """The server has ended."""
+        """Remove the status line when the server has ended."""
         if self._is_shown:
             _draw("")
         if is_clean:
@@ -171,7 +182,7 @@ class _Told:
     def _show(self, supervisor: Supervisor, now_s: float) -> None:
         said = supervisor.statuses()
         requests = sum(word.get("requests", 0) for word in said)
-        # A worker that was started again counts anew.
+        # A restarted worker counts from 0.
         rate = max(0.0, requests - self._requests) / (now_s - self._at_s) if self._at_s else 0.0
         self._requests, self._at_s, self._is_shown = requests, now_s, True
         connections = sum(word.get("connections", 0) for word in said)
@@ -181,7 +192,7 @@ class _Told:
         _draw(", ".join(parts))
 
 
-def _beginning(supervisor: Supervisor) -> str:
+def _start_message(supervisor: Supervisor) -> str:
     count = len(supervisor.nodes)
     some = f", {count} workers" if count > 1 else ""
     metrics = supervisor.statuses()[0].get("metrics")
@@ -191,7 +202,7 @@ def _beginning(supervisor: Supervisor) -> str:
 
 
 def _draw(text: str) -> None:
-    """The last line of the terminal, and the cursor at its beginning, where the next line goes over it."""
+    """Draw the last line of the terminal and leave the cursor at its start, so that the next line overwrites it."""
     with contextlib.suppress(OSError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         sys.stderr.write(f"\r\x1b[2K{text[: columns - 1]}\r")

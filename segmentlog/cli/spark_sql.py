@@ -1,4 +1,4 @@
-"""``segmentlog spark sql``: a query in which every topic is a view."""
+"""``segmentlog spark sql``: run a query in which every topic is a view."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _TABLE_ROWS = 100
 @click.command()
 @click.argument("query")
 @click.option("--schema", "schemas", type=KeyValue(), multiple=True, metavar="TOPIC=DDL",
-              help="The fields of a topic's values; else those of its first and last records.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="Fail at a value that is no JSON object, instead of a row of nulls.")
+              help="Fields of a topic's values; default: those of its first and last records.")  # fmt: skip
+@click.option(
+    "--strict", is_flag=True, help="Fail at a value that is not a JSON object, instead of using a row of nulls."
+)
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS",
-              help="Print no more.  [default: 100; with --json all]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+              help="Print at most this many rows.  [default: 100; with --json all]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option("-o", "--output", metavar="PATH", help="Write the rows to a folder instead of printing them.")
 @click.option("--format", metavar="FORMAT",
-              help="Of --output: parquet, csv, json, orc, delta ...; else by its ending.")  # fmt: skip
+              help="Format of --output: parquet, csv, json, orc, delta ...; default: by its ending.")  # fmt: skip
 @click.option("--mode", type=MODES, default="errorifexists", show_default=True,
-              help="What to do if there is something in --output.")  # fmt: skip
+              help="What to do if --output exists.")  # fmt: skip
 @click.pass_context
 def sql(
     ctx: click.Context,
@@ -44,20 +46,20 @@ def sql(
     format: str | None,
     mode: str,
 ) -> int:
-    """Run QUERY, in Spark's SQL, over the topics of the store.
+    """Run QUERY, in Spark SQL, over the topics of the store.
 
-    A topic is a view. It has the fields of its values as columns, where they are JSON objects, and
-    _key, _value, _partition, _offset, _timestamp and _headers; bytes are read as cast(_value AS string).
-    A name that is more than a word stands in backticks.
+    Each topic is a view. Its columns are the fields of JSON object values, and _key, _value, _partition, _offset,
+    _timestamp and _headers. Read bytes with cast(_value AS string). Put names with other characters than letters,
+    digits and _ in backticks.
 
     \b
       segmentlog spark sql "select carrier, avg(dep_delay) from flights group by carrier"
       segmentlog spark sql 'select _key, count(*) from `my-topic` group by _key' --json
     """
     if output is not None and (as_json or limit):
-        raise click.UsageError("--output writes the rows, --json and --limit print them: give one of them")
+        raise click.UsageError("--output excludes --json and --limit, which print the rows")
     with open_store(ctx, read_only=True):
-        pass  # whether there is one, before a session is started
+        pass  # fail before Spark starts if the store does not exist
     with spark_session(ctx) as spark:
         from segmentlog.spark.pipelines.topic_views import query as run_query
         from segmentlog.spark.pipelines.topic_views import save
@@ -65,16 +67,16 @@ def sql(
         run = Run(None, [])
         rows = run_query(spark, ctx.obj, query, schemas=dict(schemas), strict=strict)
         if output is not None:
-            return run.done(save(rows, output, format, cast("Mode", mode)), f"written to {output}")
+            return run.finish(save(rows, output, format, cast("Mode", mode)), f"written to {output}")
         show_rows(rows, as_json=as_json, limit=limit)
         return EXIT_DONE
 
 
 def show_rows(rows: DataFrame, *, as_json: bool, limit: int | None) -> None:
-    """Print rows as JSON or as a table, and in a last line how many that were."""
+    """Print rows as JSON or as a table, and their number."""
     from segmentlog.spark.pipelines import topic_views as pipeline
 
-    if not rows.columns:  # of a command, such as CREATE VIEW
+    if not rows.columns:  # for a command such as CREATE VIEW
         return
     if as_json:
         count = 0
@@ -86,10 +88,10 @@ def show_rows(rows: DataFrame, *, as_json: bool, limit: int | None) -> None:
     shown = limit or _TABLE_ROWS
     found = pipeline.printable(rows.limit(shown + 1)).collect()
     show_table(rows.columns, [[_cell(cell) for cell in row] for row in found[:shown]])
-    more = "; there are more: --limit shows them, --json prints all, --output writes them"
+    more = " shown; more with --limit, all with --json or --output"
     say(f"{min(len(found), shown):,} rows{more if len(found) > shown else ''}")
 
 
 def _cell(cell: Any) -> Any:
-    """Bytes as text, as far as they are."""
+    """Return bytes as text, with escapes for what is not UTF-8."""
     return bytes(cell).decode("utf-8", "backslashreplace") if isinstance(cell, bytes | bytearray) else cell

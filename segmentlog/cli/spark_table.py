@@ -1,4 +1,4 @@
-"""``segmentlog spark table``: a topic as a table, kept up to date."""
+"""``segmentlog spark table``: keep a topic as a table, up to date."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("path")
 @click.option("--format", "shape", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True,
-              help="Of the table; delta needs Delta Lake.")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Go on, and update the table again and again.")
+              help="Format of the table; delta needs Delta Lake.")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Keep updating the table.")
 @click.option("--every", "every_ms", type=DURATION_MS, default="10s", show_default=True, metavar="TIME",
-              help="With --follow: how often.")  # fmt: skip
-@click.option("--json-values", is_flag=True, help="Values are JSON objects: their fields become columns.")
-@click.option("--schema", metavar="DDL", help="Which fields, such as 'id long, name string'; else a sample tells.")
+              help="With --follow: time between updates.")  # fmt: skip
+@click.option("--json-values", is_flag=True, help="Use the fields of JSON object values as columns.")
+@click.option("--schema", metavar="DDL", help="The fields, such as 'id long, name string'; default: from a sample.")
 @click.option("--buckets", type=click.IntRange(1), metavar="N",
-              help="Files of the table: an update rewrites those that change (8 to 64, by size).")  # fmt: skip
-@click.option("--skip-null-keys", is_flag=True, help="Leave records without a key out, rather than to fail.")
-@click.option("--rebuild", is_flag=True, help="Make the table anew, from all that the topic has.")
+              help="Number of files. An update rewrites those that change. (8 to 64, by size)")  # fmt: skip
+@click.option("--skip-null-keys", is_flag=True, help="Skip records without a key instead of failing.")
+@click.option("--rebuild", is_flag=True, help="Rebuild the table from all records of the topic.")
 @json_option
 @click.pass_context
 def table(
@@ -48,20 +48,20 @@ def table(
     rebuild: bool,
     as_json: bool,
 ) -> int:
-    """Keep the latest row of each key of TOPIC as a table at PATH; reads what is new since the last time.
+    """Keep the latest row of each key of TOPIC as a table at PATH; each run reads the new records only.
 
-    A record without a value deletes the row of its key. spark.read.parquet(PATH) reads the
-    table as it was before an update, or as it is after it.
+    A record without a value deletes the row of its key. spark.read.parquet(PATH) reads the table as of one version,
+    even during an update.
     """
     if shape == "delta" and buckets is not None:
-        raise click.UsageError("--buckets is for Parquet: Delta sees to its files itself")
+        raise click.UsageError("--buckets is for Parquet: Delta manages its own files")
     reports: list[TableReport] = []
 
     def show(report: TableReport) -> None:
         if as_json and (report.records or not reports):
             show_json(report)
         if report.records or not reports:
-            say(_told(report))
+            say(_summary(report))
         reports.append(report)
 
     check_topic(ctx, topic)
@@ -90,13 +90,13 @@ def table(
     if follow:
         return EXIT_DONE
     if not reports:
-        say(f"the table is as it was{stopped_by(stopped)}")
+        say(f"the table is unchanged{stopped_by(stopped)}")
     return status_of(stopped)
 
 
-def _told(report: TableReport) -> str:
-    """What an update did, for people."""
-    left_out = f"; {report.skipped:,} records without a key left out" if report.skipped else ""
+def _summary(report: TableReport) -> str:
+    """Describe an update in one line."""
+    left_out = f"; {report.skipped:,} records without a key skipped" if report.skipped else ""
     return (
         f"version {report.version}: {report.records:,} records read in {report.seconds:.1f} s,"
         f" {report.inserted:,} rows inserted, {report.updated:,} updated, {report.deleted:,} deleted;"

@@ -1,4 +1,4 @@
-"""``segmentlog spark import`` and ``export``: records from and to whatever Spark reads and writes."""
+"""``segmentlog spark import`` and ``export``: records from and to all formats that Spark supports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 MODES = click.Choice(["errorifexists", "append", "overwrite"])
 _OPTION = click.option("--option", "options", type=KeyValue(), multiple=True, metavar="KEY=VALUE",
-                       help="An option of the format, as in Spark's documentation.")  # fmt: skip
+                       help="An option of the format; see Spark's documentation.")  # fmt: skip
 
 
 def _path(text: str) -> str | None:
-    """``-`` is for formats that have no path."""
+    """Return the path, or None for ``-``: some formats have no path."""
     return None if text == "-" else text
 
 
@@ -34,13 +34,19 @@ def _path(text: str) -> str | None:
 @click.argument("source", metavar="PATH")
 @click.argument("topic")
 @_OPTION
-@click.option("--schema", metavar="DDL", help="Of the source, such as 'id long, name string'; else what is there.")
+@click.option(
+    "--schema", metavar="DDL", help="Schema of the source, such as 'id long, name string'; default: detected."
+)
 @click.option("--key", type=Names(), default=(), metavar="COLUMN,...",
-              help="The key: one column as it is, several as a JSON object of them.")  # fmt: skip
-@click.option("--value", metavar="COLUMN", help="The value; else the whole row as a JSON object.")
-@click.option("--timestamp", metavar="COLUMN", help="A time, milliseconds since 1970 or ISO 8601; else now.")
-@click.option("--tombstones", is_flag=True, help="Let a value be null: it deletes its key from a compacted topic.")
-@click.option("--create", type=click.IntRange(1), metavar="PARTITIONS", help="Make TOPIC if it is not there.")
+              help="Columns of the key: one is used unchanged, several as a JSON object.")  # fmt: skip
+@click.option("--value", metavar="COLUMN", help="Column of the value; default: the whole row as a JSON object.")
+@click.option(
+    "--timestamp",
+    metavar="COLUMN",
+    help="Column of the timestamp: a time, milliseconds since 1970 or ISO 8601; default: now.",
+)
+@click.option("--tombstones", is_flag=True, help="Allow null values, which delete their key from a compacted topic.")
+@click.option("--create", type=click.IntRange(1), metavar="PARTITIONS", help="Create TOPIC if it does not exist.")
 @incremental_options
 @click.pass_context
 def import_(
@@ -59,11 +65,11 @@ def import_(
     follow: bool,
     every: str,
 ) -> int:
-    """Append the rows of PATH (- if the source has none, as jdbc) to TOPIC.
+    """Append the rows of PATH (- if the source has no path, such as jdbc) to TOPIC.
 
-    FORMAT is one that Spark reads: parquet, json, csv, orc, jdbc, delta ... CSV has a header unless
-    --option header=false. In one job, whose records become visible at once, or with --checkpoint what
-    is new since the last run.
+    FORMAT is any that Spark reads: parquet, json, csv, orc, jdbc, delta ... CSV files need a header row, unless
+    --option header=false is given. Runs as one job, whose records become visible together, or with --checkpoint on the
+    data since the last run.
 
     \b
       segmentlog spark import parquet flights.parquet flights --key carrier,flight --timestamp time_hour --create 4
@@ -85,7 +91,7 @@ def import_(
             create=create,
             incremental=run.incremental,
         )
-        return run.done(report, "imported")
+        return run.finish(report, "imported")
 
 
 @click.command()
@@ -95,15 +101,15 @@ def import_(
 @_OPTION
 @click.option("--from", "start", default="earliest", show_default=True, metavar="PLACE",
               help='earliest, latest, or offsets by topic and partition: {"t": {"0": 23}}.')  # fmt: skip
-@click.option("--text", is_flag=True, help="The key and the value as text, not as bytes.")
-@click.option("--json-values", is_flag=True, help="The fields of values that are JSON objects as columns.")
-@click.option("--schema", metavar="DDL", help="Which fields; else those of the first and last records.")
+@click.option("--text", is_flag=True, help="Write key and value as text, not as bytes.")
+@click.option("--json-values", is_flag=True, help="Use the fields of JSON object values as columns.")
+@click.option("--schema", metavar="DDL", help="The fields; default: those of the first and last records.")
 @click.option("--metadata", is_flag=True,
-              help="With --json-values: also _key, _partition, _offset and _timestamp.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="With --json-values: fail at a value that is no such object.")
+              help="With --json-values: add _key, _partition, _offset and _timestamp.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="With --json-values: fail at a value that is not a JSON object.")
 @click.option("--partition-by", type=Names(), default=(), metavar="COLUMN,...",
-              help="Folders by these columns; date is that of the record's timestamp.")  # fmt: skip
-@click.option("--mode", type=MODES, help="What to do if there is something in PATH.  [default: errorifexists]")
+              help="Write folders by these columns; date is the date of the record's timestamp.")  # fmt: skip
+@click.option("--mode", type=MODES, help="What to do if PATH exists.  [default: errorifexists]")
 @incremental_options
 @click.pass_context
 def export(
@@ -124,12 +130,12 @@ def export(
     follow: bool,
     every: str,
 ) -> int:
-    """Write the records of TOPIC to PATH (- if the sink has none, as jdbc).
+    """Write the records of TOPIC to PATH (- if the sink has no path, such as jdbc).
 
-    FORMAT is one that Spark writes: parquet, json, csv, orc, jdbc, delta ... The columns are key, value,
-    topic, partition, offset, timestamp and headers, or with --json-values the fields of the values. CSV
-    takes text only, and has a header unless --option header=false. With --checkpoint what is new since
-    the last run is added, to files exactly once.
+    FORMAT is any that Spark writes: parquet, json, csv, orc, jdbc, delta ... The columns are key, value, topic,
+    partition, offset, timestamp and headers, or with --json-values the fields of the values. CSV supports text only,
+    and gets a header row unless --option header=false is given. With --checkpoint, each run adds the records since the
+    last run; to files it does so exactly once.
 
     \b
       segmentlog spark export clicks parquet clicks.parquet --partition-by date
@@ -137,9 +143,9 @@ def export(
     """
     check_incremental(checkpoint, follow)
     if checkpoint is not None and mode not in (None, "append"):
-        raise click.UsageError(f"--mode {mode} does not go with --checkpoint, which adds to what is there")
+        raise click.UsageError(f"--mode {mode} and --checkpoint exclude each other: --checkpoint appends")
     if not json_values and (schema is not None or metadata or strict):
-        raise click.UsageError("--schema, --metadata and --strict are of --json-values")
+        raise click.UsageError("--schema, --metadata and --strict need --json-values")
     check_topic(ctx, topic)
     with spark_session(ctx) as spark, running(checkpoint, follow, every) as run:
         from segmentlog.spark.pipelines.topic_transfer import Place, RowShape, export_records
@@ -155,4 +161,4 @@ def export(
             mode=cast("Mode", mode or "errorifexists"),
             incremental=run.incremental,
         )
-        return run.done(report, "exported")
+        return run.finish(report, "exported")

@@ -1,4 +1,4 @@
-"""Results as tables: drawn on a terminal, aligned text for everything else, JSON for programs."""
+"""Print results as tables on a terminal, as aligned text otherwise, or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segmentlog.texts import in_line
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Print rows under their columns; numbers to the right."""
+    """Print rows under their columns; numbers are right-aligned."""
     drawn = sys.stdout.isatty()
     texts = [[_text(cell, grouped=drawn) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(columns))]
@@ -40,12 +40,12 @@ def _draw(columns: Sequence[str], texts: list[list[str]], right: Sequence[bool],
     for column, flush in zip(columns, right, strict=True):
         table.add_column(column, justify="right" if flush else "left", overflow="fold")
     for line in texts:
-        table.add_row(*map(Text, line))  # Text: a value in [brackets] is no markup
+        table.add_row(*map(Text, line))  # Text: do not interpret [brackets] in values as markup
     Console().print(table)
 
 
 def _text(cell: object, *, grouped: bool) -> str:
-    """Digits in groups for people; programs get them plain. A cell is one line, and tells a terminal nothing."""
+    """Return a cell as one line without control characters; ``grouped`` adds thousands separators for people."""
     if cell is None:
         return "-"
     if isinstance(cell, int) and not isinstance(cell, bool):
@@ -54,7 +54,7 @@ def _text(cell: object, *, grouped: bool) -> str:
 
 
 def show_json(document: Any) -> None:
-    """One JSON object on a line of its own."""
+    """Print one JSON object on a line."""
     import msgspec
 
     click.echo(msgspec.json.encode(document).decode())

@@ -1,4 +1,4 @@
-"""``segmentlog tail``: the last records of topics, and those that follow."""
+"""``segmentlog tail``: print the last records of topics, and follow new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.consuming.record_filter import batches_between
 if TYPE_CHECKING:
     from segmentlog.cli.record_output import Render
     from segmentlog.consuming.consumer import Consumer
-    from segmentlog.consuming.record_filter import Filter
+    from segmentlog.consuming.record_filter import RecordFilter
     from segmentlog.errors import CorruptBatch
     from segmentlog.format.record_batch import RecordBatch
     from segmentlog.log.partition import Isolation, Partition
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, type=SELECTOR, metavar="TOPIC[/PARTITION]...")
-@click.option("-f", "--follow", is_flag=True, help="Go on, also with what is made later: partitions, topics that fit.")
-@click.option("-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="So many of each partition.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Keep following, including partitions and matching topics created later."
+)
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=10, show_default=True, help="Number of records of each partition."
+)
 @filter_options
-@click.option("--keys", is_flag=True, help="The key and a tab before each value.")
+@click.option("--keys", is_flag=True, help="Print the key and a tab before each value.")
 @click.option("--isolation", type=click.Choice(["read_uncommitted", "read_committed"]), default="read_uncommitted",
               help="Whether to show records of open and aborted transactions.")  # fmt: skip
 @skip_damaged_option
@@ -57,31 +61,30 @@ def tail(
 ) -> int:
     """Print the last records of TOPICS as bare values; with -f, continue with records that are appended.
 
-    Patterns go in quotes: 'events-*', 'clicks/[01]'. With several partitions the records are in the order of their
-    timestamps, and a header tells the partition whenever it changes. With --key and the like, -n counts the records
-    that fit.
+    Put patterns in quotes: 'events-*', 'clicks/[01]'. The records of several partitions are ordered by timestamp, and a
+    header names the partition whenever it changes. With --key and other filters, -n counts the records that match.
     """
     if keys and (as_json or json_values):
-        raise click.UsageError("--keys and --json exclude each other: JSON has the key anyway")
-    wanted = filter_of(ctx)
+        raise click.UsageError("--keys and --json exclude each other: JSON includes the key")
+    record_filter = filter_of(ctx)
     with open_store(ctx, background=False) as store:
         consumer = consumer_of(store, topics, follow=follow, isolation=isolation, skip_damaged=skip_damaged)
         several = len(consumer.assignment()) > 1 or any(selector.may_come for selector in topics)
         as_json |= json_values
         text_pieces = keyed_pieces if keys else bare_pieces
         pieces = json_pieces(plain_values=json_values) if as_json else text_pieces
-        printer = _Printer(render_as(pieces), headers=None if quiet or as_json else verbose or several)
-        wanted = with_schemas(wanted, store)
+        printer = _TailPrinter(render_as(pieces), headers=None if quiet or as_json else verbose or several)
+        record_filter = with_schemas(record_filter, store)
         with stoppable(consumer.wakeup) as stopped, consumer:
             skipped = Skipped()
-            last = _Last(lines, wanted, isolation, skipped if skip_damaged else None)
+            last = _LastRecords(lines, record_filter, isolation, skipped if skip_damaged else None)
             _show_last(store, consumer, topics, last, printer)
             printer.flush()
             if follow and not stopped:
                 end_with_stdout(consumer)
                 for batch in consumer.batches():
                     if any(selector.fits(batch.topic, batch.partition) for selector in topics):
-                        for part in wanted.parts(batch):
+                        for part in record_filter.parts(batch):
                             printer.show(part)
                         printer.flush()
                     if stopped:
@@ -89,26 +92,26 @@ def tail(
             if stopped:
                 say(f"{printer.records:,} records{stopped_by(stopped)}")
             for tp, base_offset, end_offset, damage in consumer.skipped:
-                skipped.note(str(tp), base_offset, end_offset, damage)
+                skipped.add(str(tp), base_offset, end_offset, damage)
         return skipped.report()
 
 
 def _show_last(
-    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _Last, printer: _Printer
+    store: LogStore, consumer: Consumer, topics: tuple[Selector, ...], last: _LastRecords, printer: _TailPrinter
 ) -> None:
-    """Print the last records of each partition, and have the consumer continue after them."""
+    """Print the last records of each partition, and position the consumer after them."""
     streams: list[Iterable[RecordBatch]] = []
     for tp in consumer.assignment():
         log = store.topic(tp.topic).partition(tp.partition)
         end = log.end_offset(isolation=last.isolation)
         if any(selector.fits(*tp) for selector in topics):
-            streams.append(last.of(log, end))
+            streams.append(last.before(log, end))
         consumer.seek(tp.topic, tp.partition, end)
     if len(streams) == 1:
         for batch in streams[0]:
             printer.show(batch)
         return
-    run: _Place | None = None
+    run: _Slice | None = None
     for place in heapq.merge(*(_in_order(batches, number) for number, batches in enumerate(streams))):
         if run is not None and place.batch is run.batch and place.at == run.end:
             run = run._replace(end=place.end)
@@ -120,36 +123,37 @@ def _show_last(
         printer.show(run.batch.slice(run.at, run.end))
 
 
-class _Last(NamedTuple):
-    """Which records of each partition are printed first."""
+class _LastRecords(NamedTuple):
+    """Selects the last records of each partition, which are printed first."""
 
     lines: int
-    wanted: Filter
+    record_filter: RecordFilter
     isolation: Isolation
     skipped: Skipped | None
-    """Notes damaged and unreadable batches between these records; None: they raise."""
+    """Collects damaged and unreadable batches between these records; None: they raise."""
 
-    def of(self, log: Partition, end: int) -> Iterable[RecordBatch]:
-        """Return the last records before ``end``, in parts of batches."""
+    def before(self, log: Partition, end: int) -> Iterable[RecordBatch]:
+        """Return the last records before ``end``, as slices of batches."""
         if self.skipped is not None:
             return self._skipping(log, end, self.skipped)
-        if not self.wanted.is_open or self.isolation != "read_uncommitted":  # what does not fit is not counted
-            return self.wanted.last(log, self.lines, end, self.isolation)
+        # With other settings, count only records that match.
+        if not self.record_filter.matches_all or self.isolation != "read_uncommitted":
+            return self.record_filter.last(log, self.lines, end, self.isolation)
         return batches_between(log, offset_of_last(log, self.lines, end), end)
 
     def _skipping(self, log: Partition, end: int, skipped: Skipped) -> list[RecordBatch]:
-        noted: list[tuple[int, int, CorruptBatch]] = []
-        found = self.wanted.last(log, self.lines, end, self.isolation, lambda *skip: noted.append(skip))
-        # The search for so many records also reads offsets before the first of them.
+        damaged: list[tuple[int, int, CorruptBatch]] = []
+        found = self.record_filter.last(log, self.lines, end, self.isolation, lambda *skip: damaged.append(skip))
+        # The search also reads offsets before the first of the records.
         begin = found[0].base_offset if found and sum(map(len, found)) == self.lines else 0
-        for base_offset, end_offset, damage in noted:
+        for base_offset, end_offset, damage in damaged:
             if end_offset > begin:
-                skipped.note(f"{log.topic}/{log.number}", base_offset, end_offset, damage)
+                skipped.add(f"{log.topic}/{log.number}", base_offset, end_offset, damage)
         return found
 
 
-class _Place(NamedTuple):
-    """Records of a batch that are printed together; ordered by time, and by what is unique before the batch."""
+class _Slice(NamedTuple):
+    """Records of a batch that are printed together. Sorts by time; the next two fields make the order unique."""
 
     timestamp: int
     stream: int
@@ -159,21 +163,21 @@ class _Place(NamedTuple):
     batch: RecordBatch
 
 
-def _in_order(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Place]:
+def _in_order(batches: Iterable[RecordBatch], stream: int) -> Iterator[_Slice]:
     number = 0
     latest = -(1 << 63)
     for batch in batches:
         for at, timestamp in enumerate(batch.timestamps.tolist()):
-            # A partition's records stay in their order, whatever clocks their producers had.
+            # Records of a partition keep their order, whatever the clocks of their producers were.
             latest = max(latest, timestamp)
-            yield _Place(latest, stream, number, at + 1, at, batch)
+            yield _Slice(latest, stream, number, at + 1, at, batch)
             number += 1
 
 
-class _Printer:
-    """Writes rendered records, with a header whenever another partition's turn comes.
+class _TailPrinter:
+    """Prints batches, with a header whenever the partition changes.
 
-    ``headers``: also before the first; None for none at all.
+    ``headers``: True also prints a header before the first batch; None prints no headers.
     """
 
     def __init__(self, render: Render, *, headers: bool | None) -> None:

@@ -1,4 +1,4 @@
-"""``segmentlog create``, ``topics``, ``details``, ``alter``, ``rename`` and ``delete``."""
+"""``segmentlog create``, ``topics``, ``describe``, ``alter``, ``rename`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, object]:
-    """The keys given with -c and by options of their own; the latter only where they were given."""
+    """Return the keys given with -c and by named options; a named option counts only if it was given."""
     settings: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise click.UsageError(f"-c {pair}: give it as KEY=VALUE, as in -c retention.ms=7d")
+            raise click.UsageError(f"-c {pair}: expected KEY=VALUE, such as -c retention.ms=7d")
         settings[key.strip()] = value.strip()
     settings.update({key: value for key, value in named.items() if value is not None})
     return settings
@@ -39,19 +39,19 @@ def _settings(pairs: tuple[str, ...], named: dict[str, object]) -> dict[str, obj
 
 @click.command()
 @click.argument("topic")
-@click.option("-p", "--partitions", type=int, help="How many partitions (1).")
-@click.option("--segment-bytes", type=SIZE, metavar="SIZE", help="Roll at this size (64MiB).")
-@click.option("--page-size", type=int, metavar="RECORDS", help="Roll after so many records.")
-@click.option("--max", "max_segments", type=int, metavar="N", help="Keep N closed segments.")
-@click.option("--ttl", type=DURATION_S, metavar="SECONDS", help="Drop a segment so long after it was closed.")
-@click.option("--retention-ms", type=DURATION_MS, metavar="TIME", help="Keep records so long (7d).")
-@click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep so much of each partition.")
+@click.option("-p", "--partitions", type=int, help="Number of partitions (1).")
+@click.option("--segment-bytes", type=SIZE, metavar="SIZE", help="Roll a segment at this size (64MiB).")
+@click.option("--page-size", type=int, metavar="RECORDS", help="Roll a segment after this many records.")
+@click.option("--max", "max_segments", type=int, metavar="N", help="Keep at most N sealed segments.")
+@click.option("--ttl", type=DURATION_S, metavar="SECONDS", help="Delete a segment this long after it was sealed.")
+@click.option("--retention-ms", type=DURATION_MS, metavar="TIME", help="Keep records for this long (7d).")
+@click.option("--retention-bytes", type=SIZE, metavar="SIZE", help="Keep at most SIZE bytes per partition.")
 @click.option("--cleanup-policy", metavar="POLICY", help="delete, compact, delete,compact or none.")
 @click.option("--fsync", metavar="POLICY", help="always, everysec, 250ms, 1000records, 1MiB, never (1000ms).")
 @click.option("--compression", metavar="CODEC", help="producer, lz4, zstd, gzip, snappy or none.")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="Any key of the topic config.")
 @click.option("--if-not-exists", is_flag=True,
-              help="Leave a topic that exists as it is; fail only if its number of partitions is not -p.")  # fmt: skip
+              help="Do not change an existing topic; fail only if its number of partitions is not -p.")  # fmt: skip
 @click.pass_context
 def create(
     ctx: click.Context,
@@ -93,11 +93,11 @@ def create(
 
 
 @click.command()
-@click.option("--internal", is_flag=True, help="Those of the store itself, too.")
+@click.option("--internal", is_flag=True, help="Include internal topics of the store.")
 @json_option
 @click.pass_context
 def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
-    """List the topics: partitions, and offsets from log start to log end.
+    """List the topics with their partitions and number of offsets from log start to log end.
 
     Offsets in lost ranges are not counted. Compaction and transactions leave offsets without a record, so a topic may
     have fewer records than offsets.
@@ -113,19 +113,21 @@ def topics(ctx: click.Context, internal: bool, as_json: bool) -> None:
     if not as_json and rows:
         show_table(("topic", "partitions", "offsets"), rows)
     if not rows:
-        say("there are no topics yet; make one with 'segmentlog create TOPIC'")
+        say("there are no topics yet; create one with 'segmentlog create TOPIC'")
 
 
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.option("-n", "--segments", "newest", type=click.IntRange(0), default=10, show_default=True,
-              help="Show so many of the newest segments of each partition.")  # fmt: skip
-@click.option("--all", "everything", is_flag=True, help="Every key of the configuration, defaults included.")
-@click.option("--sizes", is_flag=True, help="Sizes before compression, too: reads every batch header.")
-@click.option("--producers", is_flag=True, help="Every producer that the partitions know (with --json always).")
+              help="Number of newest segments to show for each partition.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Show every key of the configuration, including defaults.")
+@click.option("--sizes", is_flag=True, help="Show sizes before compression, too. Reads every batch header.")
+@click.option(
+    "--producers", is_flag=True, help="Show every producer that the partitions remember (always with --json)."
+)
 @json_option
 @click.pass_context
-def details(
+def describe(
     ctx: click.Context, topic: str, newest: int, everything: bool, sizes: bool, producers: bool, as_json: bool
 ) -> None:
     """Show TOPIC: configuration, partitions, segments, offsets, epochs, lost ranges, transactions, compaction."""
@@ -148,14 +150,14 @@ def _config(topic: Topic, everything: bool) -> dict[str, str]:
 
 
 class _ProducerNames:
-    """The names of producers by their ids, read when the first one is asked for."""
+    """Names of producers by id, read at the first request."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._names: dict[int, str] | None = None
 
-    def of(self, producer_id: int) -> str | None:
-        """The name; None for a producer that was given none, or whose name is forgotten."""
+    def name_of(self, producer_id: int) -> str | None:
+        """Return the name; None for an unnamed producer, or one whose name has expired."""
         if self._names is None:
             from segmentlog.transactions.transaction_coordinator import ANONYMOUS
 
@@ -196,12 +198,12 @@ def _describe(partition: Partition, newest: int, sizes: bool, names: _ProducerNa
 def _describe_producers(partition: Partition, names: _ProducerNames) -> dict[str, Any]:
     from segmentlog.storage.state_page import PRODUCERS_WORD
 
-    # Of a log that never had any, nothing is read.
+    # A log that never had a producer is not read.
     known = partition.producers() if partition.handle.page.words[PRODUCERS_WORD] else []
     producers = [
         {
             "producer_id": producer.producer_id,
-            "name": names.of(producer.producer_id),
+            "name": names.name_of(producer.producer_id),
             "epoch": producer.epoch,
             "last_sequence": producer.last_sequence,
             "last_offset": producer.next_offset - 1,
@@ -256,7 +258,7 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
     if any(partition["producer_count"] for partition in partitions):
         columns.append("producers")
         fields.append("producer_count")
-    if any(partition["remote_bytes"] for partition in partitions):  # of the stored bytes, those that are not here
+    if any(partition["remote_bytes"] for partition in partitions):  # stored bytes that are only in the object store
         columns.append("of these remote")
         fields.append("remote_bytes")
     if sizes:
@@ -286,12 +288,12 @@ def _show_partitions(partitions: list[dict[str, Any]], sizes: bool) -> None:
         for lost in partition["lost_ranges"]:
             click.echo(
                 f"partition {partition['partition']}: offsets {lost.base_offset} to {lost.end_offset - 1} are lost"
-                f" ({lost.reason}); epoch {lost.epoch} goes on at {lost.end_offset}"
+                f" ({lost.reason}); epoch {lost.epoch} continues at {lost.end_offset}"
             )
 
 
 def _show_transactions(partitions: list[dict[str, Any]]) -> None:
-    """What is not decided yet, and holds back those who read committed records."""
+    """Print undecided transactions, which withhold records from readers with isolation read_committed."""
     rows = [
         (partition["partition"], opened["producer_id"], opened["name"], opened["epoch"], opened["first_offset"])
         for partition in partitions
@@ -314,11 +316,11 @@ def _show_producers(partitions: list[dict[str, Any]]) -> None:
         columns = ("partition", "producer", "name", "epoch", "last sequence", "last offset", "last append")
         show_table(columns, rows)
     else:
-        click.echo("no producers are known")
+        click.echo("no producers")
 
 
 def _show_compaction(partitions: list[dict[str, Any]]) -> None:
-    """How clean each partition is, and what the last pass saved."""
+    """Print the cleaned offset of each partition, and the result of the last pass."""
     if not partitions:
         return
     rows = []
@@ -343,11 +345,11 @@ def _show_compaction(partitions: list[dict[str, Any]]) -> None:
 
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("-p", "--partitions", type=int, help="Have so many partitions; there can only be more.")
+@click.option("-p", "--partitions", type=int, help="New number of partitions; it can only grow.")
 @click.option("-c", "--config", "pairs", multiple=True, metavar="KEY=VALUE", help="A key of the topic config.")
 @click.pass_context
 def alter(ctx: click.Context, topic: str, partitions: int | None, pairs: tuple[str, ...]) -> None:
-    """Change the configuration of TOPIC, or add partitions, while others use it."""
+    """Change the configuration of TOPIC, or add partitions, while other processes use it."""
     settings = _settings(pairs, {})
     if not settings and partitions is None:
         raise click.UsageError("nothing to change: give -c KEY=VALUE or --partitions N")
@@ -364,7 +366,7 @@ def alter(ctx: click.Context, topic: str, partitions: int | None, pairs: tuple[s
 @click.argument("new_name")
 @click.pass_context
 def rename(ctx: click.Context, topic: str, new_name: str) -> None:
-    """Give TOPIC another name. Whoever uses it under the old one gets an error."""
+    """Rename TOPIC. Processes that use the old name get an error."""
     with open_store(ctx, background=False) as store:
         existing_topic(store, topic)
         store.rename_topic(topic, new_name)
@@ -373,15 +375,15 @@ def rename(ctx: click.Context, topic: str, new_name: str) -> None:
 
 @click.command()
 @click.argument("topics", nargs=-1, required=True, shell_complete=complete_topic)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def delete(ctx: click.Context, topics: tuple[str, ...], yes: bool) -> None:
-    """Delete TOPICS (names, or patterns in quotes) with everything in them."""
+    """Delete TOPICS (names, or patterns in quotes) with all their records."""
     with open_store(ctx, background=False) as store:
         names = matching_topics(store, topics)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("this deletes topics; say --yes where nobody can be asked")
+                raise click.UsageError("this deletes topics; without a terminal, add --yes")
             click.confirm(f"Delete {', '.join(names)} and all records?", abort=True, err=True)
         for name in names:
             store.delete_topic(name)

@@ -1,4 +1,4 @@
-"""``segmentlog transactions``: what named producers have open, and ending what hangs."""
+"""``segmentlog transactions``: list the transactions of named producers, and abort one that hangs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from segmentlog.quantities import format_time
 
 @click.group()
 def transactions() -> None:
-    """List the producers' transactions, and abort one that hangs."""
+    """List the transactions of producers, and abort one that hangs."""
 
 
 @transactions.command("list")
 @json_option
 @click.pass_context
 def list_transactions(ctx: click.Context, as_json: bool) -> None:
-    """List the named producers: the state of the last transaction of each, and whether its process lives.
+    """List the named producers, the state of their last transaction, and whether their process is running.
 
-    Names that begin with ~ are of producers that were given none. Status: Ongoing is undecided,
-    PrepareCommit and PrepareAbort are decided and told to the partitions, the others are at rest. Of a
-    server's client nobody here can say whether it lives.
+    Names that begin with ~ belong to producers without a name. Ongoing means undecided. PrepareCommit and PrepareAbort
+    mean decided, with markers still to write. Other states are final. For a client of a server, it is unknown whether
+    it runs.
     """
     rows = []
     with open_store(ctx, read_only=True) as store:
@@ -66,18 +66,16 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
 @click.argument("name")
 @click.pass_context
 def abort(ctx: click.Context, name: str) -> None:
-    """Take back the open transaction of producer NAME, and fence it: should it still run, it can append no more."""
+    """Abort the open transaction of producer NAME, and fence the producer: it cannot append any more."""
     with open_store(ctx, background=False) as store:
         coordinator = store.transactions
         states = coordinator.states()
         if name not in states:
             close = difflib.get_close_matches(name, states, n=1)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else "'segmentlog transactions list' lists those that there are"
-            )
-            raise click.ClickException(f"producer {name!r}: there is none of that name; {hint}")
+            hint = f"did you mean {close[0]!r}?" if close else "'segmentlog transactions list' lists the producers"
+            raise click.ClickException(f"producer {name!r}: it does not exist; {hint}")
         if coordinator.abort_by_name(name):
-            say(f"aborted the transaction of {name}; that instance of it is fenced")
+            say(f"aborted the transaction of {name}, and fenced its producer")
         else:
             state = coordinator.states().get(name, states[name])
             say(f"{name} has no transaction to abort: {state.status}")

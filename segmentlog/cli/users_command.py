@@ -1,4 +1,4 @@
-"""``segmentlog users``: who may come in over Kafka's protocol."""
+"""``segmentlog users``: manage the users that may connect to the server."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _users_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def users() -> None:
-    """Those who may come in over Kafka's protocol: add, remove and list them.
+    """Add, remove and list the users that may connect over Kafka's protocol.
 
-    Servers that run take in what changes within a second.
+    Running servers apply changes within a second.
     """
 
 
@@ -40,13 +40,13 @@ def users() -> None:
 @_users_option
 @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of stdin.")
 @click.option(
-    "--iterations", type=int, metavar="N", help="How often a password is hashed, 4096 to 1000000.  [default: 16384]"
+    "--iterations", type=int, metavar="N", help="Number of hash iterations, 4096 to 1000000.  [default: 16384]"
 )
 @click.pass_context
 def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, iterations: int | None) -> None:
-    """Add user NAME, or give it another password, for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
+    """Add user NAME, or change its password, for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
 
-    The password is asked for. What is kept of it proves it, and does not hold it.
+    Asks for the password. The users file stores salted hashes, not the password.
     """
     with loading():
         from segmentlog.security.security_errors import InvalidUser
@@ -58,12 +58,12 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
             store_folder(ctx)
         password = _read_password() if password_stdin else _ask_password(name)
         iterations = DEFAULT_ITERATIONS if iterations is None else iterations
-        check_password(password, iterations)  # before making a store
+        check_password(password, iterations)  # before creating a store
         path = path or _default_path(ctx, create=True)
         is_new = add_user(path, name, password, iterations=iterations)
     except InvalidUser as error:
         raise click.ClickException(str(error)) from None
-    say(f"added {name} to {path}" if is_new else f"{name} has another password now")
+    say(f"added {name} to {path}" if is_new else f"{name} has a new password")
 
 
 @users.command()
@@ -71,7 +71,7 @@ def add(ctx: click.Context, name: str, path: str | None, password_stdin: bool, i
 @_users_option
 @click.pass_context
 def remove(ctx: click.Context, name: str, path: str | None) -> None:
-    """Remove user NAME. Connections that it has go on until they are closed."""
+    """Remove user NAME. Its open connections continue until they are closed."""
     with loading():
         from segmentlog.security.users import list_users, remove_user
 
@@ -90,7 +90,7 @@ def remove(ctx: click.Context, name: str, path: str | None) -> None:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
-    """List the users, and by what each can prove who it is."""
+    """List the users, and their authentication mechanisms."""
     with loading():
         from segmentlog.security.users import list_users
 
@@ -103,11 +103,11 @@ def list_(ctx: click.Context, path: str | None, as_json: bool) -> None:
         rows = [(user.name, ", ".join(user.mechanisms), user.iterations) for user in found]
         show_table(("user", "mechanisms", "iterations"), rows)
     if not found:
-        say(f"there are no users in {path}: nobody can come in")
+        say(f"there are no users in {path}: no client can log in")
 
 
 def _default_path(ctx: click.Context, *, create: bool = False) -> str:
-    """In the store, which ``create`` makes if there is none."""
+    """Return the path of the users file in the store; with ``create``, create a missing store."""
     folder = store_folder(ctx)
     if create and not os.path.exists(f"{folder}/{STORE_FILE}"):
         with open_store(ctx, create=True, background=False):
@@ -122,11 +122,11 @@ def _read_password() -> str:
         raise click.ClickException(f"the password has more than {_PASSWORD_MAX_BYTES} bytes")
     try:
         return line.removesuffix(b"\n").removesuffix(b"\r").decode()
-    except UnicodeDecodeError:  # and not what was read
+    except UnicodeDecodeError:  # the error must not contain what was read
         raise click.ClickException("the password is not UTF-8") from None
 
 
 def _ask_password(name: str) -> str:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask for the password on: give --password-stdin")
+        raise click.UsageError("the password cannot be asked for without a terminal: give --password-stdin")
     return str(click.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True, err=True))

@@ -1,4 +1,4 @@
-"""``segmentlog verify`` and ``segmentlog repair``."""
+"""``segmentlog verify`` and ``segmentlog repair``: find damage, and move it to quarantine."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _COLOURS = {"damage": "red", "unreadable": "magenta", "warning": "yellow", "note
 @click.command()
 @click.argument("topic", required=False, shell_complete=complete_topic)
 @json_option
-@click.option("-q", "--quiet", is_flag=True, help="Leave out notes: what is harmless.")
-@click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too: any wrong byte, even in a cache.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print notes, which are harmless.")
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too: for any wrong byte, even in a cache.")
 @click.pass_context
 def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, strict: bool) -> int:
     """Check every checksum, index and invariant of the store, or of one topic.
 
-    Changes nothing, takes no lock, and works while others append and on a store that does not
-    open. Prints one line a finding:
+    Changes nothing and takes no lock. Works while other processes append, and on a store that does not open. Prints one
+    line per finding:
 
     \b
-      damage      bytes are not what was written, or records are missing without a reason
-      unreadable  a batch is what was written, and its records do not decode: readers stop at it
+      damage      bytes differ from what was written, or records are missing without a reason
+      unreadable  a batch is as it was written, but its records do not decode: readers stop at it
       warning     a cache is wrong; no record is affected
-      note        harmless: what a crash left behind, files that nobody knows
+      note        harmless: remains of a crash, unknown files
 
-    Exits with 3 when there is damage; 'segmentlog repair' cuts it out. Exits with 4 when there is no
-    damage and a batch is unreadable: no disk is to blame, a client sent it like that, and only
-    'segmentlog repair --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may
-    leave warnings where no disk is to blame.
+    Exits with 3 if there is damage, which 'segmentlog repair' removes. Exits with 4 if the only problem is an
+    unreadable batch. A client sent such a batch, so the disk is not at fault; only 'segmentlog repair
+    --drop-unreadable' removes it. Indexes are never fsynced, so a power cut may leave warnings although the disk is
+    fine.
     """
     from segmentlog.inspection.store_inspection import inspect_store, size_of
 
@@ -57,12 +57,12 @@ def verify(ctx: click.Context, topic: str | None, as_json: bool, quiet: bool, st
         topics = check_topics(fs, path, topic)
         started = time.perf_counter()
         with progress_of_bytes(size_of(fs, path, topics), "verifying") as tally:
-            counts = tell_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
-    return tell_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
+            counts = print_findings(inspect_store(path, topic, fs=fs, tally=tally), as_json=as_json, quiet=quiet)
+    return print_verdict(counts, tally.counts(), time.perf_counter() - started, strict=strict)
 
 
-def tell_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) -> dict[str, int]:
-    """Print each; how many there are of each severity."""
+def print_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) -> dict[str, int]:
+    """Print the findings; return their count by severity."""
     from segmentlog.cli.table_output import show_json
 
     counts = {"damage": 0, "unreadable": 0, "warning": 0, "note": 0}
@@ -75,8 +75,10 @@ def tell_findings(findings: Iterable[Finding], *, as_json: bool, quiet: bool) ->
     return counts
 
 
-def tell_verdict(counts: dict[str, int], tally: tuple[int, int, int, int, int], seconds: float, *, strict: bool) -> int:
-    """Say what was looked at (as `Tally.counts` has it), and what came out; the exit status."""
+def print_verdict(
+    counts: dict[str, int], tally: tuple[int, int, int, int, int], seconds: float, *, strict: bool
+) -> int:
+    """Print the amounts checked (in the order of `Tally.counts`) and the verdict; return the exit status."""
     partitions, segments, batches, records, size_bytes = tally
     say(
         f"{partitions:,} partitions, {segments:,} segments, {batches:,} batches,"
@@ -94,9 +96,9 @@ def _verdict(counts: dict[str, int]) -> str:
     names |= {name: name if counts[name] == 1 else f"{name}s" for name in ("warning", "note")}
     told = [f"{count} {names.get(name, name)}" for name, count in counts.items() if count]
     if counts["damage"]:
-        return f"{', '.join(told)}: 'segmentlog repair --dry-run' says what can be saved"
+        return f"{', '.join(told)}: 'segmentlog repair --dry-run' shows what can be saved"
     if counts["unreadable"]:
-        return f"no damage, {', '.join(told)}: 'segmentlog repair --drop-unreadable --dry-run' says what would be lost"
+        return f"no damage, {', '.join(told)}: 'segmentlog repair --drop-unreadable --dry-run' shows what would be lost"
     return f"no damage ({', '.join(told)})" if told else "no damage"
 
 
@@ -107,7 +109,7 @@ def _line(finding: Finding) -> str:
 
 @contextlib.contextmanager
 def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
-    """By what, and where, the files of ``--dir`` are reached, or those of a topic of it."""
+    """Yield the file system and the path for ``--dir``, or for one topic of it."""
     from segmentlog.objects.bucket.url import is_url
     from segmentlog.objects.replica.remote_store import open_store_files
 
@@ -117,7 +119,7 @@ def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSys
 
 
 def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
-    """All topics, or the one that was asked for. Raises `UnknownTopic`, `StoreVersionError`."""
+    """Return all topics, or only the given one. Raises `UnknownTopic`, `StoreVersionError`."""
     from segmentlog.inspection.store_inspection import list_topics
 
     names = list_topics(fs, path)
@@ -127,14 +129,14 @@ def check_topics(fs: FileSystem, path: str, topic: str | None) -> list[str]:
         import difflib
 
         close = difflib.get_close_matches(topic, names, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else "'segmentlog topics' lists those that do"
+        advice = f"did you mean {close[0]!r}?" if close else "'segmentlog topics' lists the topics"
         raise UnknownTopic(topic, f"it does not exist; {advice}")
     return [topic]
 
 
 @contextlib.contextmanager
 def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
-    """A tally that moves a progress bar, when there is a terminal to draw it on."""
+    """Yield a tally that moves a progress bar if stderr is a terminal."""
     from segmentlog.inspection.finding import Tally
 
     if not sys.stderr.isatty():
@@ -144,7 +146,7 @@ def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    # Not redirected: findings would go to stderr, whatever stdout is.
+    # Not redirected: otherwise findings would be printed to stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task(what, total=total_bytes)
         yield Tally(lambda size_bytes: progress.advance(task, size_bytes))
@@ -155,52 +157,52 @@ def progress_of_bytes(total_bytes: int, what: str) -> Iterator[Tally]:
 
 @click.command()
 @click.argument("topic", required=False, shell_complete=complete_topic)
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--drop-unreadable",
     is_flag=True,
-    help="Also cut out batches whose checksum is right and whose records do not decode.",
+    help="Also remove batches whose checksum is right but whose records do not decode.",
 )
 @json_option
 @click.pass_context
 def repair(
     ctx: click.Context, topic: str | None, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
 ) -> int:  # fmt: skip
-    """Cut the damage out of the store, or of one topic, and nothing else.
+    """Remove damaged bytes from the store, or from one topic, and nothing else.
 
-    Damaged bytes go to the partition's quarantine folder. The offsets that go with them become
-    a lost range: a reader inside it is told so, others step over it, and no record is ever
-    given one of them. Indexes are made anew; a damaged checkpoint is written anew.
+    Damaged bytes are moved to the partition's quarantine folder. Their offsets become a lost range: a reader inside it
+    gets an error, other readers skip it, and no new record gets one of these offsets. Indexes and a damaged checkpoint
+    are rebuilt.
 
-    A batch is unreadable when its checksum is right and its records do not decode: it is what a client
-    sent, and was acknowledged. Repair leaves it, unless --drop-unreadable asks for its removal; it goes
-    to quarantine like damaged bytes. Look with --dry-run first: it says which offsets and how many
-    announced records would be lost. To only pass such batches, read with --skip-damaged.
+    An unreadable batch has a right checksum, but its records do not decode: a client sent it like that, and it was
+    acknowledged. Repair keeps it, unless --drop-unreadable is given. Run with --dry-run first to see which offsets and
+    how many announced records would be lost. To skip such batches without removing them, read with --skip-damaged.
 
-    Other processes may go on: appends wait while a partition is being repaired. Exits with 3
-    when there is damage that cannot be repaired, and after --dry-run when there is any; else with 4 when
-    unreadable batches are left.
+    Other processes may keep using the store; appends wait while a partition is being repaired. Exits with 3 if damage
+    remains that cannot be repaired, and with --dry-run if there is any; otherwise with 4 if unreadable batches remain.
     """
     from segmentlog.objects.tier.remote_reader import remote_segments_readable
     from segmentlog.storage.fs import FileSystem
 
     path = os.path.abspath(store_folder(ctx))
     with remote_segments_readable(FileSystem()) as fs:
-        return _mend(fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json)
+        return _repair_topics(
+            fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json
+        )
 
 
-def _mend(
+def _repair_topics(
     fs: FileSystem, path: str, topic: str | None, *, dry_run: bool, yes: bool, drop_unreadable: bool, as_json: bool
 ) -> int:
-    """Look, tell, ask, and repair."""
+    """Inspect, print the plan, ask for confirmation, and repair."""
     from segmentlog.inspection.store_inspection import inspect_partitions, size_of
     from segmentlog.log.repair.partition_repair import plan_repair
 
     topics = check_topics(fs, path, topic)
     now_ms = time.time_ns() // 1_000_000
     planned: list[tuple[PartitionFindings, RepairReport]] = []
-    with progress_of_bytes(size_of(fs, path, topics), "looking") as tally:
+    with progress_of_bytes(size_of(fs, path, topics), "scanning") as tally:
         for name in topics:
             for found in inspect_partitions(fs, path, name, tally):
                 plan = plan_repair(found, now_ms, drop_unreadable=drop_unreadable)
@@ -210,9 +212,9 @@ def _mend(
     left = [found for found, _ in planned]
     if to_do and (dry_run or not yes):
         for found, plan in to_do:
-            _tell(found, plan, as_json=as_json and dry_run, done=False)
+            _print_report(found, plan, as_json=as_json and dry_run, done=False)
     if not to_do:
-        say("there is nothing that a repair could mend")
+        say("nothing to repair")
     elif not dry_run:
         if not yes:
             _ask()
@@ -220,13 +222,13 @@ def _mend(
         for found, plan in planned:
             if plan.does_anything:
                 report = _repair(fs, path, found, drop_unreadable=drop_unreadable)
-                _tell(found, report, as_json=as_json, done=True)
-            left.append(_look_again(fs, path, found))
+                _print_report(found, report, as_json=as_json, done=True)
+            left.append(_inspect_again(fs, path, found))
     is_planned = dry_run and bool(to_do)
     findings = [finding for found in left for finding in found.findings]
     damage = [finding for finding in findings if finding.severity == "damage"]
     unreadable = [finding for finding in findings if finding.severity == "unreadable"]
-    status = _tell_left(
+    status = _print_remaining(
         fs, path, topics, [] if is_planned else damage, [] if dry_run and drop_unreadable else unreadable, as_json
     )
     if damage:
@@ -236,7 +238,10 @@ def _mend(
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on: add --yes to repair, --dry-run to look")
+        raise click.UsageError(
+            "repair asks for confirmation, and this is not a terminal: add --yes to repair, or --dry-run to see"
+            " the plan"
+        )
     click.confirm("Repair?", abort=True, err=True)
 
 
@@ -251,8 +256,8 @@ def _repair(fs: FileSystem, path: str, found: PartitionFindings, *, drop_unreada
     )  # fmt: skip
 
 
-def _look_again(fs: FileSystem, path: str, found: PartitionFindings) -> PartitionFindings:
-    """The partition as it is now."""
+def _inspect_again(fs: FileSystem, path: str, found: PartitionFindings) -> PartitionFindings:
+    """Inspect the partition again after its repair."""
     from segmentlog.inspection.finding import Tally
     from segmentlog.inspection.partition_inspection import inspect_partition
     from segmentlog.inspection.small_files import read_topic_file
@@ -261,10 +266,10 @@ def _look_again(fs: FileSystem, path: str, found: PartitionFindings) -> Partitio
     return inspect_partition(fs, found.folder, found.topic, found.partition, config, Tally())
 
 
-def _tell_left(
+def _print_remaining(
     fs: FileSystem, path: str, topics: list[str], damage: list[Finding], unreadable: list[Finding], as_json: bool
 ) -> int:
-    """Print what damage a repair does not mend, and the unreadable batches that it leaves; the exit status for them."""
+    """Print damage that a repair cannot remove, and unreadable batches that it kept; return the exit status."""
     from segmentlog.cli.table_output import show_json
     from segmentlog.inspection.small_files import check_store_file
     from segmentlog.inspection.store_inspection import list_partitions
@@ -279,10 +284,10 @@ def _tell_left(
         else:
             click.echo(_line(finding))
     if left:
-        say(f"{len(left)} findings that a repair does not mend: see what is said there, or restore from a backup")
+        say(f"{len(left)} findings cannot be repaired: read them above, or restore from a backup")
     if unreadable:
         say(
-            f"unreadable batches that stay as they are: {len(unreadable)}. --drop-unreadable removes them; readers pass"
+            f"unreadable batches kept: {len(unreadable)}. --drop-unreadable removes them; readers skip"
             " them with --skip-damaged"
         )
     if left:
@@ -290,7 +295,7 @@ def _tell_left(
     return EXIT_UNREADABLE if unreadable else EXIT_DONE
 
 
-def _tell(found: PartitionFindings, report: RepairReport, *, as_json: bool, done: bool) -> None:
+def _print_report(found: PartitionFindings, report: RepairReport, *, as_json: bool, done: bool) -> None:
     if as_json:
         import msgspec
 
@@ -302,20 +307,22 @@ def _tell(found: PartitionFindings, report: RepairReport, *, as_json: bool, done
     would = "" if done else "would be "
     for number, cut in enumerate(report.cuts):
         size = cut.end_position - cut.position
-        where = f", kept in {report.quarantine[number]}" if number < len(report.quarantine) else ""
+        kept_in = f", moved to {report.quarantine[number]}" if number < len(report.quarantine) else ""
         what = "" if cut.record_count is None else f"unreadable batch, {cut.record_count} records by its header: "
-        click.echo(f"{name}: {size} bytes {would}cut out of {cut.path} at byte {cut.position}: {what}{cut.why}{where}")
+        click.echo(
+            f"{name}: {size} bytes {would}cut out of {cut.path} at byte {cut.position}: {what}{cut.why}{kept_in}"
+        )
     for lost in report.lost:
         click.echo(f"{name}: offsets [{lost.base_offset}, {lost.end_offset}) {would}recorded as lost: {lost.reason}")
     for path in report.indexes:
-        click.echo(f"{name}: {path} {would}made anew")
+        click.echo(f"{name}: {path} {would}rebuilt")
     for path in report.caches:
-        click.echo(f"{name}: {path} {would}removed: it is not true, and made anew from the log when it is needed")
+        click.echo(f"{name}: {path} {would}removed: it is wrong, and is rebuilt from the log when needed")
     if report.state:
-        click.echo(f"{name}: the state page {would}told that {report.state}")
+        click.echo(f"{name}: the state page {would}updated: {report.state}")
     if report.checkpoint:
-        click.echo(f"{name}: checkpoint {would}written anew: {report.checkpoint}")
+        click.echo(f"{name}: checkpoint {would}rewritten:  {report.checkpoint}")
     if report.recovery is not None:
         click.echo(f"{name}: recovered: {report.recovery.verdict}: {report.recovery.why}")
     elif not done and (not found.live or found.state.failed):
-        click.echo(f"{name}: would then be recovered, as the next open does it anyway")
+        click.echo(f"{name}: would then be recovered, as at the next open")

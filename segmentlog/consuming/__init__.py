@@ -1,1 +1,1 @@
-"""Consumers: iterate, follow, seek."""
+"""Consumers: iterate over records, follow new ones, seek."""

@@ -1,4 +1,4 @@
-"""A consumer for asyncio: a few shared threads read, and nothing but the loop's own selector waits."""
+"""A consumer for asyncio: a few shared threads read, and the event loop's own selector waits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from segmentlog.aio.loop_bridge import Strand, note
+from segmentlog.aio.loop_bridge import LoopBridge, add_note
 from segmentlog.aio.loop_callbacks import Callbacks
 from segmentlog.arguments import as_bool, as_int, as_seconds, as_text
 from segmentlog.consuming.consumer_options import Start, check_start
-from segmentlog.consuming.nonblocking_consumer import Fetched, SteppedConsumer
+from segmentlog.consuming.nonblocking_consumer import FetchedBatches, NonblockingConsumer
 from segmentlog.consuming.wakeup import Pause
 from segmentlog.errors import CorruptBatch, DeserializationError, StoreClosed
 from segmentlog.format.record_batch import RecordBatch
@@ -22,35 +22,37 @@ T = TypeVar("T")
 
 
 class AsyncConsumer(Generic[K, V]):
-    """Reads records in coroutines of one event loop. What it takes is as with `Consumer`.
+    """Reads records in coroutines of one event loop. Its arguments are those of `Consumer`.
 
         async with store.aconsumer("clicks", group="g", follow=True) as consumer:
             async for record in consumer:
                 ...
                 await consumer.commit()
 
-    No thread is started for a call, nor for a consumer: who follows waits in the loop. ``on_assigned``, ``on_revoked``
-    and ``on_lost`` are called in the loop, and may be coroutine functions; what these await of this consumer is done.
+    Neither a call nor a consumer starts a thread: a consumer that follows waits in the event loop. ``on_assigned``,
+    ``on_revoked`` and ``on_lost`` are called in the loop, and may be coroutine functions that await methods of this
+    consumer.
 
-    *Cancelled*, an iteration loses no record: the next one yields it. `commit` and `close` go on once they have begun,
-    a `seek` has moved nothing. Several tasks may iterate at the same time: each record goes to one of them. With
-    ``auto_commit`` the next record that any of them asks for says that all before it are processed.
+    *A cancelled* iteration loses no record: the next iteration returns it. `commit` and `close` complete even if
+    cancelled; a cancelled `seek` changes nothing. Several tasks may iterate at the same time: each record is returned
+    to one of them. With ``auto_commit``, a request of any task for the next record marks all earlier records as
+    processed.
 
-    It belongs to the loop in which it was begun; in a forked child it raises `StoreClosed`.
+    Use it only in the event loop in which it was started. In a forked child it raises `StoreClosed`.
     """
 
-    def __init__(self, make: Callable[[], SteppedConsumer], callbacks: Callbacks) -> None:
+    def __init__(self, make: Callable[[], NonblockingConsumer], callbacks: Callbacks) -> None:
         self._make = make
         self._callbacks = callbacks
-        self._strand: Strand | None = None
-        self._inner: SteppedConsumer | None = None
+        self._bridge: LoopBridge | None = None
+        self._inner: NonblockingConsumer | None = None
         self._records: Iterator[Record[K, V]] = iter(())
-        """What is left of the batch in hand, up to the next poll of a group."""
+        """Rest of the current batch, up to the next poll of the group."""
         self._batch_records: Iterator[Record[K, V]] = iter(())
-        """What is left of the batch in hand."""
-        self._fetched: Fetched | None = None
-        self._step: asyncio.Future[Fetched | Pause | None] | None = None
-        """That is under way, or was left by who was cancelled."""
+        """Rest of the current batch."""
+        self._fetched: FetchedBatches | None = None
+        self._step: asyncio.Future[FetchedBatches | Pause | None] | None = None
+        """A step that is running, or whose result a cancelled task has left."""
         self._is_first = True
         self._polling: asyncio.Future[None] | None = None
         self._sleeping: asyncio.Future[None] | None = None
@@ -66,41 +68,41 @@ class AsyncConsumer(Generic[K, V]):
         await self.close()
 
     async def start(self) -> AsyncConsumer[K, V]:
-        """Begin: open what is to be read, join the group; ``async with`` does it. Raises `UnknownTopic` and more."""
+        """Open the partitions and join the group; ``async with`` calls this. Raises `UnknownTopic` and other errors."""
         if self._closing is not None:
             raise StoreClosed("consumer")
-        if self._strand is None:
-            strand = Strand("consumer")
-            self._callbacks.strand = strand
-            inner = await strand.made(self._make)
-            self._strand, self._inner = strand, inner
+        if self._bridge is None:
+            bridge = LoopBridge("consumer")
+            self._callbacks.bridge = bridge
+            inner = await bridge.create(self._make)
+            self._bridge, self._inner = bridge, inner
         return self
 
     async def close(self) -> None:
-        """End; a member leaves its group. Idempotent. Cancelled, it goes on."""
+        """Close the consumer; a member leaves its group. Idempotent. Completes even if cancelled."""
         if self._closing is None:
-            if self._strand is None or self._inner is None:
+            if self._bridge is None or self._inner is None:
                 return
-            self._strand.check_loop()
-            self._inner.end_soon()
+            self._bridge.check_loop()
+            self._inner.stop_returning()
             self._wake()
-            # The selector forgets the descriptors before they are closed.
-            self._closing = self._strand.call(self._inner.close)
+            # The selector must forget the descriptors before they are closed.
+            self._closing = self._bridge.call(self._inner.close)
             self._closing.add_done_callback(self._closed)
-        await self._wait(self._closing, "closing goes on")
+        await self._wait(self._closing, "closing continues")
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
-        assert self._strand is not None
+        assert self._bridge is not None
         if not closing.cancelled():
-            closing.exception()  # whoever called close is told of it, and nobody else
+            closing.exception()  # mark as retrieved: only the caller of close gets the error
         if self._step is not None and self._step.done() and not self._step.cancelled():
             self._step.exception()
-        self._strand.end()
+        self._bridge.end()
 
     # ------------------------------------------------------------ reading
 
     def __aiter__(self) -> AsyncConsumer[K, V]:
-        """Records; the position moves with each one. What an earlier iteration has left comes first."""
+        """Iterate over records; the position follows each record. Records that an earlier iteration left come first."""
         self._open()
         if self._closing is not None:
             raise StoreClosed("consumer")
@@ -108,21 +110,21 @@ class AsyncConsumer(Generic[K, V]):
         return self
 
     async def __anext__(self) -> Record[K, V]:
-        """The next record; StopAsyncIteration at the end, from where one may go on once there is more."""
+        """Return the next record; raise StopAsyncIteration at the end, after which iteration can continue."""
         record = next(self._records, None)
         if record is None:
             record = await self._next_record()
         return record
 
     async def poll(self, timeout_s: float = 0.0, max_records: int | None = None) -> list[Record[K, V]]:
-        """Return the next records of one partition, or an empty list if none came within ``timeout_s`` seconds.
+        """Return the next records of one partition, or an empty list if none arrived within ``timeout_s`` seconds.
 
-        What it takes, returns and raises is as with `Consumer.poll`. Cancelled, it loses no record. Several tasks may
+        Arguments, results and errors are those of `Consumer.poll`. If cancelled, it loses no record. Several tasks may
         call it at the same time.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         count = inner.max_poll_records if max_records is None else as_int("max_records", max_records, 1)
-        until_s = strand.loop.time() + as_seconds("timeout_s", timeout_s)
+        until_s = bridge.loop.time() + as_seconds("timeout_s", timeout_s)
         if self._closing is not None:
             raise StoreClosed("consumer")
         try:
@@ -136,43 +138,43 @@ class AsyncConsumer(Generic[K, V]):
         while len(records) < count and not cursor.has_left and fetched.ahead.batches:
             if (batch := self._next_batch(inner)) is None:
                 break
-            self._hand_out(inner, fetched, batch)
+            self._start_batch(inner, fetched, batch)
             records += islice(self._records, count - len(records))
-        inner.note_handing(fetched)
+        inner.set_processing(fetched)
         cursor.in_hand = records[0].offset
         return records
 
     async def _next_record(self, until_s: float | None = None) -> Record[K, V]:
-        """Raises StopAsyncIteration at the end; with ``until_s``, of the loop's clock, if none came until then."""
+        """Return the next record; raise StopAsyncIteration at the end, or at ``until_s`` of the loop's clock."""
         while True:
             _, inner = self._open()
             if (record := next(self._records, None)) is not None:
                 return record
-            if inner.records_between_polls is not None and (again := self._again(inner)) is not None:
-                await again
+            if inner.records_between_polls is not None and (polling := self._poll_between(inner)) is not None:
+                await polling
                 continue
             if (batch := self._next_batch(inner)) is None:
                 await self._fetch(with_records=True, until_s=until_s)
                 continue
             fetched = self._fetched
             assert fetched is not None
-            self._hand_out(inner, fetched, batch)
+            self._start_batch(inner, fetched, batch)
 
-    def _hand_out(self, inner: SteppedConsumer, fetched: Fetched, batch: RecordBatch[Any, Any]) -> None:
+    def _start_batch(self, inner: NonblockingConsumer, fetched: FetchedBatches, batch: RecordBatch[Any, Any]) -> None:
         records = fetched.records.pop() if fetched.records else list(batch.records())
-        self._batch_records = fetched.ahead.cursor.hand_out(batch, records)
+        self._batch_records = fetched.ahead.cursor.iterate(batch, records)
         count = inner.records_between_polls
         self._records = self._batch_records if count is None else islice(self._batch_records, count)
 
-    def _again(self, inner: SteppedConsumer) -> Awaitable[None] | None:
-        """A poll of the group in the middle of a batch; None when that is at its end."""
+    def _poll_between(self, inner: NonblockingConsumer) -> Awaitable[None] | None:
+        """Return an awaitable that polls the group in the middle of a batch; None at the end of the batch."""
         if self._fetched is None or not self._fetched.ahead.cursor.has_left:
             return None
         return self._poll(inner)
 
-    async def _poll(self, inner: SteppedConsumer) -> None:
+    async def _poll(self, inner: NonblockingConsumer) -> None:
         if self._polling is None:
-            self._polling = self._open()[0].call(inner.take_part)
+            self._polling = self._open()[0].call(inner.poll_session)
         polling = self._polling
         try:
             await asyncio.shield(polling)
@@ -183,13 +185,13 @@ class AsyncConsumer(Generic[K, V]):
                     self._records = islice(self._batch_records, inner.records_between_polls)
 
     async def batches(self) -> AsyncIterator[RecordBatch[K, V]]:
-        """Batches of columns: the fast path. The position moves with each one.
+        """Iterate over batches of columns, which is the fastest way to read. The position follows each batch.
 
-        What of a batch was already handed out as records does not come again.
+        Records of a batch that were returned singly are not returned again.
         """
         _, inner = self._open()
         self._is_first = True
-        self._drop_left()
+        self._drop_rest()
         while True:
             if (batch := self._next_batch(inner)) is None:
                 try:
@@ -207,41 +209,41 @@ class AsyncConsumer(Generic[K, V]):
             yield batch
             cursor.in_hand = None
 
-    def _drop_left(self) -> None:
-        """Forget records of a batch that are still to be handed out: they are read again."""
+    def _drop_rest(self) -> None:
+        """Drop the rest of the current batch; it is read again."""
         self._records = self._batch_records = iter(())
         self._fetched = None
 
-    def _next_batch(self, inner: SteppedConsumer) -> RecordBatch[Any, Any] | None:
-        """The next one of what was fetched, if it is still wanted; None when something has to be fetched."""
+    def _next_batch(self, inner: NonblockingConsumer) -> RecordBatch[Any, Any] | None:
+        """Return the next fetched batch if it is still current; None if batches must be fetched."""
         fetched = self._fetched
         if fetched is None:
             return None
         ahead = fetched.ahead
-        if inner.is_wanted(fetched):
+        if inner.is_current(fetched):
             if ahead.batches:
                 batch = ahead.batches.popleft()
                 ahead.position = batch.next_offset
-                inner.note_handing(fetched)
+                inner.set_processing(fetched)
                 return batch
             if ahead.end_position != ahead.position:
                 ahead.cursor.position = ahead.end_position
         self._fetched = None
-        inner.note_handing(None)
+        inner.set_processing(None)
         return None
 
     async def _fetch(self, *, with_records: bool, until_s: float | None = None) -> None:
-        """Have `_fetched` filled; waits until there is something. Raises StopAsyncIteration at the end.
+        """Fill `_fetched`; wait until there are batches. Raises StopAsyncIteration at the end.
 
         With ``until_s`` it waits until then, whether or not the consumer follows.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         if self._closing is not None:
             raise StopAsyncIteration
         if self._step is None:
             waits = until_s is not None
             is_first, self._is_first = self._is_first or waits, False
-            self._step = strand.call(lambda: inner.step(is_first=is_first, with_records=with_records, waits=waits))
+            self._step = bridge.call(lambda: inner.step(is_first=is_first, with_records=with_records, waits=waits))
         step = self._step
         try:
             found = await asyncio.shield(step)
@@ -252,41 +254,41 @@ class AsyncConsumer(Generic[K, V]):
                 raise StopAsyncIteration from None
             raise
         if self._step is not step:
-            return  # another task has taken it
+            return  # another task has taken the result
         self._step = None
         if found is None:
             raise StopAsyncIteration
-        if isinstance(found, Fetched):
+        if isinstance(found, FetchedBatches):
             self._fetched = found
-        elif until_s is not None and strand.loop.time() >= until_s:
+        elif until_s is not None and bridge.loop.time() >= until_s:
             raise StopAsyncIteration
         else:
             await self._sleep(inner, found, until_s)
 
-    async def _sleep(self, inner: SteppedConsumer, pause: Pause, until_s: float | None) -> None:
-        """Until somebody appends, or time is up."""
-        strand, watch = self._open()[0], inner.watch
+    async def _sleep(self, inner: NonblockingConsumer, pause: Pause, until_s: float | None) -> None:
+        """Wait until an append wakes the consumer, or until ``until_s``."""
+        bridge, watch = self._open()[0], inner.watch
         if self._sleeping is None:
-            sleeping = self._sleeping = strand.loop.create_future()
+            sleeping = self._sleeping = bridge.loop.create_future()
             seconds = pause.seconds if watch is None else watch.pause_s(pause.seconds, poll=pause.must_poll)
             fds = [] if watch is None else watch.descriptors
-            timer = strand.loop.call_later(seconds, self._wake)
+            timer = bridge.loop.call_later(seconds, self._wake)
             for fd in fds:
-                strand.loop.add_reader(fd, self._wake)
+                bridge.loop.add_reader(fd, self._wake)
 
             def stop() -> None:
                 timer.cancel()
                 for fd in fds:
-                    strand.loop.remove_reader(fd)
+                    bridge.loop.remove_reader(fd)
                 if not sleeping.done():
                     sleeping.set_result(None)
 
             self._stop_sleeping = stop
-        # Neither cancels the future, on which other tasks may wait.
+        # Neither call cancels the future, because other tasks may wait for it.
         if until_s is None:
             await asyncio.shield(self._sleeping)
         else:
-            await asyncio.wait([self._sleeping], timeout=max(until_s - strand.loop.time(), 0.0))
+            await asyncio.wait([self._sleeping], timeout=max(until_s - bridge.loop.time(), 0.0))
 
     def _wake(self) -> None:
         stop, self._stop_sleeping, self._sleeping = self._stop_sleeping, None, None
@@ -296,36 +298,36 @@ class AsyncConsumer(Generic[K, V]):
     # ------------------------------------------------------------ positions
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read."""
+        """Return the partitions that this consumer reads."""
         return self._open()[1].assignment()
 
     def position(self, topic: str, partition: int = 0) -> int:
-        """Offset of the next record that this consumer gets of a partition."""
+        """Return the offset of the next record of a partition."""
         return self._open()[1].position(topic, partition)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The next offset of every partition."""
+        """Return the offset of the next record of every partition."""
         return self._open()[1].positions()
 
     async def seek(self, topic: str, partition: int, to: Start) -> int:
-        """Go on from another place; returns the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
-        strand, inner = self._open()
+        """Set the position of a partition; return the offset. Raises `OffsetOutOfRange`, `LogTruncated`."""
+        bridge, inner = self._open()
         check_start(to, "to")
-        offset = await strand.call(lambda: inner.resolve(topic, partition, to))
-        inner.move(topic, partition, offset)
+        offset = await bridge.call(lambda: inner.resolve_offset(topic, partition, to))
+        inner.set_position(topic, partition, offset)
         return offset
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets lie between the position and the end, for every partition."""
-        strand, inner = self._open()
-        return await strand.call(inner.lag)
+        """Return the number of offsets from the position to the end, for every partition."""
+        bridge, inner = self._open()
+        return await bridge.call(inner.lag)
 
     def pause(self, topic: str, partition: int = 0) -> None:
-        """Read no more of a partition until `resume`."""
+        """Stop reading a partition until `resume`."""
         self._open()[1].pause(topic, partition)
 
     def resume(self, topic: str, partition: int = 0) -> None:
-        """Go on reading a paused partition."""
+        """Resume reading a paused partition."""
         self._open()[1].resume(topic, partition)
         self._wake()
 
@@ -351,65 +353,66 @@ class AsyncConsumer(Generic[K, V]):
     # ------------------------------------------------------------ as a member of a group
 
     @property
-    def member(self) -> SteppedConsumer:
-        """The member of the group, for `AsyncProducer.commit_positions`."""
+    def member(self) -> NonblockingConsumer:
+        """The member of the group, for `AsyncProducer.commit_offsets`."""
         return self._open()[1]
 
     @property
     def member_id(self) -> str:
-        """This member's name in the group; it has another one after it was evicted."""
+        """Id of this member in the group; an evicted member gets a new one."""
         return self._open()[1].member_id
 
     @property
     def generation(self) -> int:
-        """Of the group's assignment, as this member knows it: each has a higher one."""
+        """Generation of the group's assignment that this member has; it grows with each assignment."""
         return self._open()[1].generation
 
     async def poll_group(self, wait_s: float = 0.0) -> list[TopicPartition]:
-        """Take part in the group without reading; returns the partitions that are read now.
+        """Poll the group without reading; return the assigned partitions.
 
-        Waits up to ``wait_s`` until everything that is assigned is there. Iterating does it by itself.
+        Waits up to ``wait_s`` seconds until every assigned partition is released by its former member. Iterating polls
+        the group by itself.
         """
-        strand, inner = self._open()
-        ends_s = strand.loop.time() + wait_s
-        while not await strand.call(inner.is_settled) and strand.loop.time() < ends_s:
-            await asyncio.sleep(min(_POLL_S, max(ends_s - strand.loop.time(), 0.0)))
+        bridge, inner = self._open()
+        ends_s = bridge.loop.time() + wait_s
+        while not await bridge.call(inner.is_settled) and bridge.loop.time() < ends_s:
+            await asyncio.sleep(min(_POLL_S, max(ends_s - bridge.loop.time(), 0.0)))
         return self.assignment()
 
     async def commit(
         self, positions: Mapping[Any, int] | None = None, *, metadata: str = "", sync: bool = True
     ) -> None:
-        """Say how far the group has read: by default up to and with the record that was handed out last, by now.
+        """Commit offsets of the group; by default up to and including the last record returned before the call.
 
-        What it takes and raises is as with `Consumer.commit`. Cancelled, it goes on.
+        Arguments and errors are those of `Consumer.commit`. Completes even if cancelled.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
         if positions is not None:
-            committing = strand.call(lambda: inner.commit(positions, metadata=metadata, sync=sync))
+            committing = bridge.call(lambda: inner.commit(positions, metadata=metadata, sync=sync))
         else:
-            handed_out = inner.positions()
-            committing = strand.call(lambda: inner.commit_handed_out(handed_out, metadata=metadata, sync=sync))
-        await self._wait(committing, "the positions are committed, or that fails")
+            offsets = inner.positions()
+            committing = bridge.call(lambda: inner.commit_current(offsets, metadata=metadata, sync=sync))
+        await self._wait(committing, "the commit continues")
 
     async def committed(self, topic: str, partition: int = 0) -> CommittedOffset | None:
-        """What the group has committed of a partition, whoever reads it; None when it has not."""
-        strand, inner = self._open()
-        return await strand.call(lambda: inner.committed(topic, partition))
+        """Return the group's committed offset of a partition, whichever member reads it; None if there is none."""
+        bridge, inner = self._open()
+        return await bridge.call(lambda: inner.committed(topic, partition))
 
     # ------------------------------------------------------------ helpers
 
-    def _open(self) -> tuple[Strand, SteppedConsumer]:
-        if self._strand is None or self._inner is None:
+    def _open(self) -> tuple[LoopBridge, NonblockingConsumer]:
+        if self._bridge is None or self._inner is None:
             raise StoreClosed("consumer", "it is not open yet; use it inside `async with`")
-        return self._strand, self._inner
+        return self._bridge, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:
-        """For what goes on when whoever waits for it is cancelled."""
+        """Await a future that continues even if the awaiting task is cancelled; add a note to the cancellation."""
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, cancelled_note)
+            add_note(cancelled, cancelled_note)
             raise
 
 

@@ -1,4 +1,4 @@
-"""What a consumer is told when it is made: which topics, from where, and how."""
+"""Options of a consumer: what it reads, from where, and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from segmentlog.arguments import as_bool, as_int, as_partition, as_text
 from segmentlog.codecs import Deserializer
-from segmentlog.consuming.decoding import Decoding, OnBad, decoding_of
+from segmentlog.consuming.decoding import Decoding, OnBad, OnError, decoding_of, on_error_of
 from segmentlog.errors import InvalidConfig
 from segmentlog.groups.group_session import Rebalanced
 from segmentlog.log.partition import Isolation
@@ -18,12 +18,12 @@ from segmentlog.policy.assignment import Strategy
 from segmentlog.records import TopicPartition
 
 Start = Literal["earliest", "latest"] | int | datetime | date | timedelta
-"""Where reading begins: an end of the log, an offset, so many before the end, the first record at or after a time."""
+"""Where reading starts: an end of the log, an offset, -N for the last N, or the first record at or after a time."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
 
-Wanted = str | tuple[str, int]
-"""A topic, a pattern of topics, or a partition."""
+Source = str | tuple[str, int]
+"""A topic, a pattern of topics, or a single partition."""
 
 _TOPICS = "names of topics, (topic, partition) or patterns, at least one"
 
@@ -44,10 +44,12 @@ class _Keywords(TypedDict, total=False):
     max_poll_interval_ms: int
     max_poll_records: int
     client_id: str
+    on_error: OnError | None
+    on_bad: OnBad | None
 
 
 class ConsumerKeywords(_Keywords, total=False):
-    """What `LogStore.consumer` takes besides deserializers, for type checkers; see `Consumer`."""
+    """Keyword arguments of `LogStore.consumer` except deserializers, for type checkers; see `Consumer`."""
 
     on_assigned: Rebalanced | None
     on_revoked: Rebalanced | None
@@ -55,11 +57,11 @@ class ConsumerKeywords(_Keywords, total=False):
 
 
 AsyncRebalanced = Callable[[list[TopicPartition]], Awaitable[object] | None]
-"""A function or a coroutine function, told which partitions came, or go."""
+"""A function or coroutine function that is called with the partitions that were assigned, revoked or lost."""
 
 
 class AsyncConsumerKeywords(_Keywords, total=False):
-    """The same for `LogStore.aconsumer`."""
+    """Keyword arguments of `LogStore.aconsumer`, for type checkers."""
 
     on_assigned: AsyncRebalanced | None
     on_revoked: AsyncRebalanced | None
@@ -67,7 +69,7 @@ class AsyncConsumerKeywords(_Keywords, total=False):
 
 
 class ConsumerOptions(msgspec.Struct, kw_only=True):
-    """See `Consumer`; the defaults are those of `LogStore.consumer`. Raises `InvalidConfig`."""
+    """Validated options; see `Consumer`. The defaults are those of `LogStore.consumer`. Raises `InvalidConfig`."""
 
     start: Start = "earliest"
     follow: bool = False
@@ -89,13 +91,17 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     on_lost: Rebalanced | None = None
     deserializer: Deserializer[Any] | None = None
     key_deserializer: Deserializer[Any] | None = None
-    on_bad: OnBad = "raise"
+    on_error: OnError | None = None
+    """None: "raise"."""
+    on_bad: OnBad | None = None
+    """Former name of ``on_error``."""
     decoding: Decoding | None = None
-    """Made of the three."""
+    """Created from the deserializers and ``on_error``."""
 
     def __post_init__(self) -> None:
         check_start(self.start)
-        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_bad)
+        self.on_error = on_error_of(self.on_error, self.on_bad)
+        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_error)
         for name in ("follow", "durable_only", "shipped_only", "skip_damaged", "auto_commit"):
             setattr(self, name, as_bool(name, getattr(self, name)))
         for name in ("max_poll_interval_ms", "max_poll_records", "auto_commit_interval_ms", "fetch_bytes"):
@@ -111,31 +117,31 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
         if not isinstance(reset, str | None) or reset not in (None, "earliest", "latest", "error"):
             raise InvalidConfig("auto_offset_reset", reset, "'earliest', 'latest' or 'error'")
         if self.group is None and self.auto_commit:
-            raise InvalidConfig("auto_commit", True, "False without a group, which would keep the positions")
+            raise InvalidConfig("auto_commit", True, "False without a group, which stores the committed offsets")
 
 
 def check_start(start: object, name: str = "start") -> None:
-    """Raise `InvalidConfig` for what is no `Start`."""
+    """Raise `InvalidConfig` if ``start`` is not a `Start`."""
     if isinstance(start, str) and start in ("earliest", "latest"):
         return
     if isinstance(start, int | date | timedelta) and not isinstance(start, bool) and start == start:
-        return  # pandas' NaT is a datetime, and equals nothing
-    wanted = "'earliest', 'latest', an offset, -N for the last N, a datetime or date, or a timedelta for so long ago"
-    raise InvalidConfig(name, start, wanted)
+        return  # start == start is false for pandas' NaT, which is a datetime
+    expected = "'earliest', 'latest', an offset, -N for the last N, a datetime or date, or a timedelta before now"
+    raise InvalidConfig(name, start, expected)
 
 
-def flat(topics: Sequence[Any]) -> list[Wanted]:
-    """What is to be read, lists of it taken apart. Raises `InvalidConfig`."""
-    found: list[Wanted] = []
-    for wanted in topics:
-        if isinstance(wanted, list | set | frozenset):
-            found += flat(list(wanted))
-        elif isinstance(wanted, str):
-            found.append(wanted)
-        elif isinstance(wanted, tuple) and len(wanted) == 2 and isinstance(wanted[0], str):
-            found.append((wanted[0], as_partition(wanted[1])))
+def flatten_sources(topics: Sequence[Any]) -> list[Source]:
+    """Return the sources to read, with nested lists flattened. Raises `InvalidConfig`."""
+    found: list[Source] = []
+    for source in topics:
+        if isinstance(source, list | set | frozenset):
+            found += flatten_sources(list(source))
+        elif isinstance(source, str):
+            found.append(source)
+        elif isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], str):
+            found.append((source[0], as_partition(source[1])))
         else:
-            raise InvalidConfig("topics", wanted, _TOPICS)
+            raise InvalidConfig("topics", source, _TOPICS)
     if not found:
         raise InvalidConfig("topics", topics, _TOPICS)
     return found

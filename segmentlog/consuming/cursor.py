@@ -1,4 +1,4 @@
-"""Where a consumer is in one partition, record by record."""
+"""The position of a consumer in one partition, tracked record by record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cursor:
-    """A partition, the position in it, and the records of the batch that is being handed out."""
+    """A partition, the position in it, and the records of the current batch that are not returned yet."""
 
     __slots__ = ("_handed_out", "_position", "_records", "end_offset", "epoch", "in_hand", "log", "paused", "tp")
 
@@ -26,19 +26,19 @@ class Cursor:
         self.end_offset = end_offset
         self.paused = False
         self.epoch = -1
-        """Of the batch that was handed out last."""
+        """Leader epoch of the last returned batch; -1 before the first."""
         self.in_hand: int | None = None
-        """First offset of a batch that was handed out as a whole, and that the application may be working on."""
+        """Base offset of a batch that was returned as a whole and that the application may be processing."""
         self._position = position
         self._records: list[Record[Any, Any]] = []
         self._handed_out: Iterator[Record[Any, Any]] = iter(self._records)
 
-    def hand_out(
+    def iterate(
         self, batch: RecordBatch[Any, Any], records: list[Record[Any, Any]] | None = None
     ) -> Iterator[Record[Any, Any]]:
-        """The records of a batch, one by one; the position follows without any work for each of them.
+        """Return an iterator over the records of a batch; the position follows it without work per record.
 
-        ``records`` are those of the batch, where somebody has them already.
+        ``records``: the records of the batch, if the caller has them already.
         """
         self._records = list(batch.records()) if records is None else records
         self._handed_out = iter(self._records)
@@ -47,12 +47,12 @@ class Cursor:
         return self._handed_out
 
     def take(self, count: int) -> list[Record[Any, Any]]:
-        """The next ``count`` records of the batch that is being handed out, or as many as are left of it."""
+        """Return the next ``count`` records of the current batch, or as many as are left."""
         return list(islice(self._handed_out, count))
 
     @property
     def position(self) -> int:
-        """The offset after the last record that was handed out."""
+        """The offset after the last returned record."""
         left = length_hint(self._handed_out)
         return self._records[-left].offset if left else self._position
 
@@ -64,23 +64,23 @@ class Cursor:
 
     @property
     def settled_position(self) -> int:
-        """The position before what was handed out last."""
+        """The position before the record or batch that was returned last."""
         if self.in_hand is not None:
             return self.in_hand
         handed_out = len(self._records) - length_hint(self._handed_out)
         return self._records[handed_out - 1].offset if handed_out else self.position
 
     def read_before(self, offset: int) -> bool:
-        """Whether the record before ``offset`` is of the batch that was handed out last."""
+        """Return whether the record before ``offset`` belongs to the last returned batch."""
         return offset == self.position or bool(self._records and self._records[0].offset < offset <= self.position)
 
     @property
     def has_left(self) -> bool:
-        """Whether records of a batch are still to be handed out."""
+        """Whether records of the current batch are left."""
         return length_hint(self._handed_out) > 0
 
     def stop(self) -> None:
-        """Hand out no more of the batch: it is read again from where this is now."""
+        """Drop the rest of the batch; it is read again from the current position."""
         self._position, self.in_hand = self.position, self.settled_position
         for _ in self._handed_out:
             pass
@@ -88,10 +88,10 @@ class Cursor:
 
 
 def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
-    """Where to begin so that ``count`` records come before ``end_offset``, or all that there are.
+    """Return the offset from which ``count`` records, or all that exist, come before ``end_offset``.
 
-    Walks back by offsets, so that the length of the log does not matter; where compaction or
-    a crash left gaps it has to look further.
+    Searches backwards by offsets, so that the length of the log does not matter. Gaps of compaction or lost ranges need
+    further steps.
     """
     begin = end_offset
     width = missing = count
@@ -99,7 +99,7 @@ def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
         upto, begin = begin, max(begin - width, log.log_start_offset)
         try:
             found = _count(log, begin, upto)
-        except LogTruncated as truncated:  # begins inside a range that a crash took: nothing there to count
+        except LogTruncated as truncated:  # begin is inside a lost range, which has no records
             lost = truncated.lost
             begin, found = max(lost.base_offset, log.log_start_offset), _count(log, lost.end_offset, upto)
         missing -= found
@@ -110,7 +110,7 @@ def offset_of_last(log: Partition, count: int, end_offset: int) -> int:
 
 
 def _count(log: Partition, begin: int, upto: int) -> int:
-    """How many records lie in the range of offsets."""
+    """Return the number of records in a range of offsets."""
     found = 0
     for batch in log.read(begin) if begin < upto else ():
         if batch.base_offset >= upto:
@@ -120,7 +120,7 @@ def _count(log: Partition, begin: int, upto: int) -> int:
 
 
 def _skip(log: Partition, begin: int, count: int) -> int:
-    """The offset of the record that has ``count`` others before it, from ``begin`` on."""
+    """Return the offset of the record that follows ``count`` others from ``begin`` on."""
     for batch in log.read(begin):
         if count < len(batch):
             return int(batch.offsets[count])

@@ -1,4 +1,4 @@
-"""Objects in place of bytes: a consumer's deserializers, and what becomes of what they cannot read."""
+"""Deserialize keys and values of a consumer, and handle those that cannot be deserialized."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from segmentlog.format.record_batch import RecordBatch
 
 logger = logging.getLogger("segmentlog")
 
+OnError = Literal["raise", "skip", "yield"]
+"""What to do with a record that cannot be deserialized."""
 OnBad = Literal["raise", "skip", "hand_over"]
-"""What becomes of a record that cannot be deserialized."""
+"""Former name and values of `OnError`: "hand_over" means "yield"."""
 
 _BAD_KEPT = 1000
 
 
 class Undecodable(msgspec.Struct, frozen=True, gc=False):
-    """In place of a key or a value that cannot be deserialized, with ``on_bad="hand_over"``."""
+    """Replaces a key or value that cannot be deserialized, with ``on_error="yield"``."""
 
     data: bytes | None
     error: DeserializationError
 
 
 class Decoding:
-    """What a consumer makes of batches before they are handed out."""
+    """Deserializes the batches of a consumer."""
 
-    def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> None:
-        for name, one in (("key_deserializer", key), ("deserializer", value)):
-            if one is not None and not callable(getattr(one, "deserialize", None)):
-                raise InvalidConfig(name, one, "an object with a method `deserialize`, or None")
-        if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
-            raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
+    def __init__(self, key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> None:
+        for name, deserializer in (("key_deserializer", key), ("deserializer", value)):
+            if deserializer is not None and not callable(getattr(deserializer, "deserialize", None)):
+                raise InvalidConfig(name, deserializer, "an object with a method `deserialize`, or None")
         self._key, self._value = key, value
-        self._on_bad = on_bad
+        self._on_error = on_error
         self.bad: deque[DeserializationError] = deque(maxlen=_BAD_KEPT)
-        """Records that were skipped: the last thousand."""
+        """Errors of skipped records: the last 1,000."""
 
     def decoded(self, batch: RecordBatch) -> Iterator[RecordBatch[Any, Any]]:
-        """The batch with objects, in pieces around what is skipped, and up to what raises.
+        """Yield the batch with objects, split where records are skipped, and up to the record that raises.
 
         Raises `DeserializationError`.
         """
@@ -60,16 +60,17 @@ class Decoding:
             return
         errors: dict[int, DeserializationError] = {}
         whole = batch.with_objects(
-            self._one_by_one(self._key, batch, "key", errors), self._one_by_one(self._value, batch, "value", errors)
+            self._deserialize_singly(self._key, batch, "key", errors),
+            self._deserialize_singly(self._value, batch, "value", errors),
         )
-        if self._on_bad == "hand_over":
+        if self._on_error == "yield":
             yield whole
             return
         begin = 0
         for index, bad in sorted(errors.items()):
             if index > begin:
                 yield whole.slice(begin, index)
-            if self._on_bad == "raise":
+            if self._on_error == "raise":
                 raise bad from bad.__cause__
             self.bad.append(bad)
             logger.warning("skipped: %s", bad)
@@ -77,16 +78,20 @@ class Decoding:
         if begin < len(whole):
             yield whole.slice(begin)
 
-    def _one_by_one(
-        self, one: Deserializer[Any] | None, batch: RecordBatch, column: str, errors: dict[int, DeserializationError]
+    def _deserialize_singly(
+        self,
+        deserializer: Deserializer[Any] | None,
+        batch: RecordBatch,
+        column: str,
+        errors: dict[int, DeserializationError],
     ) -> list[Any] | None:
-        """The objects of a column, with an `Undecodable` for each that cannot be read, and its error by its index."""
-        if one is None:
+        """Deserialize a column item by item, with an `Undecodable` for each failure; add its error to ``errors``."""
+        if deserializer is None:
             return None
         objects: list[Any] = []
         for index, blob in enumerate(batch.keys if column == "key" else batch.values):
             try:
-                objects += _deserialized(one, batch.topic, [blob])
+                objects += _deserialized(deserializer, batch.topic, [blob])
             except Exception as cause:
                 if not is_about_data(cause):
                     raise
@@ -99,14 +104,27 @@ class Decoding:
         return objects
 
 
-def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_bad: OnBad) -> Decoding | None:
-    """What is done with these; None when they say nothing. Raises `InvalidConfig`."""
-    made = Decoding(key, value, on_bad)
-    return None if key is None and value is None else made
+def decoding_of(key: Deserializer[Any] | None, value: Deserializer[Any] | None, on_error: OnError) -> Decoding | None:
+    """Return the `Decoding` for these options; None without deserializers. Raises `InvalidConfig`."""
+    decoding = Decoding(key, value, on_error)
+    return None if key is None and value is None else decoding
 
 
-def _deserialized(one: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
-    made = list(one.deserialize(topic, blobs))
+def on_error_of(on_error: OnError | None, on_bad: OnBad | None) -> OnError:
+    """Return the valid value of ``on_error``, which may be given under its former name. Raises `InvalidConfig`."""
+    if on_bad is None:
+        if on_error is not None and (not isinstance(on_error, str) or on_error not in ("raise", "skip", "yield")):
+            raise InvalidConfig("on_error", on_error, "'raise', 'skip' or 'yield'")
+        return "raise" if on_error is None else on_error
+    if on_error is not None:
+        raise InvalidConfig("on_bad", on_bad, "None with on_error, of which on_bad is the former name")
+    if not isinstance(on_bad, str) or on_bad not in ("raise", "skip", "hand_over"):
+        raise InvalidConfig("on_bad", on_bad, "'raise', 'skip' or 'hand_over'")
+    return "yield" if on_bad == "hand_over" else on_bad
+
+
+def _deserialized(deserializer: Deserializer[Any], topic: str, blobs: list[bytes | None]) -> list[Any]:
+    made = list(deserializer.deserialize(topic, blobs))
     if len(made) != len(blobs):
-        raise ValueError(f"{type(one).__name__} made {len(made)} objects of {len(blobs)}")
+        raise ValueError(f"{type(deserializer).__name__} returned {len(made)} objects for {len(blobs)} values")
     return made

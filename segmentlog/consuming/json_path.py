@@ -1,14 +1,14 @@
-"""A small language for what is in a JSON value: a path, and maybe what is to be there.
+"""A small language for conditions on JSON values: a path, optionally compared with a value.
 
-    user.id                 there is such a thing, and it is not null
+    user.id                 the field exists and is not null
     user.id == 7            it is the number 7 or the text "7"; a single = means the same
-    user.name ~ ann         its text has "ann" in it, whatever the case
-    items[0].price > 9.5    numbers; also >=, <, <=, !=
-    items[*].sku = "A 1"    one of a list's elements, or of an object's members; [-1] is the last element
-    ["odd key"].x           a name with other characters; $ or @ at the front is the value itself, and may be left out
+    user.name ~ ann         its text contains "ann", ignoring case
+    items[0].price > 9.5    compare numbers; also >=, <, <=, !=
+    items[*].sku = "A 1"    matches an element of a list or a member of an object; [-1] is the last element
+    ["odd key"].x           a name with other characters; a leading $ or @ is the value itself and may be omitted
 
-It is a part of JSONPath (RFC 9535), so that what is copied from elsewhere has a chance. What it does not understand
-(`=>`, `&&`, `length()`, an open quote) is an error, and never a condition that no value fulfils.
+It is a subset of JSONPath (RFC 9535), so that many copied paths work. Unsupported syntax (`=>`, `&&`, `length()`, an
+open quote) is an error, and not a condition that no value matches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _STEP: Final = re.compile(
     r"""\.?(?P<name>[^\s.\[\]=<>!~"'$*()?&|,]+)|\.?(?P<all>\*)|\[(?P<every>\*)\]|\[(?P<index>-?[0-9]{1,9})\]"""
     r"""|\[(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\]"""
 )
-_OPERATOR: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<wanted>.*)", re.DOTALL)
-_WANTED: Final = "a path as in user.id, items[0].name or $['odd key'], maybe with ==, !=, <, <=, >, >= or ~ and a value"
+_OPERATOR: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<operand>.*)", re.DOTALL)
+_EXPECTED: Final = (
+    "a path such as user.id, items[0].name or $['odd key'], optionally with ==, !=, <, <=, >, >= or ~ and a value"
+)
 _QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
 _NEEDS_QUOTES: Final = re.compile(r"[=<>!~\"'](?s:.*)|(?s:.*)(?:&&|\|\|)(?s:.*)")
-"""A value without quotes that was hardly meant as a text: another operator, an open quote, a second condition."""
+"""A value without quotes that is probably a mistake: another operator, an open quote, a second condition."""
 _STEPS_MAX: Final = 50
 _NUMBER_MAX: Final = sys.float_info.max
 _EVERY: Final = object()
@@ -40,16 +42,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 class JsonPath(NamedTuple):
-    """A path, and what is to be there."""
+    """A path, and optionally an operator and a value to compare with."""
 
     steps: tuple[Any, ...]
     operator: str
-    wanted: str
+    operand: str
     number: float | None
 
     @classmethod
     def parse(cls, text: str) -> JsonPath:
-        """Raises `InvalidConfig`."""
+        """Parse a path with an optional comparison. Raises `InvalidConfig`."""
         rest = text.strip()
         at = 1 if rest.startswith(("$", "@.", "@[")) else 0
         steps: list[Any] = []
@@ -57,25 +59,25 @@ class JsonPath(NamedTuple):
             steps.append(_step(match))
             at = match.end()
         if len(steps) > _STEPS_MAX or not (steps or rest.startswith("$")):
-            raise InvalidConfig("JSON path", text, _WANTED)
+            raise InvalidConfig("JSON path", text, _EXPECTED)
         if not rest[at:].strip():
             return cls(tuple(steps), "", "", None)
         found = _OPERATOR.fullmatch(rest, at)
         if found is None:
-            raise InvalidConfig("JSON path", text, f"{_WANTED}; {rest[at:].strip()[:20]!r} is not understood")
-        operator, wanted = found["operator"], found["wanted"].strip()
-        if _QUOTED.fullmatch(wanted):
-            wanted = _unquoted(text, wanted)
-        elif not wanted or _NEEDS_QUOTES.fullmatch(wanted):
-            raise InvalidConfig("JSON path", text, f'one value after {operator}; a text goes in quotes, as in "A 1"')
-        number = _number(wanted)
+            raise InvalidConfig("JSON path", text, f"{_EXPECTED}; {rest[at:].strip()[:20]!r} is not supported")
+        operator, operand = found["operator"], found["operand"].strip()
+        if _QUOTED.fullmatch(operand):
+            operand = _unquoted(text, operand)
+        elif not operand or _NEEDS_QUOTES.fullmatch(operand):
+            raise InvalidConfig("JSON path", text, f'one value after {operator}; put a text in quotes, such as "A 1"')
+        number = _number(operand)
         # Not `math.isfinite`, which raises OverflowError for a whole number that no float can hold.
         if operator in ("<", ">", "<=", ">=") and (number is None or not -_NUMBER_MAX <= number <= _NUMBER_MAX):
             raise InvalidConfig("JSON path", text, f"a number after {operator}, from -1.8e308 to 1.8e308")
-        return cls(tuple(steps), "=" if operator == "==" else operator, wanted, number)
+        return cls(tuple(steps), "=" if operator == "==" else operator, operand, number)
 
     def matches(self, value: bytes | None) -> bool:
-        """Whether a value is JSON that has it."""
+        """Return whether a value is JSON that matches."""
         if not value:
             return False
         try:
@@ -85,16 +87,16 @@ class JsonPath(NamedTuple):
         return self.matches_document(document)
 
     def matches_document(self, document: object) -> bool:
-        """Whether decoded JSON has it: dicts, lists, texts, numbers, booleans and None."""
-        return any(map(self._is_wanted, _walk(document, self.steps)))
+        """Return whether decoded JSON matches: dicts, lists, texts, numbers, booleans and None."""
+        return any(map(self._matches_value, _walk(document, self.steps)))
 
-    def _is_wanted(self, found: Any) -> bool:
+    def _matches_value(self, found: Any) -> bool:
         if not self.operator:
             return found is not None
         if self.operator in ("=", "!="):
             return self._equals(found) == (self.operator == "=")
         if self.operator == "~":
-            return self.wanted.lower() in _text(found).lower()
+            return self.operand.lower() in _text(found).lower()
         if not isinstance(found, int | float) or isinstance(found, bool) or self.number is None:
             return False
         if self.operator == "<":
@@ -106,7 +108,7 @@ class JsonPath(NamedTuple):
     def _equals(self, found: Any) -> bool:
         if isinstance(found, int | float) and not isinstance(found, bool):
             return self.number is not None and found == self.number
-        return _text(found) == self.wanted
+        return _text(found) == self.operand
 
 
 def _step(match: re.Match[str]) -> Any:
@@ -120,12 +122,12 @@ def _step(match: re.Match[str]) -> Any:
 
 
 def _unquoted(text: str, quoted: str) -> str:
-    """What stands in double quotes, as in JSON, or in single ones, as in RFC 9535. Raises `InvalidConfig`."""
+    """Return the content of double quotes, as in JSON, or single quotes, as in RFC 9535. Raises `InvalidConfig`."""
     if quoted[0] == "'":
-        # The text of JSON with the same characters: a backslash before ' is RFC 9535's, and JSON has none there.
+        # Convert to JSON with the same characters: RFC 9535 allows a backslash before ', which JSON does not.
         inner = re.sub(
             r"\\(.)|\"",
-            lambda one: "'" if one[1] == "'" else one[0] if one[1] else '\\"',
+            lambda found: "'" if found[1] == "'" else found[0] if found[1] else '\\"',
             quoted[1:-1],
             flags=re.DOTALL,
         )
@@ -133,7 +135,7 @@ def _unquoted(text: str, quoted: str) -> str:
     try:
         return str(json.loads(quoted))
     except ValueError:
-        raise InvalidConfig("JSON path", text, _WANTED) from None
+        raise InvalidConfig("JSON path", text, _EXPECTED) from None
 
 
 def _walk(document: Any, steps: tuple[Any, ...]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A consumer whose reading is cut into steps, none of which waits: what an asynchronous one has threads do."""
+"""A consumer whose reading is split into steps that never wait: threads run the steps for an `AsyncConsumer`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from segmentlog.consuming.consumer import HANDOVER_S, Consumer
-from segmentlog.consuming.cursor_set import Ahead
+from segmentlog.consuming.cursor_set import PrefetchedBatches
 from segmentlog.consuming.wakeup import Pause
 from segmentlog.errors import OffsetOutOfRange, StoreClosed, UnknownTopic, UnreadableBatch
 from segmentlog.records import Record, TopicPartition
 from segmentlog.storage.watch import Watch
 
 
-class Fetched:
-    """Batches of one partition, with their records where these are wanted, on their way to be handed out.
+class FetchedBatches:
+    """Fetched batches of one partition, with their records if requested, that are to be returned to the application.
 
-    Raises `UnreadableBatch` if records are wanted and the first batch is unreadable. Another one ends what is handed
-    out: the next fetch raises.
+    Raises `UnreadableBatch` if records are requested and the first batch is unreadable. A later unreadable batch is
+    dropped with all after it; the next fetch raises.
     """
 
     __slots__ = ("ahead", "records")
 
-    def __init__(self, ahead: Ahead, *, with_records: bool) -> None:
+    def __init__(self, ahead: PrefetchedBatches, *, with_records: bool) -> None:
         self.ahead = ahead
         self.records: list[list[Record[Any, Any]]] | None = None
         if with_records:
@@ -39,35 +39,35 @@ class Fetched:
             self.records.reverse()
 
 
-class SteppedConsumer(Consumer[Any, Any]):
-    """For one thread at a time, whichever it is; handing out is for the thread of an event loop."""
+class NonblockingConsumer(Consumer[Any, Any]):
+    """A consumer whose `step` any thread may call, one at a time; only the event loop's thread returns records."""
 
     _handover_ends_s = 0.0
 
-    def step(self, *, is_first: bool, with_records: bool, waits: bool = False) -> Fetched | Pause | None:
-        """What comes next; or for how long there is nothing to come; None when the iteration is at its end.
+    def step(self, *, is_first: bool, with_records: bool, waits: bool = False) -> FetchedBatches | Pause | None:
+        """Return the next batches; or how long to wait for records; or None at the end of the iteration.
 
-        ``is_first`` of an iteration: it ends where the logs end now, unless it follows.
-        ``waits``: it does not end, but for `wakeup`, also where the consumer does not follow.
+        ``is_first`` of an iteration: it ends at the current log ends, unless the consumer follows. ``waits``: only
+        `wakeup` ends it, even if the consumer does not follow.
         """
         self._check_open()
         session, cursors, follower = self._session, self._cursors, self._follower
         if is_first:
             self._handover_ends_s = time.monotonic() + HANDOVER_S
-            cursors.meet_ends()
+            cursors.refresh_ends()
         while True:
             if session is not None:
                 session.poll()
             progress = False
-            for cursor in cursors.turns():
+            for cursor in cursors.in_turn():
                 try:
-                    if (ahead := cursors.fetch_ahead(cursor)) is not None:
-                        return Fetched(ahead, with_records=with_records)
+                    if (ahead := cursors.prefetch(cursor)) is not None:
+                        return FetchedBatches(ahead, with_records=with_records)
                 except OffsetOutOfRange as error:
                     cursors.move_into_range(cursor, error)
                     progress = True
                 except (UnknownTopic, StoreClosed):
-                    if cursors.is_there(cursor):
+                    if cursors.check_exists(cursor):
                         raise
             if progress:
                 continue
@@ -75,10 +75,10 @@ class SteppedConsumer(Consumer[Any, Any]):
                 follower.is_woken = False
                 return None
             if self._follows or waits:
-                if (pause := follower.look(session)) is not None:
+                if (pause := follower.check_once(session)) is not None:
                     return pause
                 if waits:
-                    cursors.meet_ends()
+                    cursors.refresh_ends()
             elif session is None or session.is_settled or time.monotonic() >= self._handover_ends_s:
                 return None
             else:
@@ -86,32 +86,32 @@ class SteppedConsumer(Consumer[Any, Any]):
 
     @property
     def watch(self) -> Watch | None:
-        """What wakes a follower."""
+        """The descriptors that wake a follower; None before the first wait."""
         return self._follower.watch
 
     @property
     def records_between_polls(self) -> int | None:
-        """A member polls its group after so many; None without a group."""
+        """A group member polls its group after this many records; None without a group."""
         return None if self._session is None else self._max_poll_records
 
     @property
     def max_poll_records(self) -> int:
-        """How many records a list of `AsyncConsumer.poll` has at most, unless its caller says otherwise."""
+        """Maximum length of a list of `AsyncConsumer.poll`, unless its caller gives another."""
         return self._max_poll_records
 
-    def take_part(self) -> None:
-        """Take part in the group; all that was handed out is processed."""
+    def poll_session(self) -> None:
+        """Poll the group; all records returned so far are processed."""
         if self._session is not None:
             self._session.poll()
 
     def is_settled(self) -> bool:
-        """Take part in the group, and say whether everything that is assigned is read."""
+        """Poll the group, and return whether every assigned partition is being read."""
         session = self._of_group("assignment by one")
         session.poll(settled=True)
         return session.is_settled
 
-    def is_wanted(self, fetched: Fetched) -> bool:
-        """Whether what was fetched is still to be handed out: no seek, no pause, no rebalance came in between."""
+    def is_current(self, fetched: FetchedBatches) -> bool:
+        """Return whether fetched batches may be returned: there was no seek, pause or rebalance since."""
         cursor = fetched.ahead.cursor
         return (
             cursor.position == fetched.ahead.position
@@ -119,23 +119,23 @@ class SteppedConsumer(Consumer[Any, Any]):
             and self._cursors.by_partition.get(cursor.tp) is cursor
         )
 
-    def note_handing(self, fetched: Fetched | None) -> None:
-        """Whose record or batch the application is working on."""
-        self._cursors.handing = None if fetched is None else fetched.ahead.cursor
+    def set_processing(self, fetched: FetchedBatches | None) -> None:
+        """Remember the partition whose record or batch the application is processing."""
+        self._cursors.processing = None if fetched is None else fetched.ahead.cursor
 
-    def commit_handed_out(self, handed_out: Mapping[TopicPartition, int], *, metadata: str, sync: bool) -> None:
-        """Commit these positions, of those partitions that are still this member's to read."""
-        there = self._cursors.by_partition
-        self.commit({tp: offset for tp, offset in handed_out.items() if tp in there}, metadata=metadata, sync=sync)
+    def commit_current(self, offsets: Mapping[TopicPartition, int], *, metadata: str, sync: bool) -> None:
+        """Commit these offsets for the partitions that still belong to this member."""
+        current = self._cursors.by_partition
+        self.commit({tp: offset for tp, offset in offsets.items() if tp in current}, metadata=metadata, sync=sync)
 
-    def resolve(self, topic: str, partition: int, to: Any) -> int:
-        """The offset that is meant, for a seek."""
+    def resolve_offset(self, topic: str, partition: int, to: Any) -> int:
+        """Return the offset that ``to`` denotes, for a seek."""
         return self._cursors.resolve(self._cursors.of(topic, partition).log, to)
 
-    def move(self, topic: str, partition: int, offset: int) -> None:
-        """Go on there."""
+    def set_position(self, topic: str, partition: int, offset: int) -> None:
+        """Set the position of a partition."""
         self._cursors.of(topic, partition).position = offset
 
-    def end_soon(self) -> None:
-        """Hand out nothing more; `close` is to follow."""
+    def stop_returning(self) -> None:
+        """Return no more records; `close` follows."""
         self._follower.is_closed = True

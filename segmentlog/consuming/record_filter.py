@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from segmentlog.log.read.reader import SkipListener
 
 DecodeValue = Callable[[str, bytes], Any]
-"""A topic's name and a value to plain objects, by the schema whose id the value begins with; None for a value that has
-no schema, or does not fit it."""
+"""Decode a value of a topic to plain objects, by the schema whose id is at the start of the value; None if the value
+has no schema or does not match it."""
 
-_HEADER: Final = re.compile(r"(?P<name>[^=]*?)\s*(?:==?\s*(?P<wanted>.*))?", re.DOTALL)
+_HEADER: Final = re.compile(r"(?P<name>[^=]*?)\s*(?:==?\s*(?P<value>.*))?", re.DOTALL)
 _FIRST_WIDTH: Final = 64
-"""Offsets that a search from the end reads at first: what it looks for is often near the end."""
+"""Number of offsets that a search from the end reads first: matches are often near the end."""
 
 
-class Filter(msgspec.Struct, frozen=True):
-    """Conditions on a record. A record must fit all of them; None fits every record."""
+class RecordFilter(msgspec.Struct, frozen=True):
+    """Conditions on a record, which must match all of them. A condition of None matches every record."""
 
     key: bytes | None = None
     value: bytes | None = None
     """Bytes that the value contains."""
     path: JsonPath | None = None
     header: tuple[str, bytes | None] | None = None
-    """A header's name, and maybe its value."""
+    """Name of a header, and optionally its value."""
     key_prefix: bytes | None = None
     decode: DecodeValue | None = None
-    """Decodes values that were written by a schema, for ``path``; without it ``path`` looks into JSON only."""
+    """Decodes values written with a schema, for ``path``; without it, ``path`` matches JSON only."""
 
     @classmethod
     def parse(
         cls, *, key: str = "", key_prefix: str = "", value: str = "", path: str = "", header: str = "",
         decode: DecodeValue | None = None,
-    ) -> Filter:  # fmt: skip
-        """As people fill in a form; empty is everything. Raises `InvalidConfig` for a bad path or header."""
+    ) -> RecordFilter:  # fmt: skip
+        """Parse texts of a form; empty texts match everything. Raises `InvalidConfig` for a bad path or header."""
         return cls(
             key_bytes(key) if key else None,
             value.encode(errors="surrogateescape") if value else None,
@@ -57,27 +57,27 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
     @property
-    def is_open(self) -> bool:
-        """Whether every record fits."""
+    def matches_all(self) -> bool:
+        """Whether every record matches."""
         return (
             self.key is None and self.key_prefix is None and self.value is None and self.path is None
             and self.header is None
         )  # fmt: skip
 
     def records(self, batch: RecordBatch) -> Iterable[Record]:
-        """Return the records of a batch that fit."""
-        if self.is_open:
+        """Return the records of a batch that match."""
+        if self.matches_all:
             return batch.records()
-        return (_record_at(batch, at) for at in self._fitting(batch))
+        return (_record_at(batch, at) for at in self._matching(batch))
 
     def parts(self, batch: RecordBatch) -> Iterator[RecordBatch]:
-        """Yield the records of a batch that fit, as contiguous parts of it."""
-        if self.is_open:
+        """Yield the matching records of a batch as contiguous slices of it."""
+        if self.matches_all:
             yield batch
             return
-        batch.offsets, batch.timestamps, batch.headers  # noqa: B018  decoded once, for all parts
+        batch.offsets, batch.timestamps, batch.headers  # noqa: B018  decode once for all slices
         begin = end = 0
-        for at in self._fitting(batch):
+        for at in self._matching(batch):
             if at > end:
                 if end > begin:
                     yield batch.slice(begin, end)
@@ -86,8 +86,8 @@ class Filter(msgspec.Struct, frozen=True):
         if end > begin:
             yield batch.slice(begin, end)
 
-    def _fitting(self, batch: RecordBatch) -> Iterable[int]:
-        """Which records of a batch fit, by their place in it; what is costly to ask is asked as one goes on."""
+    def _matching(self, batch: RecordBatch) -> Iterable[int]:
+        """Return the positions of matching records in a batch; expensive conditions are evaluated lazily."""
         chosen: Iterable[int] = range(len(batch))
         if self.key is not None or self.key_prefix is not None:
             if not batch.has_keys:
@@ -96,16 +96,16 @@ class Filter(msgspec.Struct, frozen=True):
             if key is not None:
                 chosen = [at for at in chosen if keys[at] == key]
             if prefix is not None:
-                chosen = [at for at in chosen if (one := keys[at]) is not None and one.startswith(prefix)]
+                chosen = [at for at in chosen if (found := keys[at]) is not None and found.startswith(prefix)]
         if self.header is not None:
             if not batch.has_headers:
                 return ()
-            name, wanted = self.header
+            name, expected = self.header
             headers = batch.headers
             chosen = [
                 at
                 for at in chosen
-                if any(one == name and (wanted is None or value == wanted) for one, value in headers[at])
+                if any(found == name and (expected is None or value == expected) for found, value in headers[at])
             ]
         if self.value is not None:
             values, part = batch.values, self.value
@@ -116,9 +116,9 @@ class Filter(msgspec.Struct, frozen=True):
         return chosen
 
     def _has_path(self, topic: str, value: bytes | None) -> bool:
-        """Whether a value, decoded by the schema that it names or else as JSON, has what the path asks for."""
+        """Return whether the path matches a value, decoded by its schema or as JSON."""
         assert self.path is not None
-        if self.decode is not None and value and value[0] == 0:  # no JSON begins with it
+        if self.decode is not None and value and value[0] == 0:  # JSON cannot start with this byte
             document = self.decode(topic, value)
             return document is not None and self.path.matches_document(document)
         return self.path.matches(value)
@@ -127,10 +127,10 @@ class Filter(msgspec.Struct, frozen=True):
         self, log: Partition, count: int, end_offset: int, isolation: Isolation = "read_uncommitted",
         on_skip: SkipListener | None = None,
     ) -> list[RecordBatch]:  # fmt: skip
-        """The last ``count`` records before ``end_offset`` that fit, in parts of batches, ascending.
+        """Return the last ``count`` matching records before ``end_offset``, as slices of batches in ascending order.
 
-        Reads backwards, more at a time as long as too few are found: the whole log if few records fit. Raises what
-        `Partition.read` does; ``on_skip`` as there, more than once for a batch that two reads reach.
+        Reads backwards in growing steps; reads the whole log if few records match. Raises the errors of
+        `Partition.read`, and calls ``on_skip`` as it does; more than once for a batch that two reads reach.
         """
         found: deque[RecordBatch] = deque()
         missing, high, width = count, end_offset, max(count, _FIRST_WIDTH)
@@ -142,7 +142,7 @@ class Filter(msgspec.Struct, frozen=True):
                 for part in self.parts(batch):
                     here.append(part)
                     count_here += len(part)
-                    while count_here - len(here[0]) >= missing:  # each part keeps its batch in memory
+                    while count_here - len(here[0]) >= missing:  # each slice keeps its batch in memory
                         count_here -= len(here.popleft())
             for part in reversed(here):
                 found.appendleft(part.slice(max(len(part) - missing, 0)))
@@ -156,18 +156,18 @@ class Filter(msgspec.Struct, frozen=True):
 def batches_between(
     log: Partition, low: int, high: int, isolation: Isolation = "read_uncommitted", on_skip: SkipListener | None = None,
 ) -> Iterator[RecordBatch]:  # fmt: skip
-    """Batches with the offsets ``[low, high)``; offsets that a crash took away are skipped.
+    """Yield batches with the offsets ``[low, high)``; skip lost offsets.
 
-    Raises as `Partition.read` does, except with ``on_skip``, which is called for what is skipped below ``high``.
+    Raises the errors of `Partition.read`, unless ``on_skip`` is given, which is called for damage below ``high``.
     """
     if low >= high:
         return
 
-    def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+    def on_damage(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
         if on_skip is not None and base_offset < high:
             on_skip(base_offset, end_offset, damage)
 
-    listener = None if on_skip is None else note
+    listener = None if on_skip is None else on_damage
     begin = low
     try:
         batches = log.read(begin, isolation=isolation, on_skip=listener)
@@ -185,13 +185,13 @@ def batches_between(
 def _parse_header(text: str) -> tuple[str, bytes | None]:
     found = _HEADER.fullmatch(text)
     if found is None or not found["name"]:
-        raise InvalidConfig("header", text, "NAME or NAME=VALUE, as in trace or trace=7f00")
-    wanted = found["wanted"]
-    return found["name"], None if wanted is None else wanted.strip().encode(errors="surrogateescape")
+        raise InvalidConfig("header", text, "NAME or NAME=VALUE, such as trace or trace=7f00")
+    value = found["value"]
+    return found["name"], None if value is None else value.strip().encode(errors="surrogateescape")
 
 
 def key_bytes(text: str) -> bytes:
-    """Return the key that a text stands for: its UTF-8, or the bytes of ``0x00ff``."""
+    """Return the key that a text denotes: its UTF-8, or the bytes of ``0x00ff``."""
     if text[:2] in ("0x", "0X") and len(text) % 2 == 0:
         try:
             return bytes.fromhex(text[2:])
@@ -201,7 +201,7 @@ def key_bytes(text: str) -> bytes:
 
 
 def _record_at(batch: RecordBatch, at: int) -> Record:
-    """One record of the columns, which the batch keeps once they are decoded."""
+    """Return one record from the columns, which the batch caches once they are decoded."""
     return Record(
         batch.topic, batch.partition, int(batch.offsets[at]), int(batch.timestamps[at]), batch.keys[at],
         batch.values[at], batch.headers[at], batch.epoch,

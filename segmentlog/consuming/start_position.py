@@ -1,4 +1,4 @@
-"""Places in a log, as people say them: the beginning, an offset, a time, the last few."""
+"""Parse places in a log as people write them: the beginning, an offset, a time, the last few records."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Place(NamedTuple):
-    """Where in a partition, as a person says it; `resolve` makes an offset of it."""
+class StartPosition(NamedTuple):
+    """A place in a partition as people write it; `resolve_position` converts it to an offset."""
 
     kind: Literal["earliest", "latest", "offset", "last", "time"]
     number: int = 0
-    """The offset, how many records before the end, or milliseconds since 1970."""
+    """The offset, the number of records before the end, or milliseconds since 1970; 0 for earliest and latest."""
 
 
-def parse_place(text: str, now_ms: int) -> Place:
-    """`earliest`, `latest`, an offset, `-10` (the last ten), a time: `2026-07-31T12:00`, `-1h`, `@1785456000000`.
+def parse_start_position(text: str, now_ms: int) -> StartPosition:
+    """Parse `earliest`, `latest`, an offset, `-10` (the last ten), `2026-07-31T12:00`, `-1h` or `@1785456000000`.
 
     A time without a zone is local time. Raises ValueError.
     """
     text = text.strip()
     if text in ("earliest", "latest"):
-        return Place(text)  # type: ignore[arg-type]
+        return StartPosition(text)  # type: ignore[arg-type]
     if text.isascii() and text.isdecimal() and len(text) < 20:
-        return Place("offset", int(text))
+        return StartPosition("offset", int(text))
     sign, rest = text[:1], text[1:]
     digits = rest.removeprefix("-") if sign == "@" else rest
     plain = digits.isascii() and digits.isdecimal() and len(digits) < 20
     if sign == "-" and plain:
-        return Place("last", int(rest))
+        return StartPosition("last", int(rest))
     if sign == "@" and plain:
-        return Place("time", max(int(rest), EARLIEST_MS))
+        return StartPosition("time", max(int(rest), EARLIEST_MS))
     try:
         if sign == "-":
-            return Place("time", max(now_ms - parse_duration_ms(rest), EARLIEST_MS))
+            return StartPosition("time", max(now_ms - parse_duration_ms(rest), EARLIEST_MS))
         from datetime import datetime
 
-        return Place("time", milliseconds_of(datetime.fromisoformat(text)))
+        return StartPosition("time", milliseconds_of(datetime.fromisoformat(text)))
     except ValueError:
         raise ValueError(
             f"{text!r} is not a place: earliest, latest, an offset, -N (the last N), or a time such as"
@@ -48,8 +48,8 @@ def parse_place(text: str, now_ms: int) -> Place:
         ) from None
 
 
-def resolve(place: Place, log: Partition, end_offset: int | None = None) -> int:
-    """The offset of a place in a partition; ``end_offset`` is what counts as its end. May lie outside the log."""
+def resolve_position(place: StartPosition, log: Partition, end_offset: int | None = None) -> int:
+    """Return the offset of a place in a partition, which may be outside the log; ``end_offset`` is used as its end."""
     end = log.log_end_offset if end_offset is None else end_offset
     if place.kind == "earliest":
         return log.log_start_offset

@@ -1,4 +1,4 @@
-"""Sleeping until there is more to read: whoever appends wakes those who said that they wait."""
+"""Wait for new records: readers announce that they wait, and the next append wakes them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 
 if TYPE_CHECKING:
-    from segmentlog.consuming.cursor_set import Cursors
+    from segmentlog.consuming.cursor_set import CursorSet
     from segmentlog.groups.group_session import GroupSession
     from segmentlog.log.partition import Partition
 
 WAIT_S: Final = 1.0
-"""How long anybody sleeps before he looks for himself."""
+"""Longest sleep before a waiting reader checks for records itself."""
 _FINISH_S: Final = 0.25
-"""How often a waiting reader of committed transactions looks for those of dead producers."""
+"""Time between checks of a waiting read_committed reader for transactions of dead producers."""
 
 
-def announce(watch: Watch, logs: Iterable[Partition]) -> bool:
-    """Have ``watch`` woken by whoever appends to these from now on; whether that cannot be had, and one must poll.
+def announce_waiting(watch: Watch, logs: Iterable[Partition]) -> bool:
+    """Let appends to these logs wake ``watch``; return whether that is impossible, so that one must poll.
 
-    Say so before looking whether there is something: who appends after the look then wakes.
+    Register before checking for records: an append after the check then wakes the reader.
     """
     must_poll = False
     for log in logs:
@@ -34,23 +34,27 @@ def announce(watch: Watch, logs: Iterable[Partition]) -> bool:
 
 
 class Pause(NamedTuple):
-    """For how long there is nothing to read, unless somebody wakes."""
+    """Seconds without records to read, unless an append wakes the reader."""
 
     seconds: float
     must_poll: bool
 
 
-class Follower:
-    """Waits for more to read. `wait` is for one thread at a time; `interrupt` for any, and for signal handlers."""
+class RecordWaiter:
+    """Waits for new records. Only one thread at a time may `wait`; any thread or signal handler may `interrupt`."""
 
     def __init__(
-        self, store_path: str, cursors: Cursors, finish_transactions: Callable[[], object], *, is_committed: bool
+        self, store_path: str, cursors: CursorSet, finish_transactions: Callable[[], object], *, is_committed: bool
     ) -> None:
-        """``is_committed``: decisions are waited for, too, and ``finish_transactions`` makes those that nobody will."""
+        """Wait for records of ``cursors``.
+
+        ``is_committed``: also wait for outcomes of transactions; ``finish_transactions`` completes those of dead
+        producers.
+        """
         self.watch: Watch | None = None
         self.is_closed = self.is_woken = False
         self.lock = fork_safety.reentrant_lock(self, "lock")
-        """Held by whoever sleeps: what he is woken by must not be closed meanwhile."""
+        """Held while sleeping: the descriptors that wake the sleeper must not be closed meanwhile."""
         self._store_path = store_path
         self._cursors = cursors
         self._finish_transactions = finish_transactions
@@ -58,55 +62,55 @@ class Follower:
         self._finish_due_s = 0.0
 
     def is_ended(self) -> bool:
-        """Whether another thread said that there is nothing to wait for."""
+        """Return whether `interrupt` or `close` was called."""
         return self.is_closed or self.is_woken
 
     def interrupt(self) -> None:
-        """End a `wait`, this one or the next."""
+        """End the current or the next `wait`."""
         self.is_woken = True
         if self.watch is not None:
             self.watch.interrupt()
 
     def wait(self, session: GroupSession | None, until_s: float = math.inf) -> bool:
-        """Sleep until `interrupt` or ``until_s`` of the monotonic clock; True if there may be more to read."""
+        """Sleep until `interrupt` or ``until_s`` (monotonic clock); return True if there may be new records."""
         with self.lock:
             return self._wait_locked(session, until_s)
 
     def _wait_locked(self, session: GroupSession | None, until_s: float) -> bool:
         watch = self._watching(session)
         while not self.is_ended():
-            pause = self._look(watch, session)
+            pause = self._check(watch, session)
             if pause is None:
                 return True
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 break
-            if not self.is_ended():  # said so just before the drain, which took the reason to wake up with it
+            if not self.is_ended():  # an `interrupt` just before the drain has lost its wake-up
                 watch.wait(min(pause.seconds, left_s), poll=pause.must_poll)
         self.is_woken = False
         return False
 
-    def look(self, session: GroupSession | None) -> Pause | None:
-        """For who sleeps elsewhere: None when there may be more, else how long to, on the descriptors of `watch`.
+    def check_once(self, session: GroupSession | None) -> Pause | None:
+        """Check for records without sleeping: None if there may be some, else how long to wait on `watch`.
 
-        Not to be called while a `wait` is under way.
+        Must not be called during a `wait`.
         """
         with self.lock:
-            return self._look(self._watching(session), session)
+            return self._check(self._watching(session), session)
 
-    def _look(self, watch: Watch, session: GroupSession | None) -> Pause | None:
+    def _check(self, watch: Watch, session: GroupSession | None) -> Pause | None:
         cursors = self._cursors
         watch.drain()
         if self.is_ended():
             return Pause(0.0, must_poll=False)
         if session is not None:
             session.poll(ended=watch.pop_ended())
-        must_poll = announce(watch, (cursor.log for cursor in cursors))
+        must_poll = announce_waiting(watch, (cursor.log for cursor in cursors))
         if cursors.has_more():
             return None
         cursors.reopen_stale()
         if session is None and cursors.assign("earliest"):
-            must_poll |= announce(watch, (cursor.log for cursor in cursors))
+            must_poll |= announce_waiting(watch, (cursor.log for cursor in cursors))
         self._finish_dead()
         if cursors.has_more():
             return None
@@ -114,7 +118,7 @@ class Follower:
         return Pause(wait_s if session is None else min(session.wait_s, wait_s), must_poll)
 
     def _watching(self, session: GroupSession | None) -> Watch:
-        """What wakes: topics that come and go, and members of the group; partitions are added by `announce`."""
+        """Return the watch, with topics and group members registered; `announce_waiting` adds partitions."""
         if self.watch is None:
             self.watch = Watch()
             self.watch.add(self._store_path, folder=True)
@@ -125,7 +129,7 @@ class Follower:
         return self.watch
 
     def _finish_dead(self) -> None:
-        """Where nobody waits for a decision, a dead producer's transaction would hold this reader back for ever."""
+        """Finish transactions of dead producers, which would otherwise withhold records from this reader forever."""
         if self._is_committed and time.monotonic() >= self._finish_due_s:
             self._finish_due_s = time.monotonic() + _FINISH_S
             self._finish_transactions()

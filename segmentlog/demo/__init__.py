@@ -1,1 +1,1 @@
-"""What the demo command shows."""
+"""The steps of the demo command."""

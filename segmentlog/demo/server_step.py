@@ -19,13 +19,13 @@ from segmentlog.demo.flights import DemoFailed, Say, check
 _TOPIC = "departures"
 _COUNT = 20_000
 _TOGETHER, _PAUSE_S = 200, 0.01
-"""How fast the client is: there is to be something in flight when the server dies."""
+"""Pace of the client, so that requests are in flight when the server is killed."""
 _STARTED_S = 20.0
 _DELIVERED_S = 30.0
 
 
 class _Server:
-    """``segmentlog serve`` on a port of its own, which it keeps when it is started again."""
+    """``segmentlog serve`` on a port of its own, which it keeps after a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,10 +33,10 @@ class _Server:
         self.start()
 
     def start(self) -> float:
-        """Until it listens; how many seconds that took."""
+        """Start the server, and wait until it listens; return the seconds that took."""
         started = time.perf_counter()
         command = [sys.executable, "-m", "segmentlog", "--dir", str(self._folder), "serve", "--workers", "1"]
-        # A session of its own: it is killed with its worker, as a machine's end would.
+        # A session of its own, so that it can be killed with its worker, as if the machine died.
         self._process = subprocess.Popen(
             [*command, "--listen", self.address], stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -44,30 +44,30 @@ class _Server:
         too_late = threading.Timer(_STARTED_S, self._process.kill)
         too_late.start()
         try:
-            said = []
+            output = []
             for line in self._process.stderr:
-                said.append(line)
+                output.append(line)
                 if " listening on " in line:
                     self.address = line.rpartition(" listening on ")[2].split()[0].rstrip(",")
                     return time.perf_counter() - started
         finally:
             too_late.cancel()
-        raise DemoFailed(f"segmentlog serve did not start: {''.join(said).strip()}")
+        raise DemoFailed(f"segmentlog serve did not start: {''.join(output).strip()}")
 
     def kill(self) -> None:
-        """As ``kill -9`` of all of its processes."""
+        """Kill all processes of the server with ``kill -9``."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def stop(self) -> None:
-        """As Ctrl-C."""
+        """Stop the server as Ctrl-C does."""
         if self._process.poll() is None:
             self._process.terminate()
             self._process.communicate()
 
 
 class _Client:
-    """A producer of confluent-kafka in a thread, with ``acks=all``; what it was told of where its records are."""
+    """A producer of confluent-kafka in a thread, with ``acks=all``, and the offsets that the server acknowledged."""
 
     def __init__(self, address: str, values: Sequence[bytes]) -> None:
         from confluent_kafka import Producer
@@ -79,7 +79,7 @@ class _Client:
             {
                 "bootstrap.servers": address, "acks": "all", "enable.idempotence": True, "linger.ms": 5,
                 "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "log_level": 0,
-                "error_cb": lambda error: None,  # it tries again by itself
+                "error_cb": lambda error: None,  # it retries by itself
             }
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="demo-producer")
@@ -87,29 +87,32 @@ class _Client:
 
     def _run(self) -> None:
         for number, value in enumerate(self._values):
-            self._producer.produce(_TOPIC, value, on_delivery=self._told)
+            self._producer.produce(_TOPIC, value, on_delivery=self._on_delivery)
             if number % _TOGETHER == _TOGETHER - 1:
                 self._producer.poll(0)
                 time.sleep(_PAUSE_S)
         self._producer.flush(_DELIVERED_S)
-        del self._producer  # which is how it is closed
+        del self._producer  # which closes it
 
-    def _told(self, error: Any, message: Any) -> None:
+    def _on_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
             self.refused.append(str(error))
         else:
             self.acknowledged[message.offset()] = message.value()
 
     def join(self) -> None:
-        """Until it has been told of everything."""
+        """Wait until every record was acknowledged or failed."""
         self._thread.join()
 
 
 def serve(folder: Path, values: Sequence[bytes], say: Say) -> None:
-    """The step. Needs confluent-kafka, and says so where it is not there. Raises `DemoFailed`."""
-    say("10. Serving the store to Kafka's clients: one writes, this process reads, and the server is killed in between")
+    """Run the step. Needs confluent-kafka; without it, the step is skipped. Raises `DemoFailed`."""
+    say(
+        "10. Serving the store to Kafka clients: a client writes, this process reads, and the server is killed in"
+        " between"
+    )
     if importlib.util.find_spec("confluent_kafka") is None:
-        say("   left out: the client is the package confluent-kafka: pip install '.[demo]' in a clone of segmentlog")
+        say("   skipped: it needs the package confluent-kafka: pip install '.[demo]' in a clone of segmentlog")
         return
     started = time.perf_counter()
     values = values[:_COUNT]
@@ -138,12 +141,12 @@ def serve(folder: Path, values: Sequence[bytes], say: Say) -> None:
             client.join()
     finally:
         server.stop()
-    check(bool(again_s) and not client.refused, f"the client has lost nothing: {client.refused[:1]}")
+    check(bool(again_s) and not client.refused, f"no record of the client failed: {client.refused[:1]}")
     check(len(client.acknowledged) == len(values), "every record was acknowledged in the end")
-    check(client.acknowledged == found, "what was acknowledged is what the reader has, at the same offsets")
-    check([found[offset] for offset in sorted(found)] == list(values), "each record is there once, in order")
-    say(f"   killed with {written:,} records acknowledged; it served again {again_s:.2f} s after its start")
+    check(client.acknowledged == found, "the reader has the acknowledged records, at the same offsets")
+    check([found[offset] for offset in sorted(found)] == list(values), "each record exists once, in order")
+    say(f"   killed with {written:,} records acknowledged; served again {again_s:.2f} s after the restart")
     say(
-        f"   all {len(values):,} records that the client was told of are in the log, each once, in order: in"
+        f"   all {len(values):,} acknowledged records are in the log, each once, in order:"
         f" {time.perf_counter() - started:.1f} s"
     )

@@ -1,4 +1,4 @@
-"""The step with an object store: a machine ships what it appends, is gone with its disk, and another one goes on."""
+"""The step with an object store: a machine ships its records and loses its disk, and another machine continues."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ with segmentlog.open(folder, ship=url, ship_interval_ms=100) as store:
             print(log.log_end_offset, log.shipped_offset, flush=True)
             values = []
 """
-"""Of a thousand records a hundred wait until they are shipped, and with them all before; the rest is merely on disk."""
+"""Every tenth append waits until it and all earlier ones are shipped; the other appends are only on disk."""
 
 
 def ship(folder: Path, values: Sequence[bytes], say: Say) -> None:
-    """The step. Raises `DemoFailed`."""
+    """Run the step. Raises `DemoFailed`."""
     say(
-        "11. Shipping a store to an object store, here a folder; its machine is gone with its disk, and another goes on"
+        "11. Shipping a store to an object store (a folder here); its machine and disk are lost, and another machine"
+        " continues"
     )
     machine, other, bucket = (Path(f"{folder.absolute()}-{name}") for name in ("machine", "other-machine", "objects"))
     try:
@@ -49,25 +50,23 @@ def ship(folder: Path, values: Sequence[bytes], say: Say) -> None:
             log = store.topic(_TOPIC).partition(0)
             found = [record.value for record in store.consumer(_TOPIC)]
             (lost,) = log.lost_ranges()
-            check(len(found) >= shipped, f"all {shipped} records that were acknowledged as shipped are there")
-            check(found == list(values[: len(found)]), "what is there is what was appended, in order")
-            check(lost.base_offset == len(found), "what was not shipped is told as lost")
-            say(f"   taken over in {took_s:.2f} s: {len(found):,} records are there, all that were shipped among them")
-            say(f"   told: offsets {lost.base_offset:,} to {lost.end_offset - 1:,} hold no record, and never will")
+            check(len(found) >= shipped, f"all {shipped} records that were acknowledged as shipped exist")
+            check(found == list(values[: len(found)]), "the existing records are the appended ones, in order")
+            check(lost.base_offset == len(found), "records that were not shipped are reported as lost")
+            say(f"   taken over in {took_s:.2f} s: {len(found):,} records exist, including all that were shipped")
+            say(f"   reported: offsets {lost.base_offset:,} to {lost.end_offset - 1:,} have no record, and never will")
             first = log.append(list(values[len(found) :]), ack="shipped")
-            check(first >= lost.end_offset, "no offset is handed out that the other machine may have handed out")
+            check(first >= lost.end_offset, "no offset is assigned that the other machine may have assigned")
             everything = [record.value for record in store.consumer(_TOPIC, shipped_only=True)]
-            check(everything == list(values), "with the rest appended again every record is there once")
-        say(
-            f"   the rest was appended again, from offset {first:,} on: all {len(values):,} records, each once, shipped"
-        )
+            check(everything == list(values), "with the rest appended again every record exists once")
+        say(f"   the rest was appended again from offset {first:,} on: all {len(values):,} records, each once, shipped")
     finally:
         for path in (machine, other, bucket):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _work_until_killed(machine: Path, url: str, values: Sequence[bytes]) -> tuple[int, int]:
-    """Have a process append and ship, and kill it in the middle: (records that it appended, that it had shipped)."""
+    """Run a process that appends and ships, and kill it; return (records appended, records shipped)."""
     worker = subprocess.Popen(
         [sys.executable, "-c", _WORKER, str(machine), url, _TOPIC], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -80,7 +79,7 @@ def _work_until_killed(machine: Path, url: str, values: Sequence[bytes]) -> tupl
             worker.stdin.flush()
             line = worker.stdout.readline()
             if not line:
-                raise DemoFailed("the process that ships has ended by itself")
+                raise DemoFailed("the shipping process has ended by itself")
             appended, shipped = map(int, line.split())
             if appended >= len(values) // 2 and shipped < appended:
                 break
@@ -96,7 +95,7 @@ def _take_over(bucket: Path, other: Path) -> None:
 
     logger = logging.getLogger("segmentlog")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # that a machine died is what this is about
+    logger.setLevel(logging.ERROR)  # the death of a machine is the subject of this step
     try:
         take_over(LocalBucket(str(bucket)), str(other))
         with segmentlog.open(other, background=False) as store:

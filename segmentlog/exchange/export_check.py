@@ -1,4 +1,4 @@
-"""Whether an exported file holds what the log holds: the file is read back by the code that imports it."""
+"""Fingerprints that compare an exported file, read back by the importer, with the log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 import xxhash
 
 if TYPE_CHECKING:
-    from segmentlog.exchange.record_files import Rows
+    from segmentlog.exchange.record_files import ParsedRecords
     from segmentlog.format.record_batch import RecordBatch
 
 
 class Fingerprint:
     """Count and checksum (XXH3-128) of records in their order: partition, timestamp, key, value, headers.
 
-    Two are equal if the same records were added in the same order, in whatever batches. Not thread-safe.
+    Two fingerprints are equal if the same records were added in the same order, in any batches. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Fingerprint:
         headers: Iterable[Any] = batch.headers if batch.has_headers else repeat(())
         self._add(repeat(batch.partition), batch.timestamps.tolist(), keys, batch.values, headers)
 
-    def add_rows(self, rows: Rows) -> None:
+    def add_rows(self, rows: ParsedRecords) -> None:
         """Add records as `segmentlog import` would append them."""
         missing: Iterable[Any] = repeat(None)
         self._add(
@@ -41,7 +41,7 @@ class Fingerprint:
 
     def _add(self, partitions: Any, timestamps: Any, keys: Any, values: Any, headers: Any) -> None:
         self.records += len(values)
-        # ``values`` first: it alone ends in any case.
+        # ``values`` must be first: the other columns may be infinite.
         columns = zip(values, partitions, timestamps, keys, headers, strict=False)
         self._hash.update(b"".join(map(self._encode, columns)))
 

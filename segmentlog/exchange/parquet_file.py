@@ -1,4 +1,4 @@
-"""Records from and to Parquet. Needs pyarrow."""
+"""Read and write records as Parquet. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
-from segmentlog.exchange.record_files import Fields, TransferError, package, rounded
+from segmentlog.exchange.record_files import FieldNames, TransferError, package, rounded
 
 if TYPE_CHECKING:
     from segmentlog.format.record_batch import RecordBatch
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- reading
 
 
-def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, without the first ``skip``. Needs pyarrow.
+def read_parquet(path: str, fields: FieldNames, skip: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, without the first ``skip``. Needs pyarrow.
 
-    The timestamp is milliseconds, for Python's dates end with the year 9999.
+    Timestamps are returned in milliseconds, because Python's dates end with the year 9999.
     """
     parquet = package("pyarrow.parquet", "pyarrow", "parquet")
     arrow = package("pyarrow", "pyarrow", "parquet")
     name = fields.timestamp or "timestamp"
-    unreadable = f"{path} is no Parquet file that can be read"
+    unreadable = f"{path} is not a readable Parquet file"
     try:
-        source = open(path, "rb")  # noqa: SIM115  # an error of whoever reads the rows is not this one's
+        source = open(path, "rb")  # noqa: SIM115  # must not catch errors of the code that uses the rows
     except OSError as error:
         raise TransferError(f"{unreadable}: {error}") from None
     with source:
@@ -41,7 +41,7 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
             try:
                 documents = batch.to_pylist()
             except (OverflowError, ValueError) as error:
-                raise TransferError(f"{path} has a value that Python's types cannot hold: {error}") from None
+                raise TransferError(f"{path} has a value outside the range of Python's types: {error}") from None
             if stamps is not None:
                 for document, timestamp in zip(documents, stamps, strict=True):
                     document[name] = timestamp
@@ -50,13 +50,13 @@ def read_parquet(path: str, fields: Fields, skip: int = 0) -> Iterator[dict[str,
 
 
 def _batches(file: Any) -> Iterator[Any]:
-    """A group of rows at a time, so that no more large values are held at once than its writer held."""
+    """Yield batches of one row group at a time, so that large values take no more memory than in their writer."""
     for group in range(file.num_row_groups):
         yield from file.iter_batches(batch_size=8192, row_groups=[group])
 
 
 def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:
-    """Of a column of timestamps in any unit."""
+    """Return a column of timestamps of any unit in milliseconds."""
     ticks: list[int | None] = column.cast(arrow.int64()).to_pylist()
     if column.type.unit == "ms":
         return ticks
@@ -71,11 +71,11 @@ def _arrow_milliseconds(column: Any, arrow: Any) -> list[int | None]:
 
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
-# Of a group of rows in a Parquet file, whatever the log's batches are: each takes a kilobyte of its own.
+# Size of a row group, whatever the size of the log's batches is: each group has 1 kB of metadata.
 
 
 class ParquetWriter:
-    """Columns partition, offset, timestamp (ms, UTC), key, value, headers. Needs pyarrow."""
+    """Writes columns partition, offset, timestamp (ms, UTC), key, value, headers. Needs pyarrow."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._arrow = package("pyarrow", "pyarrow", "parquet")
@@ -83,7 +83,7 @@ class ParquetWriter:
         self._out = out
         self._writer: Any = None
         self._waiting: list[Any] = []
-        """What is to be in the next group."""
+        """Tables of the next row group."""
         self._rows = self._bytes = 0
 
     def write(self, batch: RecordBatch) -> None:
@@ -105,7 +105,7 @@ class ParquetWriter:
     def close(self) -> None:
         if self._waiting:
             self._write()
-        if self._writer is None:  # nothing was exported: a file with the columns and no rows
+        if self._writer is None:  # nothing was exported: write a file with the columns and no rows
             pair = self._arrow.struct([("key", self._arrow.string()), ("value", self._arrow.binary())])
             schema = self._arrow.schema(
                 [

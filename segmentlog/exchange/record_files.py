@@ -1,6 +1,7 @@
-"""Records from and to other formats: NDJSON, and topics of kafkaesque in Redis; CSV and Parquet have their own files.
+"""Read and write records in other formats: NDJSON, and kafkaesque topics in Redis.
 
-Readers yield `Rows`, lists of one length; whoever calls them sends those to a topic.
+CSV and Parquet have modules of their own. Readers yield `ParsedRecords`, columns of equal length, which callers send to
+a topic.
 """
 
 from __future__ import annotations
@@ -27,62 +28,64 @@ ROWS_MAX_BYTES: Final = 16 << 20
 4,096 records of 10 MiB would take 40 GiB. 16 MiB hold 4,096 records of 4 KiB.
 """
 _FIRST_PAGE_RECORDS: Final = 16
-"""How many values the first request to Redis asks for; their sizes are not known before."""
+"""Number of values in the first request to Redis, whose sizes are not known before."""
 
 
 class TransferError(SegmentlogError):
-    """Input that cannot be understood, or a package that is missing; says which line, or how to get it."""
+    """Input that cannot be parsed, with its line; or a package that is missing, with how to install it."""
 
 
-class Rows(msgspec.Struct):
-    """Records as lists of one length; None for a column that is not there."""
+class ParsedRecords(msgspec.Struct):
+    """Records as columns of equal length; None for a column that does not exist."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
     timestamps: list[int] | None = None
     headers: list[list[tuple[str, bytes | None]]] | None = None
     partitions: list[int | None] | None = None
-    """Where each was, and is to be again; None for those whose key says it."""
+    """The partition of each record in the source, which is used again; None chooses a partition by the key."""
 
     def __len__(self) -> int:
         return len(self.values)
 
 
-class Fields(msgspec.Struct, frozen=True):
-    """Which fields of a row become a record's key, value and timestamp; None: as `export` names them."""
+class FieldNames(msgspec.Struct, frozen=True):
+    """The fields of a row that become a record's key, value and timestamp; None: the field that `export` writes."""
 
     key: str | None = None
     value: str | None = None
     timestamp: str | None = None
     whole: bool = False
-    """The whole row as JSON is the value."""
+    """Use the whole row, as JSON, as the value."""
     by_key: bool = False
-    """Records go where their keys say, and not to the partition that they name."""
+    """Choose partitions by key, and ignore the partition that a record names."""
 
 
 # ---------------------------------------------------------------- rows to records
 
 
 def records_of(
-    documents: Iterator[dict[str, Any]], fields: Fields, size: int, first: int = 1, max_bytes: int = ROWS_MAX_BYTES
-) -> Iterator[Rows]:
-    """Rows of ``size`` records from JSON-like documents, of fewer where they take ``max_bytes``.
+    documents: Iterator[dict[str, Any]], fields: FieldNames, size: int, first: int = 1, max_bytes: int = ROWS_MAX_BYTES
+) -> Iterator[ParsedRecords]:
+    """Yield lists of ``size`` records from JSON-like documents; of fewer records if they take ``max_bytes``.
 
-    ``first``: the number of the first one, for messages.
+    ``first``: the number of the first document, for messages.
     """
-    rows = Rows([], [], [], [], [])
+    rows = ParsedRecords([], [], [], [], [])
     stamps: list[int | None] = []
     size_bytes = 0
     for number, document in enumerate(documents, first):
         size_bytes += _add(rows, stamps, document, fields, number)
         if len(rows) == size or size_bytes >= max_bytes:
             yield _trimmed(rows, stamps)
-            rows, stamps, size_bytes = Rows([], [], [], [], []), [], 0
+            rows, stamps, size_bytes = ParsedRecords([], [], [], [], []), [], 0
     if len(rows):
         yield _trimmed(rows, stamps)
 
 
-def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields: Fields, number: int) -> int:
+def _add(
+    rows: ParsedRecords, stamps: list[int | None], document: dict[str, Any], fields: FieldNames, number: int
+) -> int:
     """Add a record, and return the bytes of its key, value and headers."""
     assert rows.keys is not None
     assert rows.headers is not None
@@ -95,8 +98,8 @@ def _add(rows: Rows, stamps: list[int | None], document: dict[str, Any], fields:
     headers = [] if fields.whole else _headers(document.get("headers") or [], number)
     rows.headers.append(headers)
     rows.partitions.append(None if fields.whole or fields.by_key else _partition(document.get("partition"), number))
-    of_headers = sum(len(name) + len(blob or b"") for name, blob in headers)
-    return len(value or b"") + len(key or b"") + of_headers
+    header_bytes = sum(len(name) + len(blob or b"") for name, blob in headers)
+    return len(value or b"") + len(key or b"") + header_bytes
 
 
 def _partition(value: Any, number: int) -> int | None:
@@ -104,25 +107,25 @@ def _partition(value: Any, number: int) -> int | None:
         value = int(value)
     if value is None or (type(value) is int and 0 <= value < 1 << 31):
         return value
-    raise TransferError(f"record {number}: {value!r} is no partition; --by-key leaves the field 'partition' alone")
+    raise TransferError(f"record {number}: {value!r} is not a partition; ignore the field 'partition' with --by-key")
 
 
 def _headers(pairs: Any, number: int) -> list[tuple[str, bytes | None]]:
-    """A list of objects with "name" (Spark's and Arrow's schema calls it "key") and "value" or "value_base64"."""
+    """Parse a list of objects with "name" (Spark and Arrow call it "key") and "value" or "value_base64"."""
     shape = '{"name": text, "value": text}'
     if not isinstance(pairs, list):
-        raise TransferError(f"record {number}: headers are a list of {shape}, not {pairs!r}")
+        raise TransferError(f"record {number}: headers must be a list of {shape}, not {pairs!r}")
     headers = []
     for pair in pairs:
         name = pair.get("name", pair.get("key")) if isinstance(pair, dict) else None
         if not isinstance(name, str):
-            raise TransferError(f"record {number}: a header is {shape}, not {pair!r}")
+            raise TransferError(f"record {number}: a header must be {shape}, not {pair!r}")
         headers.append((name, _bytes(pair, "value", number, optional=True)))
     return headers
 
 
-def _trimmed(rows: Rows, stamps: list[int | None]) -> Rows:
-    """Without the columns that no record has."""
+def _trimmed(rows: ParsedRecords, stamps: list[int | None]) -> ParsedRecords:
+    """Remove the columns that no record has."""
     if not any(key is not None for key in rows.keys or []):
         rows.keys = None
     if not any(rows.headers or []):
@@ -137,20 +140,20 @@ def _trimmed(rows: Rows, stamps: list[int | None]) -> Rows:
 
 
 def _bytes(document: dict[str, Any], field: str, number: int, *, optional: bool = False) -> bytes | None:
-    """A field as bytes: text as UTF-8, ``field_base64`` decoded, anything else as JSON."""
+    """Return a field as bytes: text as UTF-8, ``field_base64`` decoded, anything else as JSON."""
     if (encoded := document.get(f"{field}_base64")) is not None:
         from base64 import b64decode
 
         try:
             return b64decode(encoded, validate=True)
         except (ValueError, TypeError) as error:
-            raise TransferError(f"record {number}: {field}_base64 is no base64: {error}") from None
+            raise TransferError(f"record {number}: {field}_base64 is not base64: {error}") from None
     if field not in document:
         if optional:
             return None
-        there = ", ".join(map(str, document)) or "none"
+        names = ", ".join(map(str, document)) or "none"
         raise TransferError(
-            f"record {number}: there is no field {field!r} (there are: {there}); name another one, or --whole"
+            f"record {number}: it has no field {field!r} (it has: {names}); name another field, or use --whole"
         )
     value = document[field]
     if value is None or isinstance(value, bytes):
@@ -162,30 +165,30 @@ def _json(value: Any, number: int) -> bytes:
     try:
         return msgspec.json.encode(value, enc_hook=_as_text)
     except TypeError as error:
-        raise TransferError(f"record {number}: it has a value that has no place in JSON: {error}") from None
+        raise TransferError(f"record {number}: it has a value that JSON cannot hold: {error}") from None
 
 
 def _as_text(value: Any) -> str:
-    """Of times in nanoseconds: where pandas is there, pyarrow makes them its own kind of datetime and timedelta."""
+    """Return times in nanoseconds as text: with pandas installed, pyarrow returns pandas' datetime and timedelta."""
     if isinstance(value, datetime | timedelta) and hasattr(value, "isoformat"):
         return str(value.isoformat())
     raise TypeError(f"{value!r:.100} is {type(value).__name__}")
 
 
 def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> int | None:
-    """A timestamp field: milliseconds, or ISO 8601 (UTC without a zone); None when the field is missing or empty.
+    """Return a timestamp field in milliseconds, given so or in ISO 8601 (UTC without a zone); None if missing or empty.
 
-    -1 is a record without a timestamp, as Kafka has it, and stays one; a field that is missing is filled with now.
+    -1 means a record without a timestamp, as in Kafka, and is kept. A missing field is filled with the current time.
     """
     value = document.get(field or "timestamp")
     if value is None or value == "":
         if field is not None and field not in document:
-            raise TransferError(f"record {number}: there is no field {field!r} to take the timestamp from")
+            raise TransferError(f"record {number}: it has no field {field!r} for the timestamp")
         return None
     try:
         milliseconds = _as_milliseconds(value)
     except (ValueError, TypeError, OverflowError):
-        raise TransferError(f"record {number}: {value!r} is no timestamp (milliseconds, or ISO 8601)") from None
+        raise TransferError(f"record {number}: {value!r} is not a timestamp (milliseconds, or ISO 8601)") from None
     if not EARLIEST_MS <= milliseconds <= LATEST_MS:
         raise TransferError(f"record {number}: the timestamp is {value!r}; expected {TIMESTAMPS_ACCEPTED}")
     return milliseconds
@@ -194,7 +197,7 @@ def _milliseconds(document: dict[str, Any], field: str | None, number: int) -> i
 def _as_milliseconds(value: Any) -> int:
     if isinstance(value, str):
         if value.lstrip("-").isdecimal():
-            return int(value)  # a float would round what is far away
+            return int(value)  # a float would round distant times
         value = datetime.fromisoformat(value)
     if isinstance(value, datetime):
         since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -207,7 +210,7 @@ def _as_milliseconds(value: Any) -> int:
 
 
 def rounded(number: int, divisor: int) -> int:
-    """The quotient; halves go up."""
+    """Return the quotient, with halves rounded up."""
     whole, rest = divmod(number, divisor)
     return whole + (2 * rest >= divisor)
 
@@ -216,7 +219,7 @@ def rounded(number: int, divisor: int) -> int:
 
 
 def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
-    """One JSON object a line; empty lines are passed over, and the first ``skip`` others, whatever is in them."""
+    """Yield one JSON object per line. Skips empty lines, and then ``skip`` further lines, which need not be JSON."""
     for number, line in enumerate(source, 1):
         if not line.strip():
             continue
@@ -226,26 +229,26 @@ def read_ndjson(source: IO[bytes], skip: int = 0) -> Iterator[dict[str, Any]]:
         try:
             document = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TransferError(f"line {number} is no JSON: {error}") from None
+            raise TransferError(f"line {number} is not JSON: {error}") from None
         if not isinstance(document, dict):
-            raise TransferError(f"line {number} is no JSON object: {line[:60]!r}")
+            raise TransferError(f"line {number} is not a JSON object: {line[:60]!r}")
         yield document
 
 
 def package(module: str, name: str, extra: str) -> Any:
-    """A module that not everybody has. Raises `TransferError` that says how to get it."""
+    """Import an optional module. Raises `TransferError` that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        wanted = f"this needs the package {name}: pip install '.[{extra}]' in a clone of segmentlog"
-        raise TransferError(wanted) from None
+        message = f"this needs the package {name}: pip install '.[{extra}]' in a clone of segmentlog"
+        raise TransferError(message) from None
 
 
 # ---------------------------------------------------------------- writing files
 
 
 class NdjsonWriter:
-    """One JSON object a record: binary that is no UTF-8 as base64 in ``key_base64``, ``value_base64``."""
+    """Writes one JSON object per record; bytes that are not UTF-8 as base64 in ``key_base64`` and ``value_base64``."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -259,7 +262,7 @@ class NdjsonWriter:
 
 
 def record_document(record: Record) -> dict[str, Any]:
-    """A record for JSON: bytes that are UTF-8 as text, others in a field ending in _base64."""
+    """Return a record for JSON: UTF-8 bytes as text, other bytes in a field whose name ends with _base64."""
     document: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -274,7 +277,7 @@ def record_document(record: Record) -> dict[str, Any]:
 
 
 def header_documents(record: Record) -> list[dict[str, Any]]:
-    """Headers for JSON."""
+    """Return the headers of a record for JSON."""
     return [_put({"name": name}, "value", value) for name, value in record.headers]
 
 
@@ -295,11 +298,10 @@ def _put(document: dict[str, Any], field: str, data: bytes | None) -> dict[str, 
 
 
 class RedisTopic:
-    """A topic of kafkaesque: a hash with its settings, a sorted set of pages, a list a page.
+    """A topic of kafkaesque: a hash with its settings, a sorted set of pages, and a list per page.
 
-    ``{topic}`` holds size, max and ttl; ``{topic}/pages`` page numbers by their first offset;
-    ``{topic}/pages/{n}`` the records. The set is never pruned, so pages that expired or were
-    dropped are still in it, without their list.
+    ``{topic}`` holds size, max and ttl; ``{topic}/pages`` the page numbers by their first offset; ``{topic}/pages/{n}``
+    the records. The set is never pruned: it also has pages that expired or were dropped, whose lists do not exist.
     """
 
     def __init__(self, url: str, topic: str) -> None:
@@ -312,11 +314,11 @@ class RedisTopic:
         except (self._error, ValueError) as error:
             raise TransferError(f"{url}: {error}") from None
         if not settings:
-            raise TransferError(f"{url}: there is no kafkaesque topic {topic!r} (no hash of that name)")
+            raise TransferError(f"{url}: kafkaesque topic {topic!r} does not exist (there is no hash of that name)")
         self.settings: dict[str, str] = {key.decode(): value.decode() for key, value in settings.items()}
 
     def config(self) -> dict[str, object]:
-        """The same settings as keys of the topic config."""
+        """Return the same settings as keys of the topic configuration."""
         named = {"size": "segment.records", "max": "retention.segments", "ttl": "retention.closed.ms"}
         config: dict[str, object] = {}
         for field, key in named.items():
@@ -326,7 +328,7 @@ class RedisTopic:
         return config
 
     def pages(self) -> list[tuple[int, int]]:
-        """(page number, first offset) in order, of the pages that are still there."""
+        """Return (page number, first offset) of the pages that still exist, in order."""
         try:
             found = self._client.zrange(f"{self.topic}/pages", 0, -1, withscores=True)
             pages = [(int(number), int(first)) for number, first in found]
@@ -334,10 +336,10 @@ class RedisTopic:
         except (self._error, ValueError) as error:
             raise TransferError(f"kafkaesque topic {self.topic!r}: {error}") from None
 
-    def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[Rows]:
-        """The records of these pages, oldest first, without the first ``skip``.
+    def rows(self, pages: list[tuple[int, int]], size: int, skip: int = 0) -> Iterator[ParsedRecords]:
+        """Yield the records of these pages, oldest first, without the first ``skip``.
 
-        In lists of ``size``, of fewer where values as large as those of the last list would take `ROWS_MAX_BYTES`.
+        Yields lists of ``size`` records; of fewer if values as large as the last ones would take `ROWS_MAX_BYTES`.
         """
         count = min(size, _FIRST_PAGE_RECORDS)
         for number, _ in pages:
@@ -353,7 +355,7 @@ class RedisTopic:
                 mean_bytes = sum(map(len, values)) // len(values) + 1
                 count = max(1, min(size, ROWS_MAX_BYTES // mean_bytes))
                 if left := values[skip:]:
-                    yield Rows(list(left))
+                    yield ParsedRecords(list(left))
                 skip = max(skip - len(values), 0)
 
     def _key(self, number: int) -> str:

@@ -110,7 +110,7 @@ class GroupMember:
     def join(self) -> None:
         """Join the group under a new id.
 
-        Raises `InvalidConfig` if the others have another strategy, `GroupHeld` if they are clients of a server.
+        Raises `InvalidConfig` if the others have another strategy, `GroupInUse` if they are clients of a server.
         """
         folder, fs = self.folder, self._fs
         safe_id = "".join(
@@ -326,7 +326,7 @@ class GroupMember:
                 with failures_ignored():
                     self._fs.ftruncate(fd, 0)
                 close_lockable(self._fs, fd, self.owned, tp)
-            self.owned.pop(tp, None)  # last: an interrupt must not leave a lock without an owner
+            self.owned.pop(tp, None)  # last: an interrupt must leave every lock with an owner
             self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing

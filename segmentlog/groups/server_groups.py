@@ -15,14 +15,14 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.errors import GroupHeld
+from segmentlog.errors import GroupInUse
 from segmentlog.format.file_names import GROUPS_FOLDER
-from segmentlog.groups.committed_offsets import CommittedOffsets, encode
+from segmentlog.groups.committed_offsets import CommittedOffsetsView, encode
 from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
-    ServerWorker,
+    WorkerIdentity,
     read_saved_group,
     worker_path,
     write_saved_group,
@@ -61,7 +61,7 @@ class ServerGroups:
     The caller must not make two calls for the same group at the same time.
     """
 
-    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, worker: int) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView, worker: int) -> None:
         self._fd: int = -1
         self._topics = topics
         self._fs = topics.fs
@@ -91,7 +91,7 @@ class ServerGroups:
                 if not lock_within(self._fs, self._fd, _LOCK_WAIT_S):
                     self._release_lock()
                     return False
-                worker = ServerWorker(os.getpid(), socket.gethostname(), self._fs.boot_id())
+                worker = WorkerIdentity(os.getpid(), socket.gethostname(), self._fs.boot_id())
                 text = [encode_heartbeat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
                 write_all(self._fs, self._fd, text, 0)
                 self._fs.ftruncate(self._fd, sum(map(len, text)))
@@ -168,7 +168,7 @@ class ServerGroups:
     def claim(self, group: str, saved: SavedGroup) -> int:
         """Hold a group without members, so that clients may join it. Return its last generation.
 
-        Raises `GroupHeld` if members of the library are alive.
+        Raises `GroupInUse` if members of the library are alive.
         """
         folder = self._folder(group)
         with folder.locked():
@@ -177,7 +177,7 @@ class ServerGroups:
                 hosts = ", ".join(sorted({state.info.host for state in live.values()}))
                 what = "member" if len(live) == 1 else "members"
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
-                raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
+                raise GroupInUse(group, len(live), f"{len(live)} {what} of the library ({which})")
             if folder.saved_group_version() is None:
                 # First use: the folders must be as durable as the file.
                 self._fs.sync_folder(self._path)
@@ -232,12 +232,12 @@ class ServerGroups:
     ) -> tuple[Partition, int, int]:
         """Append offsets as `commit_offsets` does, of a client that is not a member, in a group without members.
 
-        Raises `GroupHeld` if the group has members of the library.
+        Raises `GroupInUse` if the group has members of the library.
         """
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
-                raise GroupHeld(group, len(live), f"{len(live)} members of the library")
+                raise GroupInUse(group, len(live), f"{len(live)} members of the library")
             return self.commit_offsets(group, positions, -1, "", stamp)
 
 

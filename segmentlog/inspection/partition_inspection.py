@@ -287,7 +287,7 @@ class _PartitionInspector:
             elif name.endswith(DELETED_SUFFIX):
                 overdue_ms = time.time() * 1000 - deleted_since_ms(name) - self._config.file_delete_delay_ms
                 if overdue_ms > _OVERDUE_MS:
-                    self._found.add("note", path, "overdue for deletion; 'segmentlog retain' deletes it")
+                    self._found.add("note", path, "overdue for deletion; 'segmentlog apply-retention' deletes it")
             elif name.endswith((TEMPORARY_SUFFIX, CLEANED_SUFFIX)):
                 if self._age_s(path) > _OLD_S:
                     self._found.add("note", path, "left by a process that died; it may be deleted")

@@ -10,7 +10,14 @@ from typing import NoReturn
 
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
-from segmentlog.errors import LocalError, PartitionFailed, ReadOnlyStore, SegmentlogError, StoreFenced, UnknownTopic
+from segmentlog.errors import (
+    PartitionFailed,
+    ProcessLimitError,
+    ReadOnlyStore,
+    SegmentlogError,
+    StoreFenced,
+    UnknownTopic,
+)
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
 from segmentlog.format.scan import Around, KnownBatches
@@ -390,9 +397,9 @@ class Handle:
     def translating_errors(self, outcome: str = "the operation was not completed") -> Iterator[None]:
         """Translate errors of the enclosed operation to the exceptions of the package; ``outcome`` says what happened.
 
-        If the folder is gone, a missing file raises `UnknownTopic`. An error of a process limit raises `LocalError`.
-        Use it around contexts that hold locks, never inside: `interrupt_safe_context` does not pass errors to its
-        generator.
+        If the folder is gone, a missing file raises `UnknownTopic`. An error of a process limit raises
+        `ProcessLimitError`. Use it around contexts that hold locks, never inside: `interrupt_safe_context` does not
+        pass errors to its generator.
         """
         try:
             yield
@@ -429,10 +436,10 @@ class Handle:
             self._load_settings(version)
 
     def raise_local_error(self, error: OSError, outcome: str, *, appended: bool = False) -> None:
-        """Raise `LocalError` if ``error`` is a limit or a right of this process; do nothing for any other error."""
+        """Raise `ProcessLimitError` if ``error`` is a limit or a right of this process; ignore other errors."""
         if error.errno in LOCAL_ERRORS and not isinstance(error, SegmentlogError | DiskFailed):
             why, path = f"{error.strerror}; {outcome}", error.filename or self.folder
-            raise LocalError(error.errno, why, path, appended=appended) from error
+            raise ProcessLimitError(error.errno, why, path, appended=appended) from error
 
     def fail(self, why: str) -> None:
         """Refuse appends from now on, in every process. Raises `PartitionFailed`.

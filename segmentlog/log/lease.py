@@ -17,7 +17,7 @@ from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
 
 class CleanerNote(msgspec.Struct, frozen=True):
-    """Result of the last compaction pass, which the lease holder writes for users: `segmentlog details` shows it."""
+    """Result of the last compaction pass, which the lease holder writes for users: `segmentlog describe` shows it."""
 
     at_ms: int = 0
     """Wall clock at the end of the last compaction pass; 0 before the first."""

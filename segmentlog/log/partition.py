@@ -139,13 +139,13 @@ class Partition(PartitionMaintenance):
 
         Raises without having appended anything: `InvalidRecord`, `RecordTooLarge`, `DiskFull`, `UnknownTopic` (the
         topic was deleted), `ReadOnlyStore`; with ``producer`` `ProducerFenced`, `OutOfOrderSequence`; in a shipped
-        store `StoreFenced`, `GrantExhausted`.
+        store `StoreFenced`, `OffsetGrantExhausted`.
 
         Raises `PartitionFailed` if an fsync failed: records of this call may or may not survive a power cut. Raises
-        `LocalError` (also an `OSError`) for a limit or a right of this process. If its ``appended`` is true, the
+        `ProcessLimitError` (also an `OSError`) for a limit or a right of this process. If its ``appended`` is true, the
         records are appended but may not be on disk: see `flush`. Otherwise the log is unchanged. Raises `LogTruncated`
         with "durable" if another process's recovery or truncation dropped records of this call before they were on
-        disk. Raises `NotShipped` with "shipped": the records are on the local disk.
+        disk. Raises `ShipUnconfirmed` with "shipped": the records are on the local disk.
         """
         if not isinstance(ack, str | None) or ack not in _ACKS:
             raise InvalidConfig("ack", ack, "'written', 'durable' or 'shipped'")
@@ -298,7 +298,8 @@ class Partition(PartitionMaintenance):
     def wait_shipped(self, offset: int) -> None:
         """Return once everything below ``offset``, which must be on disk, is in the object store.
 
-        Raises `NotShipped` if no process ships the store, or if the upload takes more than two minutes; `StoreFenced`.
+        Raises `ShipUnconfirmed` if no process ships the store, or if the upload takes more than two minutes;
+        `StoreFenced`.
         """
         self._check_open()
         wait_shipped(self._handle, self.shipped_offset, offset)

@@ -1,4 +1,4 @@
-"""What was logged and is not appended yet: bounded, without a lock that anybody holds for long."""
+"""A bounded buffer of log records that are not appended yet."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 
-_LOOK_S = 0.001
+_CHECK_S = 0.001
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One record of a log on its way."""
+    """One log record to append."""
 
     value: bytes
     key: bytes | None
     headers: Headers
     timestamp_ms: int
     passed_ms: int
-    """Wall clock when the program logged it: by that time a topic's limits of timestamps decide."""
+    """Wall clock when the program logged it, by which a topic's timestamp limits are checked."""
 
     @property
     def size_bytes(self) -> int:
-        """What it counts."""
+        """Bytes that it counts in the buffer."""
         return len(self.value) + 200
 
 
 class Buffer:
-    """Lines in order, and counts of them. Thread-safe; a forked child has an empty one: those are its parent's."""
+    """Lines in order, with counters. Thread-safe. A forked child's buffer is empty: its parent appends the lines."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -47,9 +47,9 @@ class Buffer:
         self._is_stuck = False
 
     def put(self, line: Line, block_s: float) -> bool:
-        """Add a line; waits for room up to ``block_s``, once: until there is progress others do not wait, too.
+        """Add a line; wait up to ``block_s`` for room. After a time-out, calls do not wait until there is progress.
 
-        False when there was no room: it is counted as dropped.
+        Return False if there was no room; the line counts as dropped.
         """
         ends_s = 0.0
         while True:
@@ -65,10 +65,10 @@ class Buffer:
                 self._is_stuck = True
                 self.drop(1)
                 return False
-            time.sleep(min(_LOOK_S, ends_s - now_s))
+            time.sleep(min(_CHECK_S, ends_s - now_s))
 
     def take(self, max_bytes: int) -> Iterator[Line]:
-        """Lines to append, oldest first; each is to be `done` afterwards."""
+        """Yield lines to append, oldest first; call `done` for each afterwards."""
         left_bytes = max_bytes
         while left_bytes > 0:
             try:
@@ -79,7 +79,7 @@ class Buffer:
             yield line
 
     def done(self, lines: list[Line]) -> None:
-        """These are appended, or given up."""
+        """Remove lines that were appended or dropped."""
         if lines:
             with self._mutex:
                 self._bytes -= sum(line.size_bytes for line in lines)
@@ -88,21 +88,21 @@ class Buffer:
             self._news.notify_all()
 
     def drop(self, count: int) -> None:
-        """So many were lost."""
+        """Count dropped lines."""
         with self._mutex:
             self.dropped += count
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was appended, or given up."""
+        """Whether every line was appended or dropped."""
         return self._done >= self._put
 
     @property
     def count(self) -> int:
-        """How many lines are on their way."""
+        """Number of lines that are not appended yet."""
         return self._put - self._done
 
     def wait(self, timeout_s: float) -> bool:
-        """Until what is there now was appended, or given up; False when it was not in time."""
+        """Wait until all present lines are appended or dropped; return False after ``timeout_s``."""
         upto = self._put
         return self._news.wait_for(lambda: self._done >= upto, timeout_s)

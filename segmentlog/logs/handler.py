@@ -1,4 +1,4 @@
-"""A `logging.Handler` that appends JSON to a topic, and never keeps its caller for longer than it says."""
+"""A `logging.Handler` that appends JSON to a topic, and blocks its caller only for a limited time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from segmentlog.arguments import as_bool, as_int, as_mapping
 from segmentlog.errors import (
     InvalidConfig,
     InvalidRecord,
-    LocalError,
-    NotShipped,
     PartitionFailed,
+    ProcessLimitError,
     RecordTooLarge,
     SegmentlogError,
+    ShipUnconfirmed,
     StoreClosed,
     TopicExists,
     UnknownTopic,
@@ -32,7 +32,7 @@ from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_safe import try_lock
 from segmentlog.store import LogStore
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ HeadersOf = Mapping[str, str] | Callable[[logging.LogRecord], Mapping[str, str]]
 _AT_ONCE_BYTES: Final = 1 << 20
 _RETRY_MAX_S: Final = 2.0
 _IDLE_S: Final = 3600.0
-_LOOK_S: Final = 0.01
+_CHECK_S: Final = 0.01
 _OF_THE_RECORD: Final = (RecordTooLarge, InvalidRecord)
-"""What would be the same however often the record is sent: it alone is given up."""
+"""Errors that repeat however often the record is sent: the record is dropped."""
 
 
 class _NoLock:
-    """In place of `logging.Handler.lock`, for which everybody would wait who logs while one does."""
+    """Replaces `logging.Handler.lock`, which would make all logging threads wait for a blocked one."""
 
     def acquire(self, *_: object) -> bool:
         return True
@@ -67,27 +67,26 @@ class _NoLock:
 
 
 class LogHandler(logging.Handler):
-    """Appends what is logged to a topic, as JSON: see `segmentlog.logs.log_record_json.render` for the fields.
+    """Appends log records to a topic, as JSON: see `segmentlog.logs.log_record_json.render` for the fields.
 
-    store         an open store, or a folder, which is opened (or made) and closed with the handler
-    topic         made when it is missing, with ``partitions`` and ``config``, unless ``create_topic`` is False
-    static        fields that every record has
-    key           "logger": the name of the logger; or a function that makes one of a LogRecord: a text, bytes or None
-    headers       of each record: a mapping of texts, or a function that makes one of a LogRecord
-    ack           "written", "durable" or "shipped", as with a producer
-    buffer_bytes  what waits to be appended
-    block_ms      how long a call waits for room when that is full; then the record is dropped, and until something was
-                  appended no other call waits at all
+    store         an open store, or a folder, which is opened (or created) and closed with the handler
+    topic         created if it is missing, with ``partitions`` and ``config``, unless ``create_topic`` is False
+    static        fields of every record
+    key           "logger": the name of the logger; or a function of a LogRecord that returns text, bytes or None
+    headers       of each record: a mapping of texts, or a function of a LogRecord that returns one
+    ack           "written", "durable" or "shipped", as for a producer
+    buffer_bytes  size of the buffer for records that are not appended yet
+    block_ms      how long a call waits for room in a full buffer; then its record is dropped, and later calls do not
+                  wait until a record was appended
     flush_ms      how long `flush` and `close` wait
 
-    A call renders the record and leaves it to a thread. What was dropped is counted by `dropped`, and told by a record
-    as soon as there is room again. What cannot be appended, on a full disk, say, is tried again; `handleError`
-    is called once for each such time. What segmentlog logs while this thread appends is left out: it would not end.
+    A call renders the record and leaves it to a thread. `dropped` counts dropped records, and a later log record
+    reports their number. An append that fails, for example because the disk is full, is repeated; `handleError` is
+    called once for each such period. Log records of segmentlog itself from this thread are ignored: otherwise they
+    would never end. Formatters are not used.
 
-    A formatter is not asked.
-
-    Any number of processes may log to one topic. After a fork the child's handler has a thread of its own. A record is
-    appended once; the death of the process takes what was not appended yet, milliseconds as a rule.
+    Any number of processes may log to one topic. A forked child's handler gets a thread of its own. A record is
+    appended once; if the process dies, records of the last milliseconds are usually lost.
     """
 
     def __init__(
@@ -124,18 +123,18 @@ class LogHandler(logging.Handler):
         self._buffer = Buffer(as_int("buffer_bytes", buffer_bytes, 1))
         self._pending: list[Line] = []
         self._unsynced: list[Line] = []
-        """Appended, and not known to be on the disk, as ``ack`` asks for."""
+        """Lines that are appended but not yet on disk, with an ``ack`` that requires it."""
         self._producer: Producer | None = None
-        self._told_dropped = 0
+        self._reported_dropped = 0
         self._is_failing = self._is_unshipped = self._is_called = self._closed_for_good = False
         self._retry_s = 0.0
         self._appending = 0
-        """The thread that is at it."""
+        """Ident of the thread that is appending."""
         self._turn = fork_safety.lock(self, "_turn")
-        """Of who appends: the thread, or who flushes when there is none."""
+        """Held while appending: by the thread, or by the caller of `flush` if there is no thread."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
-        self._worker = Worker("logs", self._tick)
+        self._worker = BackgroundThread("logs", self._tick)
         fork_safety.on_fork(self, "_forget_parent")
         try:
             self._ensure_topic()
@@ -146,13 +145,13 @@ class LogHandler(logging.Handler):
         _handlers.add(self)
 
     def _forget_parent(self) -> None:
-        """In a forked child: what waits is the parent's to append."""
+        """In a forked child: the parent appends the waiting lines."""
         self._pending, self._unsynced, self._producer = [], [], None
-        self._told_dropped = self._appending = 0
+        self._reported_dropped = self._appending = 0
         self._is_failing = self._is_unshipped = self._is_called = False
 
     def createLock(self) -> None:
-        """None is held: nothing here has to be done by one at a time."""
+        """Set a lock that does nothing: this handler needs no exclusion."""
         self.lock = _NoLock()  # type: ignore[assignment]
 
     # ------------------------------------------------------------ logging
@@ -192,23 +191,23 @@ class LogHandler(logging.Handler):
         if not worker.is_running:
             try:
                 worker.ensure_running()
-            except RuntimeError:  # too late in the life of the program: flush does it
+            except RuntimeError:  # too late in the life of the program: `flush` appends
                 return
-        if not self._is_called and not self._is_failing:  # it tries again by itself
+        if not self._is_called and not self._is_failing:  # after a failure the thread retries by itself
             self._is_called = True
             worker.wake()
 
     @property
     def dropped(self) -> int:
-        """How many records of this process were dropped."""
+        """Number of dropped records of this process."""
         return self._buffer.dropped
 
     def flush(self) -> None:
-        """Wait until what was logged is appended, up to ``flush_ms``."""
-        self.flushed(self._flush_s)
+        """Wait until all records are appended, up to ``flush_ms``."""
+        self.flush_within(self._flush_s)
 
-    def flushed(self, timeout_s: float) -> bool:
-        """The same, for so long; False when it was not in time."""
+    def flush_within(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s``; return False if some records are not appended."""
         if threading.get_ident() == self._appending:
             return False
         if self._worker.is_running:
@@ -222,20 +221,22 @@ class LogHandler(logging.Handler):
         return self._buffer.is_empty
 
     def close(self) -> None:
-        """Flush, up to ``flush_ms``, and take no more. A store that was given as a folder is closed. Idempotent."""
+        """Flush, up to ``flush_ms``, and drop later records. Closes a store that was given as a folder. Idempotent."""
         if not self._closed_for_good:
             ends_s = time.monotonic() + self._flush_s
-            self.flushed(self._flush_s)
+            self.flush_within(self._flush_s)
             self._closed_for_good = True
             if self._worker.is_running:
-                self._worker.wake()  # it closes what may block, and nobody waits for it any longer than
+                self._worker.wake()  # the thread closes what may block; this call waits for it only until the limit
                 self._worker.join(max(ends_s - time.monotonic(), 0.0) + 0.1)
             else:
                 self._close_clients()
             left = self._buffer.count
             if left:
                 self._buffer.drop(left)
-                self._tell_error(f"{left} records of the log could not be appended within {self._flush_s} s")
+                self._report_error(
+                    f"{left} log records could not be appended within {self._flush_s} s and were dropped"
+                )
             self._worker.ask_to_stop()
             _handlers.discard(self)
         super().close()
@@ -244,10 +245,10 @@ class LogHandler(logging.Handler):
 
     def _tick(self) -> float:
         with try_lock(self._turn) as is_free:
-            if not is_free:  # who flushes found no thread at it, and then there is one: two would append the same
-                return _LOOK_S
+            if not is_free:  # `flush` found no thread, and then one started: both would append the same lines
+                return _CHECK_S
             self._appending = threading.get_ident()
-            self._is_called = False  # before the look: what comes from now on calls again
+            self._is_called = False  # before the check: later records wake the thread again
             try:
                 return self._append_all()
             finally:
@@ -271,14 +272,14 @@ class LogHandler(logging.Handler):
                 return self._retry_s
             if appended_count:
                 self._retry_s, self._is_failing = 0.0, False
-                self._tell_dropped()
+                self._report_dropped()
         if self._closed_for_good:
             self._close_clients()
             self._worker.ask_to_stop()
         return _IDLE_S
 
     def _append(self, lines: list[Line]) -> int:
-        """Append lines: how many were, as ``ack`` asks for it. Those that are to be tried again are pending."""
+        """Append lines; return how many were appended as ``ack`` requires. Lines to retry become pending."""
         from segmentlog.producing.producer import passed_at
 
         sent: list[tuple[Line, Any]] = []
@@ -299,40 +300,40 @@ class LogHandler(logging.Handler):
                         first = first or error
                         given_up.append(line)
             finally:
-                producer.flush()  # also after a send that raised what kept earlier lines out: that is told by it
+                producer.flush()  # also after a send that raised the failure of earlier lines
         except (SegmentlogError, OSError) as error:
             first = error
         failed: list[Line] = []
         unsynced: list[Line] = []
-        unshipped: NotShipped | None = None
+        unshipped: ShipUnconfirmed | None = None
         for line, delivery in sent:
             failure = delivery.exception()
-            if isinstance(failure, NotShipped):
+            if isinstance(failure, ShipUnconfirmed):
                 unshipped = failure
             elif failure is not None:
                 first = first or failure
-                (unsynced if isinstance(failure, LocalError) and failure.appended else failed).append(line)
-        if isinstance(first, NotShipped):  # appended it is, and shipped as soon as that is possible
+                (unsynced if isinstance(failure, ProcessLimitError) and failure.appended else failed).append(line)
+        if isinstance(first, ShipUnconfirmed):  # the records are appended, and shipped as soon as possible
             first = None
         reached = len(sent) + len(given_up)
         again = failed + lines[reached:]
         if isinstance(first, StoreClosed) and self._path is None:
             given_up += again
             again = []
-        self._pending = again  # first of all: whatever happens from here on, nothing is appended twice
+        self._pending = again  # first, so that no line is appended twice whatever happens afterwards
         self._unsynced = unsynced
         waiting = {id(line) for lines_left in (again, unsynced) for line in lines_left}
         self._buffer.drop(len(given_up))
         if unshipped is not None and not self._is_unshipped:
-            self._tell_error("the log is not shipped", unshipped)
+            self._report_error("log records are appended but not shipped", unshipped)
         self._is_unshipped = unshipped is not None
         if first is not None:
-            self._note(first)  # who flushes finds it told
+            self._handle_failure(first)  # before `done`, so that `flush` returns after the error was reported
         self._buffer.done([line for line in lines if id(line) not in waiting])
         return len(lines) - len(waiting) - len(given_up)
 
     def _sync(self) -> int:
-        """Bring to the disk what is appended, and could not be: how many lines were."""
+        """Sync lines that were appended but not synced; return how many were."""
         if not self._unsynced:
             return 0
         try:
@@ -340,7 +341,7 @@ class LogHandler(logging.Handler):
             for partition in self._store.topic(self.topic).partitions():
                 partition.flush()
         except (SegmentlogError, OSError) as error:
-            self._note(error)
+            self._handle_failure(error)
             if self._path is not None or not isinstance(error, StoreClosed):
                 return 0
         lines, self._unsynced = self._unsynced, []
@@ -350,7 +351,7 @@ class LogHandler(logging.Handler):
     def _ready_producer(self) -> Producer:
         if self._producer is None:
             if self._store.is_closed and self._path is not None:
-                # As the program ends stores are closed before the last record is logged. It has no need of threads.
+                # At exit, stores are closed before the last record is logged. Threads are not needed then.
                 self._store = LogStore(self._path, background=False)
             self._ensure_topic()
             self._producer = self._store.producer(ack=self._ack, linger_ms=1000, tracing="off")
@@ -367,46 +368,47 @@ class LogHandler(logging.Handler):
             except TopicExists:  # another process was faster
                 pass
 
-    def _note(self, error: Exception) -> None:
-        """Something failed: mend what can be, and say so once."""
+    def _handle_failure(self, error: Exception) -> None:
+        """Recover from an error if possible, and report it once."""
         if isinstance(error, StoreClosed | PartitionFailed | UnknownTopic):
             producer, self._producer = self._producer, None
             if producer is not None:
-                with contextlib.suppress(SegmentlogError, OSError):  # nothing waits in it: what failed is pending here
-                    producer.close()  # its thread would go on until somebody collects garbage
+                # no line waits in it: failed lines are pending here
+                with contextlib.suppress(SegmentlogError, OSError):
+                    producer.close()  # otherwise its thread would run until a garbage collection
             if isinstance(error, PartitionFailed) and self._path is not None:
-                self._close_store()  # opened anew it recovers
+                self._close_store()  # reopening it runs a recovery
             if isinstance(error, StoreClosed) and self._path is not None:
-                return  # as the program ends; it is opened anew
+                return  # at exit; it is opened again
         if not self._is_failing or isinstance(error, _OF_THE_RECORD):
             self._is_failing = not isinstance(error, _OF_THE_RECORD)
-            self._tell_error("the log cannot be appended to", error)
+            self._report_error("log records cannot be appended", error)
 
-    def _tell_error(self, text: str, error: Exception | None = None) -> None:
-        """As `logging.Handler.handleError` does it; where it cannot be told there is nobody to tell that."""
+    def _report_error(self, text: str, error: Exception | None = None) -> None:
+        """Call `logging.Handler.handleError`; ignore its failure, because there is no further channel."""
         record = logging.LogRecord(
             "segmentlog.logs", logging.ERROR, __file__, 0, "topic %s: %s: %s", (self.topic, text, error or ""), None
         )
         try:
             raise error or SegmentlogError(text)
         except Exception:
-            with contextlib.suppress(Exception):  # a stderr that is closed, say
+            with contextlib.suppress(Exception):  # for example a closed stderr
                 self.handleError(record)
 
-    def _tell_dropped(self) -> None:
-        """A record of those that were dropped, by the way that all go."""
-        count = self._buffer.dropped - self._told_dropped
+    def _report_dropped(self) -> None:
+        """Log a record that reports the number of dropped records."""
+        count = self._buffer.dropped - self._reported_dropped
         if count:
-            text = f"{count} records that were logged here before this one were dropped: the log could not keep up"
+            text = f"{count} earlier log records of this process were dropped: appending could not keep up"
             record = logging.LogRecord("segmentlog.logs", logging.WARNING, __file__, 0, text, None, None)
             record.dropped = count
             key = None
-            with contextlib.suppress(Exception):  # the function is made for other records
+            with contextlib.suppress(Exception):  # the function may not accept this record
                 key = self._key_of(record)
             created_ms = int(record.created * 1000)
             line = Line(render(record, text, self._static), key, (), created_ms, created_ms)
             if self._buffer.put(line, 0.0):
-                self._told_dropped += count
+                self._reported_dropped += count
 
     def _close_clients(self) -> None:
         producer, self._producer = self._producer, None
@@ -414,7 +416,7 @@ class LogHandler(logging.Handler):
             try:
                 producer.close()
             except (SegmentlogError, OSError) as error:
-                self._note(error)
+                self._handle_failure(error)
         self._close_store()
 
     def _close_store(self) -> None:
@@ -422,7 +424,7 @@ class LogHandler(logging.Handler):
             try:
                 self._store.close()
             except (SegmentlogError, OSError) as error:
-                self._tell_error("its store was not closed cleanly", error)
+                self._report_error("the store was not closed cleanly", error)
 
 
 _handlers: weakref.WeakSet[LogHandler] = weakref.WeakSet()
@@ -430,6 +432,6 @@ _handlers: weakref.WeakSet[LogHandler] = weakref.WeakSet()
 
 @atexit.register
 def _flush_handlers() -> None:
-    """Before stores are closed as the program ends, which comes before `logging.shutdown`."""
+    """Flush at exit before stores are closed, which happens before `logging.shutdown`."""
     for handler in members_of(_handlers):
         handler.flush()

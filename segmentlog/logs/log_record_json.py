@@ -1,4 +1,4 @@
-"""A `logging.LogRecord` as JSON, whatever it has in it."""
+"""Render a `logging.LogRecord` as JSON, whatever its fields contain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STANDARD: Final = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "
 
 
 def render(record: logging.LogRecord, message: str, static: Mapping[str, Any]) -> bytes:
-    """One JSON object. What JSON has not is what `str` makes of it.
+    """Return one JSON object. Values that JSON cannot represent are converted with `str`.
 
-    time, level, logger, message      the time in UTC, with microseconds; the message with its arguments in it
-    process, thread, file, line       the process id, the name of the thread, where it was logged
-    exc_info, stack                   as texts, where there are any
-    ...                               ``static``, and the fields of ``extra``; one by a name from above: extra.NAME
+    time, level, logger, message      the time in UTC, with microseconds; the message with its arguments
+    process, thread, file, line       the process id, the name of the thread, the location of the call
+    exc_info, stack                   as texts, if present
+    ...                               ``static``, and the fields of ``extra``; extra.NAME if a name above is used
     """
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
@@ -53,7 +53,7 @@ def render(record: logging.LogRecord, message: str, static: Mapping[str, Any]) -
 
 
 def _plain(value: Any) -> Any:
-    """The value if JSON has it, else its text."""
+    """Return the value if JSON can represent it, else its text."""
     try:
         msgspec.json.decode(_encoder.encode(value))
     except Exception:
@@ -66,7 +66,7 @@ def _text(value: object) -> str:
         text = value if isinstance(value, str) else str(value)
     except Exception as error:
         text = f"<{type(value).__name__} without a text: {type(error).__name__}>"
-    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no text
+    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is not valid text
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_text)

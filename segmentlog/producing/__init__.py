@@ -1,1 +1,1 @@
-"""Producers: records are gathered into batches and appended."""
+"""Producers gather records into batches and append them."""

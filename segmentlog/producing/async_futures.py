@@ -1,4 +1,4 @@
-"""Coroutines that wait for records to be appended, or to be on disk; and how much is on its way."""
+"""Futures for coroutines that wait until records are appended or on disk, and the limit of unsent bytes."""
 
 from __future__ import annotations
 
@@ -6,57 +6,57 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from segmentlog.aio.loop_bridge import Strand
-from segmentlog.producing.accumulator import Pump
+from segmentlog.aio.loop_bridge import LoopBridge
+from segmentlog.producing.accumulator import Accumulator
 from segmentlog.producing.delivery import Chunk
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Arrivals:
-    """What a producer's coroutines wait for. For its loop's thread, but for `told`."""
+class AsyncFutures:
+    """Futures of a producer's coroutines. Use it in the thread of the event loop, except `on_sent`."""
 
-    def __init__(self, strand: Strand, pump: Pump, max_unsent_bytes: int) -> None:
-        self._strand = strand
-        self._pump = pump
+    def __init__(self, bridge: LoopBridge, accumulator: Accumulator, max_unsent_bytes: int) -> None:
+        self._bridge = bridge
+        self._accumulator = accumulator
         self._max_unsent_bytes = max_unsent_bytes
-        self._is_looking = False
+        self._is_scheduled = False
         self._awaited: defaultdict[Chunk, list[asyncio.Future[None]]] = defaultdict(list)
-        self._room: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[None]] = []
         self._many_bytes = 0
-        """Of lists that are on their way as a whole."""
+        """Bytes of lists of `send_many` that are being sent."""
         self._unsynced: defaultdict[Partition, list[tuple[int, int, asyncio.Future[None]]]] = defaultdict(list)
         self._syncing: set[Partition] = set()
 
     # ------------------------------------------------------------ appended
 
-    def arrival(self, chunk: Chunk) -> asyncio.Future[None]:
-        """Done once a chunk was sent, or failed."""
-        self._strand.check_loop()
-        future: asyncio.Future[None] = self._strand.loop.create_future()
+    def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
+        """Return a future that is done once a chunk was sent or has failed."""
+        self._bridge.check_loop()
+        future: asyncio.Future[None] = self._bridge.loop.create_future()
         self._awaited[chunk].append(future)
-        if chunk.is_sent:  # just now: nobody may tell of it again
-            self._look()
+        if chunk.is_sent:  # sent meanwhile: there may be no further call of `on_sent`
+            self._complete_sent()
         return future
 
-    def told(self) -> None:
-        """A chunk was sent, or failed: by whatever thread. One look for all that come before it."""
-        if not self._is_looking:
-            self._is_looking = True
-            self._strand.mailbox.post(self._look)
+    def on_sent(self) -> None:
+        """Schedule one check in the event loop after chunks were sent. Thread-safe."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._bridge.mailbox.post(self._complete_sent)
 
-    def _look(self) -> None:
-        self._is_looking = False
+    def _complete_sent(self) -> None:
+        self._is_scheduled = False
         for chunk in [chunk for chunk in self._awaited if chunk.is_sent]:
             for future in self._awaited.pop(chunk):
                 if not future.done():
                     future.set_result(None)
-        if self._room and self.unsent_bytes <= self._max_unsent_bytes // 2:
-            self._tell_of_room()
+        if self._waiting and self.unsent_bytes <= self._max_unsent_bytes // 2:
+            self._complete_waiting()
 
-    def _tell_of_room(self) -> None:
-        waiting, self._room = self._room, []
+    def _complete_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -65,36 +65,36 @@ class Arrivals:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of records that are on their way, about."""
-        return self._pump.full_bytes + self._many_bytes
+        """Approximate bytes of records that are not sent yet."""
+        return self._accumulator.sealed_bytes + self._many_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether a sender has to wait."""
+        """Whether a sender must wait."""
         return self.unsent_bytes >= self._max_unsent_bytes
 
-    async def room(self) -> None:
-        """Wait until half of what may be on its way is free."""
+    async def wait_for_room(self) -> None:
+        """Wait until at most half of the allowed bytes are unsent."""
         while self.is_full:
-            future: asyncio.Future[None] = self._strand.loop.create_future()
-            self._room.append(future)
+            future: asyncio.Future[None] = self._bridge.loop.create_future()
+            self._waiting.append(future)
             await future
 
-    def add_many(self, size_bytes: int) -> None:
-        """A list of so many bytes is on its way; with a negative number it has arrived."""
+    def add_unsent_bytes(self, size_bytes: int) -> None:
+        """Count the bytes of a list that starts to be sent; negative when it was sent."""
         self._many_bytes += size_bytes
         if size_bytes < 0:
-            self._look()
+            self._complete_sent()
 
     # ------------------------------------------------------------ on disk
 
-    def on_disk(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
-        """Done once these offsets are on disk; raises what keeps them from it.
+    def durable_future(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
+        """Return a future that is done once these offsets are on disk; it raises the error of the sync.
 
-        One call a partition at a time, for all who came while the last one was under way.
+        One sync per partition runs at a time; the next one serves all callers that came meanwhile.
         """
-        self._strand.check_loop()
-        future: asyncio.Future[None] = self._strand.loop.create_future()
+        self._bridge.check_loop()
+        future: asyncio.Future[None] = self._bridge.loop.create_future()
         self._unsynced[log].append((base_offset, end_offset, future))
         if log not in self._syncing:
             self._sync(log)
@@ -106,7 +106,7 @@ class Arrivals:
             self._syncing.discard(log)
             return
         self._syncing.add(log)
-        done = self._strand.beside(lambda: _synced(log, [(base, end) for base, end, _ in waiting]))
+        done = self._bridge.call_parallel(lambda: _synced(log, [(base, end) for base, end, _ in waiting]))
         done.add_done_callback(lambda done: self._synced(log, [future for _, _, future in waiting], done))
 
     def _synced(self, log: Partition, futures: list[asyncio.Future[None]], done: asyncio.Future[list[Any]]) -> None:
@@ -123,12 +123,12 @@ class Arrivals:
 
 
 def _synced(log: Partition, ranges: list[tuple[int, int]]) -> list[Exception | None]:
-    """fsync up to the last of them; for each of them None, or what kept it from the disk."""
+    """Sync up to the last range; return for each range None, or its error."""
     log.sync_upto(max(end for _, end in ranges))
     outcomes: list[Exception | None] = []
     for base_offset, end_offset in ranges:
         try:
-            log.sync_upto(end_offset, base_offset)  # a look whether it is still there
+            log.sync_upto(end_offset, base_offset)  # check that the records still exist
         except Exception as error:
             outcomes.append(error)
         else:

@@ -1,4 +1,4 @@
-"""A producer for asyncio: `send` adds to lists in the loop's thread, a few shared threads append."""
+"""A producer for asyncio: `send` adds to lists in the event loop's thread, and a few shared threads append."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy.typing as npt
 
-from segmentlog.aio.loop_bridge import Strand, note
+from segmentlog.aio.loop_bridge import LoopBridge, add_note
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.log.append.batch_encoding import as_list
-from segmentlog.producing.async_futures import Arrivals
-from segmentlog.producing.async_sender import AsyncDeliveries, AsyncDelivery, QueueingProducer
+from segmentlog.producing.async_futures import AsyncFutures
+from segmentlog.producing.async_sender import AsyncDeliveries, AsyncDelivery, EventLoopProducer
 from segmentlog.producing.delivery import Chunk, Deliveries
-from segmentlog.producing.producer import RECORD_OVERHEAD, CommitsPositions, passed_at
+from segmentlog.producing.producer import RECORD_OVERHEAD, OffsetCommitter, checked_metadata, passed_at
 from segmentlog.records import K, TopicPartition, V
 
 if TYPE_CHECKING:
@@ -28,53 +28,53 @@ T = TypeVar("T")
 _UNSENT = "the records were not sent"
 
 
-class CommitsPositionsSoon(Protocol):
-    """A member of a group, as a transaction needs it; `AsyncConsumer` is one."""
+class AsyncOffsetCommitter(Protocol):
+    """A group member whose offsets a transaction can commit; `AsyncConsumer` is one."""
 
     @property
-    def member(self) -> CommitsPositions:
-        """It, for threads."""
+    def member(self) -> OffsetCommitter:
+        """The member, for use in threads."""
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The next offset of every partition."""
+        """Return the offset of the next record of every partition."""
 
 
 class AsyncProducer(Generic[K, V]):
-    """Sends records to topics, from coroutines of one event loop. What it takes is as with `Producer`.
+    """Sends records to topics, from coroutines of one event loop. Its arguments are those of `Producer`.
 
         async with store.aproducer() as producer:
             delivery = await producer.send("clicks", b"/home", key=b"user-1")
             topic, partition, offset, timestamp = await delivery
 
-    max_unsent_bytes  `send` and `send_many` wait while so much is on its way
+    max_unsent_bytes  `send` and `send_many` wait while this many bytes are unsent
 
-    No thread is started for a call, nor for a producer: what may block is done by a few threads that all share.
+    Neither a call nor a producer starts a thread: a few threads, shared by all, run what may block.
 
-    A batch of `send` that fails keeps what was sent after it from being appended, as with `Producer`. Calls of
-    `send_many` that are awaited at the same time are independent: await one before the next where their order counts.
+    If a batch of `send` fails, later records are not appended, as with `Producer`. Calls of `send_many` that are
+    awaited at the same time are independent: if their order matters, await each before the next.
 
-    *Cancelled*, `send` has not sent its record. `send_many` has sent nothing if it was waiting for room, and otherwise
-    goes on; `flush`, `commit` and `close` go on in any case. A note with the ``CancelledError`` says which it was. What
-    comes next waits for what goes on.
+    *A cancelled* `send` has not sent its record. A cancelled `send_many` has sent nothing if it was waiting for room,
+    and otherwise completes; `flush`, `commit` and `close` always complete. A note on the ``CancelledError`` says what
+    applies. Later calls wait until it has completed.
 
-    It belongs to the loop in which it was begun; in a forked child it raises `StoreClosed`.
+    Use it only in the event loop in which it was started. In a forked child it raises `StoreClosed`.
     """
 
-    def __init__(self, make: Callable[[], QueueingProducer], linger_ms: float, max_unsent_bytes: int) -> None:
+    def __init__(self, make: Callable[[], EventLoopProducer], linger_ms: float, max_unsent_bytes: int) -> None:
         self._make = make
         self._linger_s = linger_ms / 1000
         self._max_unsent_bytes = max_unsent_bytes
-        self._strand: Strand | None = None
-        self._inner: QueueingProducer | None = None
+        self._bridge: LoopBridge | None = None
+        self._inner: EventLoopProducer | None = None
         self._chunks: dict[str, Chunk] = {}
-        """Those of the producer within, for records that need no serializer."""
+        """Chunks of the inner producer, for records that need no serializer."""
         self._timer: asyncio.TimerHandle | None = None
         self._queued: set[str] = set()
         """Topics that a thread is about to send to."""
         self._known: set[str] = set()
-        """Topics that were found to be there; what is first sent to one waits for a look."""
+        """Topics that exist; the first record of another topic waits for a lookup."""
         self._has_to_pause = False
-        """A chunk was sealed: the next `send` lets others come, and waits if there is no room."""
+        """Whether a chunk was sealed: the next `send` yields to other tasks, and waits if there is no room."""
         self._closing: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------ beginning and ending
@@ -86,40 +86,40 @@ class AsyncProducer(Generic[K, V]):
         await self.close()
 
     async def start(self) -> AsyncProducer[K, V]:
-        """Begin; ``async with`` does it. Raises `ProducerFenced` and what else making a producer does."""
+        """Start the producer; ``async with`` calls this. Raises `ProducerFenced` and other errors of creation."""
         if self._closing is not None:
             raise StoreClosed("producer")
-        if self._strand is None:
-            strand = Strand("producer")
-            inner = await strand.made(self._make)
-            self._strand, self._inner = strand, inner
-            self._arrivals = Arrivals(strand, inner.pump, self._max_unsent_bytes)
-            inner.hook(self, self._arrivals)
+        if self._bridge is None:
+            bridge = LoopBridge("producer")
+            inner = await bridge.create(self._make)
+            self._bridge, self._inner = bridge, inner
+            self._futures = AsyncFutures(bridge, inner.accumulator, self._max_unsent_bytes)
+            inner.hook(self, self._futures)
             self._send = cast("Callable[..., AsyncDelivery]", inner.send)
             if inner.serializer is None and inner.key_serializer is None and inner.carrier is None:
-                self._chunks, self._pump = inner.pump.chunks, inner.pump
+                self._chunks, self._accumulator = inner.accumulator.chunks, inner.accumulator
         return self
 
     async def close(self) -> None:
-        """Append what was sent, and take no more. An open transaction is aborted. Idempotent.
+        """Append the records sent before, and reject new ones. Aborts an open transaction. Idempotent.
 
-        Cancelled, it goes on. Raises the first failure that nobody was told of yet.
+        Completes even if cancelled. Raises the first failure that no call has raised yet.
         """
         if self._closing is None:
-            if self._strand is None or self._inner is None:
+            if self._bridge is None or self._inner is None:
                 return
-            self._strand.check_loop()
+            self._bridge.check_loop()
             self._stop_timer()
-            self._inner.pump.refuse_more()
-            self._closing = self._strand.call(self._inner.close)
+            self._inner.accumulator.stop_accepting()
+            self._closing = self._bridge.call(self._inner.close)
             self._closing.add_done_callback(self._closed)
-        await self._wait(self._closing, "closing goes on")
+        await self._wait(self._closing, "closing continues")
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
-        assert self._strand is not None
+        assert self._bridge is not None
         if not closing.cancelled():
-            closing.exception()  # whoever called close is told of it, and nobody else
-        self._strand.end()
+            closing.exception()  # mark as retrieved: only the caller of close gets the error
+        self._bridge.end()
 
     # ------------------------------------------------------------ sending
 
@@ -133,15 +133,15 @@ class AsyncProducer(Generic[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> AsyncDelivery:
-        """Send one record; waits only while there is no room. Raises as `Producer.send` does.
+        """Send one record; wait only while there is no room. Raises the errors of `Producer.send`.
 
-        Cancelled, it has not sent it.
+        If cancelled, the record is not sent.
         """
-        # `Producer.send` for a record that is like most, once more: a call costs half as much again. What is not like
-        # that, and the first record of a chunk, goes by the long way.
+        # `Producer.send` for usual records, repeated inline: a call would cost half as much again. Other records, and
+        # the first of a chunk, take the general path.
         try:
             chunk = self._chunks.get(topic)
-        except TypeError:  # no name
+        except TypeError:  # not a topic name
             chunk = None
         if (
             chunk is None
@@ -162,26 +162,26 @@ class AsyncProducer(Generic[K, V]):
         chunk.add((number, value, key))
         chunk.room = room = chunk.room - size_bytes
         if room <= 0 or chunk.sealed:
-            chunk, number = self._pump.send_sealed(chunk, number, value, key)
+            chunk, number = self._accumulator.send_sealed(chunk, number, value, key)
         return AsyncDelivery(chunk, number)
 
     async def _before(self, topic: str) -> None:
-        """Wait for room, and for a topic that is not known yet to be found."""
-        strand, inner = self._open()
+        """Wait for room, and for the lookup of a new topic."""
+        bridge, inner = self._open()
         try:
             if self._has_to_pause:
                 self._has_to_pause = False
-                # Whoever sends without end lets others come now and then.
+                # A task that sender without pause must yield to other tasks now and then.
                 await asyncio.sleep(0)
-                if self._arrivals.is_full:
-                    self._has_to_pause = True  # for others who come meanwhile
-                    await self._arrivals.room()
+                if self._futures.is_full:
+                    self._has_to_pause = True  # for tasks that send meanwhile
+                    await self._futures.wait_for_room()
                     self._has_to_pause = False
             if topic not in self._known:
-                await strand.beside(lambda: inner.pump.check_topic(topic))
+                await bridge.call_parallel(lambda: inner.accumulator.check_topic(topic))
                 self._known.add(topic)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, "the record was not sent")
+            add_note(cancelled, "the record was not sent")
             raise
 
     async def send_many(
@@ -194,64 +194,72 @@ class AsyncProducer(Generic[K, V]):
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> AsyncDeliveries:
-        """Send a list of records at once, after what was sent before them; returns when they are appended.
+        """Send a list of records after those sent before; return when they are appended.
 
-        Raises as `Producer.send_many` does. The lists may be changed as soon as it waits.
+        Raises the errors of `Producer.send_many`. The caller may change the lists as soon as the call waits.
         """
-        strand, inner = self._open()
+        bridge, inner = self._open()
         passed_ms = inner.now_ms()
         values = as_list("values", values) if values.__class__ is not list else values[:]
         keys = keys[:] if keys.__class__ is list and keys is not None else keys
         try:
-            await self._arrivals.room()
+            await self._futures.wait_for_room()
         except asyncio.CancelledError as cancelled:
-            note(cancelled, "none of the records was sent")
+            add_note(cancelled, "none of the records was sent")
             raise
         size_bytes = _size_bytes(values)
-        self._arrivals.add_many(size_bytes)
+        self._futures.add_unsent_bytes(size_bytes)
 
         def send_many() -> Deliveries:
             with passed_at(passed_ms):
                 return inner.send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
 
-        context = contextvars.copy_context()  # so that the span that is current here is so there
-        sending = strand.call(lambda: context.run(send_many))
-        sending.add_done_callback(lambda _: self._arrivals.add_many(-size_bytes))
-        deliveries = await self._wait(sending, "the records are appended, or fail, all the same")
+        context = contextvars.copy_context()  # keeps the current trace span
+        sending = bridge.call(lambda: context.run(send_many))
+        sending.add_done_callback(lambda _: self._futures.add_unsent_bytes(-size_bytes))
+        deliveries = await self._wait(sending, "sending the records continues")
         return AsyncDeliveries(deliveries.chunk)
 
     async def flush(self) -> None:
-        """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
+        """Append all records sent so far. Raises the first failure that no call has raised yet.
 
-        With ``ack="durable"`` it is on disk when this returns.
+        With ``ack="durable"``, they are on disk when this returns.
         """
-        strand, inner = self._open()
-        await self._wait(strand.call(inner.flush), "flushing goes on")
+        bridge, inner = self._open()
+        await self._wait(bridge.call(inner.flush), "flushing continues")
 
     # ------------------------------------------------------------ names and transactions
 
     @property
     def name(self) -> str | None:
-        """The name that it was given."""
+        """Name of the producer; None for an unnamed producer."""
         return self._open()[1].name
 
     @property
+    def last_commit_metadata(self) -> str | None:
+        """Metadata of the last transaction committed under this name, by any instance; None if there is none."""
+        return self._open()[1].last_commit_metadata
+
+    @property
     def last_note(self) -> str | None:
-        """The note of the last transaction that was committed under this name, by whatever instance; None without."""
-        return self._open()[1].last_note
+        """Former name of `last_commit_metadata`."""
+        return self.last_commit_metadata
 
     async def last_sequence(self, topic: str, partition: int = 0) -> int:
-        """See `Producer.last_sequence`."""
-        strand, inner = self._open()
-        return await strand.call(lambda: inner.last_sequence(topic, partition))
+        """Return the number of the last record in a partition; see `Producer.last_sequence`."""
+        bridge, inner = self._open()
+        return await bridge.call(lambda: inner.last_sequence(topic, partition))
 
     @contextlib.asynccontextmanager
-    async def transaction(self, note: str | None = None) -> AsyncIterator[AsyncProducer[K, V]]:
-        """What is sent within is there for ``read_committed`` readers at once, or never; see `Producer.transaction`.
+    async def transaction(
+        self, commit_metadata: str | None = None, *, note: str | None = None
+    ) -> AsyncIterator[AsyncProducer[K, V]]:
+        """Commit all records sent within the context, or none of them; see `Producer.transaction`.
 
-        Left by an exception, or cancelled, it is aborted. Cancelled while it commits it is committed all the same, or
-        fails: `last_note` of a producer with a name tells.
+        An exception or a cancellation aborts the transaction. If it is cancelled while it commits, the commit completes
+        or fails: `last_commit_metadata` of a named producer shows which.
         """
+        commit_metadata = checked_metadata(commit_metadata, note)
         await self.begin_transaction()
         try:
             yield self
@@ -259,19 +267,19 @@ class AsyncProducer(Generic[K, V]):
             await self._abort_quietly()
             raise
         try:
-            await self.commit_transaction(note)
-        except Exception:  # a cancelled one goes on
+            await self.commit_transaction(commit_metadata)
+        except Exception:  # a cancelled commit continues
             await self._abort_quietly()
             raise
 
     async def _abort_quietly(self) -> None:
-        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        """Abort an open transaction; ignore errors, because the caller raises an earlier one."""
         with contextlib.suppress(SegmentlogError, OSError):
             await self.abort_transaction()
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction by hand; `transaction` is the easier way. Cancelled, none is begun."""
-        strand, inner = self._open()
+        """Begin a transaction; `transaction` is the easier way. If cancelled, no transaction is begun."""
+        bridge, inner = self._open()
         begun: list[bool] = []
 
         def begin() -> None:
@@ -279,93 +287,101 @@ class AsyncProducer(Generic[K, V]):
             begun.append(True)
 
         try:
-            await asyncio.shield(strand.call(begin))
+            await asyncio.shield(bridge.call(begin))
         except asyncio.CancelledError:
-            # Only its own: what kept this one from being begun may be that another task has one open.
-            strand.begin(lambda: _abort_quietly(inner) if begun else None)
+            # Abort only its own transaction: it may have failed because another task has one open.
+            bridge.queue(lambda: _abort_quietly(inner) if begun else None)
             raise
 
-    async def commit_transaction(self, note: str | None = None) -> None:
-        """Send what is left, and commit. Raises what `Producer.transaction` does. Cancelled, it goes on."""
-        strand, inner = self._open()
-        await self._wait(strand.call(lambda: inner.commit_transaction(note)), "the transaction is committed, or fails")
+    async def commit_transaction(self, commit_metadata: str | None = None, *, note: str | None = None) -> None:
+        """Send the remaining records and commit; see `Producer.transaction`. Completes even if cancelled."""
+        bridge, inner = self._open()
+        await self._wait(
+            bridge.call(lambda: inner.commit_transaction(commit_metadata, note=note)), "the commit continues"
+        )
 
     async def abort_transaction(self) -> None:
-        """Take back everything that was sent in the transaction. Cancelled, it goes on."""
-        strand, inner = self._open()
-        await self._wait(strand.call(inner.abort_transaction), "the transaction is aborted")
+        """Abort the transaction. Completes even if cancelled."""
+        bridge, inner = self._open()
+        await self._wait(bridge.call(inner.abort_transaction), "the abort continues")
+
+    async def commit_offsets(
+        self, consumer: AsyncOffsetCommitter, offsets: Mapping[Any, int] | None = None, *, metadata: str = ""
+    ) -> None:
+        """Commit a group member's offsets with the transaction; see `Producer.commit_offsets`."""
+        bridge, inner = self._open()
+        given = consumer.positions() if offsets is None else offsets
+        committing = bridge.call(lambda: inner.commit_offsets(consumer.member, given, metadata=metadata))
+        await self._wait(committing, "adding the offsets to the transaction continues")
 
     async def commit_positions(
-        self, consumer: CommitsPositionsSoon, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+        self, consumer: AsyncOffsetCommitter, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> None:
-        """Commit a group member's positions with the transaction; see `Producer.commit_positions`."""
-        strand, inner = self._open()
-        given = consumer.positions() if positions is None else positions
-        committing = strand.call(lambda: inner.commit_positions(consumer.member, given, metadata=metadata))
-        await self._wait(committing, "the positions are put into the transaction, or that fails")
+        """Former name of `commit_offsets`."""
+        await self.commit_offsets(consumer, positions, metadata=metadata)
 
-    # ------------------------------------------------------------ what the pump calls
+    # ------------------------------------------------------------ callbacks of the accumulator
 
-    def begun(self) -> None:
-        """A chunk begins to linger."""
-        strand, _ = self._open()
-        strand.check_loop()
+    def on_chunk_started(self) -> None:
+        """Start the timer when a chunk starts to linger."""
+        bridge, _ = self._open()
+        bridge.check_loop()
         if self._timer is None and self._linger_s:
-            self._timer = strand.loop.call_later(self._linger_s, self._linger)
+            self._timer = bridge.loop.call_later(self._linger_s, self._linger)
 
     def _linger(self) -> None:
         self._timer = None
-        strand, inner = self._open()
-        pause_s = inner.linger_tick()
-        if inner.pump.chunks:
-            self._timer = strand.loop.call_later(pause_s, self._linger)
+        bridge, inner = self._open()
+        pause_s = inner.send_lingering()
+        if inner.accumulator.chunks:
+            self._timer = bridge.loop.call_later(pause_s, self._linger)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def sealed(self, topic: str) -> None:
-        """There are chunks of a topic to send."""
-        strand, inner = self._open()
+    def on_sealed(self, topic: str) -> None:
+        """Queue a topic that has chunks to send."""
+        bridge, inner = self._open()
         self._has_to_pause = True
         if topic not in self._queued:
             self._queued.add(topic)
-            strand.begin(lambda: self._send_full(inner, topic))
+            bridge.queue(lambda: self._send_queued(inner, topic))
 
-    def _send_full(self, inner: QueueingProducer, topic: str) -> None:
-        """In a thread of the pool."""
-        self._queued.discard(topic)  # before the look: what is sealed from now on is queued anew
-        with contextlib.suppress(Exception):  # the deliveries have it, and the next flush tells
-            inner.pump.send_full(topic)
+    def _send_queued(self, inner: EventLoopProducer, topic: str) -> None:
+        """Send the queued chunks of a topic, in a thread of the pool."""
+        self._queued.discard(topic)  # first: chunks sealed from now on are queued again
+        with contextlib.suppress(Exception):  # the deliveries have the error, and the next flush raises it
+            inner.accumulator.send_queued(topic)
 
-    def told(self) -> None:
-        """A chunk was sent, or failed; by whatever thread."""
-        self._arrivals.told()
+    def on_sent(self) -> None:
+        """Complete futures after a chunk was sent or has failed. Thread-safe."""
+        self._futures.on_sent()
 
     # ------------------------------------------------------------ helpers
 
-    def _open(self) -> tuple[Strand, QueueingProducer]:
-        if self._strand is None or self._inner is None:
+    def _open(self) -> tuple[LoopBridge, EventLoopProducer]:
+        if self._bridge is None or self._inner is None:
             raise StoreClosed("producer", "it is not open yet; use it inside `async with`")
-        return self._strand, self._inner
+        return self._bridge, self._inner
 
     async def _wait(self, future: asyncio.Future[T], cancelled_note: str) -> T:
-        """For what goes on when whoever waits for it is cancelled."""
+        """Await a future that continues even if the awaiting task is cancelled; add a note to the cancellation."""
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as cancelled:
-            note(cancelled, cancelled_note)
+            add_note(cancelled, cancelled_note)
             raise
 
 
-def _abort_quietly(inner: QueueingProducer) -> None:
+def _abort_quietly(inner: EventLoopProducer) -> None:
     with contextlib.suppress(SegmentlogError, OSError):
         inner.abort_transaction()
 
 
 def _size_bytes(values: Sequence[Any]) -> int:
-    """About; objects that a serializer has yet to make bytes of count little."""
+    """Return approximate bytes; objects that must still be serialized count little."""
     try:
         return 24 * len(values) + sum(map(len, values))
     except TypeError:

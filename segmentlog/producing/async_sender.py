@@ -1,4 +1,4 @@
-"""The producer within an asynchronous one: it gathers records, and has others send them."""
+"""The inner producer of an `AsyncProducer`, which gathers records for other threads to send, and its deliveries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from segmentlog.errors import SegmentlogError
-from segmentlog.producing.accumulator import Hooks, Pump
+from segmentlog.producing.accumulator import Accumulator, AccumulatorHooks
 from segmentlog.producing.delivery import Chunk, Delivery
 from segmentlog.producing.serializing_producer import SerializingProducer
 from segmentlog.records import Appended
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Awaiting(Protocol):
-    """What coroutines wait by."""
+class DeliveryFutures(Protocol):
+    """Futures that coroutines wait for."""
 
-    def arrival(self, chunk: Chunk) -> asyncio.Future[None]:
-        """Done once a chunk was sent, or failed."""
+    def sent_future(self, chunk: Chunk) -> asyncio.Future[None]:
+        """Return a future that is done once a chunk was sent or has failed."""
 
-    def on_disk(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
-        """Done once these offsets are on disk; raises what keeps them from it."""
+    def durable_future(self, log: Partition, base_offset: int, end_offset: int) -> asyncio.Future[None]:
+        """Return a future that is done once these offsets are on disk; it raises the error of the sync."""
 
 
-class QueueingProducer(SerializingProducer[Any, Any]):
-    """Its `send` adds a record and returns; for the thread of an event loop."""
+class EventLoopProducer(SerializingProducer[Any, Any]):
+    """A producer whose `send` only adds a record. Use it in the thread of an event loop."""
 
-    awaiting: Awaiting
+    awaiting: DeliveryFutures
 
-    def hook(self, hooks: Hooks, awaiting: Awaiting) -> None:
-        """Say who sends, and who is told; before anything is sent."""
+    def hook(self, hooks: AccumulatorHooks, awaiting: DeliveryFutures) -> None:
+        """Set the callbacks that send chunks, and the futures to complete; call it before the first `send`."""
         self._delivery = cast("type[Delivery]", AsyncDelivery)
-        self._pump.hooks = hooks
+        self._accumulator.hooks = hooks
         self.awaiting = awaiting
 
     @property
-    def pump(self) -> Pump:
-        """What has the chunks."""
-        return self._pump
+    def accumulator(self) -> Accumulator:
+        """The accumulator, which has the chunks."""
+        return self._accumulator
 
 
-def _awaiting(chunk: Chunk) -> Awaiting:
-    return cast("QueueingProducer", chunk.producer).awaiting
+def _awaiting(chunk: Chunk) -> DeliveryFutures:
+    return cast("EventLoopProducer", chunk.producer).awaiting
 
 
 class AsyncDelivery(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """What becomes of one record that was sent: to await it says where it lies. For the loop of its producer."""
+    """The outcome of one record; await it to get its offset. Use it in the event loop of its producer."""
 
     _chunk: Chunk
     _number: int
 
     def done(self) -> bool:
-        """Whether it was appended, or failed."""
+        """Return whether the record was appended or has failed."""
         return self._chunk.is_sent
 
     def __await__(self) -> Generator[Any, None, Appended]:
-        """(topic, partition, offset, timestamp) once it is appended; raises what kept it from being."""
+        """Wait, and return (topic, partition, offset, timestamp). Raises the error of the record."""
         if not self._chunk.is_sent:
-            yield from _awaiting(self._chunk).arrival(self._chunk)
+            yield from _awaiting(self._chunk).sent_future(self._chunk)
         return self._chunk.result(self._number)
 
     async def exception(self) -> Exception | None:
-        """What kept it from being appended, or None; waits as awaiting does."""
+        """Wait, and return the error of the record, or None if it was appended."""
         try:
             await self
         except (SegmentlogError, OSError) as error:
@@ -75,15 +75,15 @@ class AsyncDelivery(msgspec.Struct, frozen=True, gc=False, eq=False):
         return None
 
     async def durable(self) -> Appended:
-        """Where it lies, once it is on disk; makes the fsync happen if nobody does. Raises as `Delivery.durable`."""
+        """Return the result once the record is on disk. Raises the errors of `Delivery.durable`."""
         appended = await self
         log = self._chunk.logs[appended.partition]
-        await _awaiting(self._chunk).on_disk(log, appended.offset, appended.offset + 1)
+        await _awaiting(self._chunk).durable_future(log, appended.offset, appended.offset + 1)
         return appended
 
 
 class AsyncDeliveries:
-    """What became of the records of one `AsyncProducer.send_many`, in their order: all are appended."""
+    """The outcomes of the records of one `AsyncProducer.send_many`, in their order; all are appended."""
 
     __slots__ = ("_chunk",)
 
@@ -100,21 +100,21 @@ class AsyncDeliveries:
         return (AsyncDelivery(self._chunk, index) for index in range(len(self)))
 
     def places(self) -> list[tuple[int, int, int]]:
-        """(partition, offset of the first, how many) for each partition that records went to."""
+        """Return (partition, first offset, count) for each partition that got records."""
         return self._chunk.places()
 
     def result(self) -> list[Appended]:
-        """Where each record went."""
+        """Return topic, partition, offset and timestamp of each record."""
         return [self._chunk.result(index) for index in range(len(self))]
 
     async def durable(self) -> list[Appended]:
-        """Where each record went, once all are on disk. Raises `LogTruncated` as `Delivery.durable` does."""
+        """Return the result once all records are on disk. Raises `LogTruncated` as `Delivery.durable` does."""
         awaiting = _awaiting(self._chunk)
         syncs = [
-            awaiting.on_disk(self._chunk.logs[partition], base_offset, base_offset + count)
+            awaiting.durable_future(self._chunk.logs[partition], base_offset, base_offset + count)
             for partition, base_offset, count in self.places()
         ]
-        from asyncio import gather  # with it come TLS and processes, for which threads have no use
+        from asyncio import gather  # imports TLS and subprocesses, which programs without asyncio do not need
 
         await gather(*syncs)
         return self.result()

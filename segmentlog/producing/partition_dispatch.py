@@ -1,4 +1,4 @@
-"""Where the records of a chunk go: to a partition each, and there all of them with one append."""
+"""Choose a partition for each record of a chunk, and append the records of each partition together."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Spreader:
-    """Spreads chunks over the partitions of their topics: for one thread a topic at a time."""
+class PartitionDispatcher:
+    """Splits chunks by partition and appends them. One thread at a time per topic."""
 
     def __init__(
         self, topics: Topics, identity: ProducerIdentity | None, partitioner: Partitioner | None, ack: Ack | None
     ) -> None:
         self.topics: dict[str, Topic] = {}
-        """Those that records were sent to, by name."""
-        self.spread_over: dict[str, int] = {}
-        """How many partitions the last chunk of a topic went to."""
+        """Topics that records were sent to, by name."""
+        self.spread_counts: dict[str, int] = {}
+        """By topic: the number of partitions that the last chunk went to."""
         self._all_topics = topics
         self._identity = identity
         self._partitioner = partitioner or HashPartitioner()
         self._ack: Ack | None = ack
         self._sticky: dict[str, int] = {}
 
-    def ask(self, name: str, what: Callable[[Topic], T]) -> T:
-        """What a topic that is known says of itself; once it is gone, what the one says that has its name by now.
+    def query_topic(self, name: str, what: Callable[[Topic], T]) -> T:
+        """Call ``what`` with a topic in use; if it was deleted, with the topic that has its name now.
 
-        Records are sent to names.
+        Records are sent to names, so a topic that was created again takes them.
         """
         try:
             return what(self.topics[name])
         except UnknownTopic:
-            anew = self.topics[name] = self._all_topics.topic(name)
-            return what(anew)
+            current = self.topics[name] = self._all_topics.topic(name)
+            return what(current)
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk's records to their partitions; what an earlier call was interrupted in is gone on with.
+        """Append a chunk's records to their partitions; continue an append that was interrupted.
 
-        What fails in one partition does not keep it from the others: the first error is raised at the end.
+        An error in one partition does not affect the other partitions. The first error is raised at the end.
         """
-        partitions = chunk.given_places
-        if partitions is None:  # else it was interrupted: what is in its place already is not to go elsewhere
+        partitions = chunk.assigned_partitions
+        if partitions is None:  # otherwise an earlier call was interrupted, and its records must keep their partitions
             if EVERY_PARTITION in chunk.withheld:
                 raise chunk.withheld[EVERY_PARTITION]
-            count = self.ask(chunk.topic, lambda topic: topic.partition_count)  # it may have grown
+            count = self.query_topic(chunk.topic, lambda topic: topic.partition_count)  # partitions may have been added
             partitions = self._partitions_of(chunk, count)
         topic = self.topics[chunk.topic]
         rows_of = rows_by_partition(partitions)
-        self.spread_over[chunk.topic] = len(rows_of)
-        chunk.placed(partitions, ranks_of(rows_of))
+        self.spread_counts[chunk.topic] = len(rows_of)
+        chunk.set_partitions(partitions, ranks_of(rows_of))
         if self._identity is None or not self._identity.has_transactions:
             self._append_all(topic, chunk, rows_of)
         else:
@@ -72,7 +72,7 @@ class Spreader:
                 self._append_all(topic, chunk, rows_of)
 
     def _partitions_of(self, chunk: Chunk, count: int) -> npt.NDArray[np.int32]:
-        """The partition of each record: as it says, else by its key, else the one whose turn it is."""
+        """Return the partition of each record: the given one, else that of its key, else the next in turn."""
         sticky = chunk.sticky
         if sticky < 0:
             sticky = self._sticky.get(chunk.topic, -1) + 1
@@ -101,7 +101,8 @@ class Spreader:
                 if number in chunk.withheld:
                     chunk.errors[number] = chunk.withheld[number]
                 log = chunk.logs[number] = topic.partition(number)
-                # After an interrupt: not what is appended, nor what failed, which may be there all the same.
+                # After an interrupt: skip partitions that have their records, and those that failed, which may have
+                # them, too.
                 if number not in chunk.base_offsets and number not in chunk.errors:
                     chunk.base_offsets[number] = self._append(log, chunk, rows)
             except (SegmentlogError, OSError) as error:
@@ -128,5 +129,5 @@ class Spreader:
 
 
 def no_partition(topic: str, number: int, count: int) -> UnknownTopic:
-    """The error for a record that names a partition which its topic does not have."""
+    """Return the error for a record that names a partition which does not exist."""
     return UnknownTopic(topic, f"it has no partition {number}, only 0 to {count - 1}")

@@ -1,7 +1,7 @@
-"""Producing: records gathered into batches, spread over partitions, and told where they went.
+"""Producers gather records into batches, append them to partitions, and report their offsets.
 
-`Producer.send` only appends to lists. When a chunk of them is full, or has lingered long
-enough, whoever notices sends it: partitions for all keys at once, one append a partition.
+`Producer.send` only appends to lists. A chunk of records is sent when it is full or has lingered: the partitions of all
+keys are computed at once, and each partition gets one append.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from segmentlog.log.append.batch_encoding import (
     check_timestamps,
     require_a_key,
 )
-from segmentlog.producing.accumulator import Pump
+from segmentlog.producing.accumulator import Accumulator
 from segmentlog.producing.delivery import Chunk, Deliveries, Delivery, Options
 from segmentlog.producing.partition_dispatch import no_partition
 from segmentlog.producing.producer_options import ProducerOptions
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 NOTE_MAX_BYTES = 4096
 
 RECORD_OVERHEAD = 24
-"""Bytes that a record counts beyond its value, so that empty ones fill a chunk too."""
+"""Bytes that each record counts in addition to its value, so that empty records fill a chunk, too."""
 
 _passed_ms: ContextVar[int | None] = ContextVar("passed_ms", default=None)
 
 
 @contextlib.contextmanager
 def passed_at(now_ms: int | None) -> Iterator[None]:
-    """Within it, sends check timestamps by the time ``now_ms``, milliseconds since 1970; None: the time of each call.
+    """Within the context, check timestamps against ``now_ms``, milliseconds since 1970; None: the time of each call.
 
-    A caller that buffers records takes the time when the program passes a record, and sends the record later.
+    A caller that buffers records uses the time at which the program passes a record, and sender the record later.
     """
     token = _passed_ms.set(now_ms)
     try:
@@ -72,69 +72,69 @@ def passed_at(now_ms: int | None) -> Iterator[None]:
         _passed_ms.reset(token)
 
 
-class CommitsPositions(Protocol):
-    """A member of a group, as a transaction needs it; `Consumer` is one."""
+class OffsetCommitter(Protocol):
+    """A group member whose offsets a transaction can commit; `Consumer` is one."""
 
     def committing(
         self, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> contextlib.AbstractContextManager[tuple[list[bytes | None], list[bytes | None]]]:
-        """Keys and values to append within the context, while nobody else can take the partitions."""
+        """Yield keys and values to append within the context, while no other member can get the partitions."""
 
 
 class Producer(Generic[K, V]):
-    """Sends records to topics. Thread-safe: `send` takes no lock unless it fills a chunk; one lock a topic for sending.
+    """Sends records to topics. Thread-safe: `send` takes a lock only if it fills a chunk; one send lock per topic.
 
     linger_ms    how long a record may wait for others to share its batch
-    batch_size   bytes of records after which a chunk is sent at once; where the last one was spread over many
-                 partitions, so many for each of them, up to 8 MiB
-    partitioner  where a record goes that names no partition: by its key (murmur2, as Kafka's
-                 clients do), without a key to one partition a chunk, in turn
+    batch_size   bytes of records after which a chunk is sent at once. After a chunk for many partitions:
+                 this much for each of them, at most 8 MiB
+    partitioner  chooses the partition of a record that names none: by its key (murmur2, as Kafka's clients do), or
+                 without a key one partition per chunk, in turn
     ack          "durable": a record counts as delivered once it is on disk; "shipped": once the object store has it
-    name         a *named* producer counts on where its last instance stopped (`last_sequence`), and
-                 fences that one, should it still run: `ProducerFenced` is what it gets
-    serializer, key_serializer  make bytes of values and keys (`segmentlog.codecs`)
-    tracing      whether records carry the OpenTelemetry span they are sent in, in their headers: `segmentlog.tracing`
-    enable_idempotence      give every batch a number, so that none is ever appended twice
-    transaction_timeout_ms  a transaction that is open for longer is aborted by others
+    name         a *named* producer continues the sequence numbers of its last instance (`last_sequence`) and fences it:
+                 an old instance that still runs gets `ProducerFenced`
+    serializer, key_serializer  convert values and keys to bytes (`segmentlog.codecs`)
+    tracing      whether record headers carry the current OpenTelemetry span: `segmentlog.tracing`
+    enable_idempotence      number every batch, so that no batch is appended twice
+    transaction_timeout_ms  other processes abort a transaction that is open for longer
 
-    Records of one thread keep their order in each partition. A record that is not given a timestamp gets the time at
-    which its chunk was begun, at most ``linger_ms`` before it is sent. The producer checks a given timestamp by the
-    topic's limits once, when it is called. It appends an accepted record however long the record waits after that.
-    What fails is raised by `Delivery.result`, and once more by `flush` or `close`, so that nothing is lost in silence.
+    Records of one thread keep their order in each partition. A record without a timestamp gets the time at which its
+    chunk was started, at most ``linger_ms`` before it is sent. The producer checks a given timestamp by the topic's
+    limits once, when it is called. It appends an accepted record however long the record waits after that.
+    `Delivery.result` raises the error of a record; `flush` or `close` raises it once more, so that no error is lost.
 
-    When a partition does not take a batch, on a full disk for example, the producer does not append what was sent to
-    that partition after it, up to the moment when the caller learns of the failure. Those records fail with the same
-    error, or with a `SegmentlogError` that has it as ``__cause__`` if it is about another record. So records that
-    failed can be sent again in their order: no record that was sent after them is in the partition before them.
+    If a partition rejects a batch, for example because the disk is full, records sent to that partition after it are
+    not appended until a call has raised the failure. Those records fail with the same error, or with a
+    `SegmentlogError` that has it as ``__cause__`` if it is about another record. So failed records can be sent again in
+    their order: no record sent after them is in the partition before them.
     """
 
     _delivery: type[Delivery] = Delivery
-    """What `send` returns."""
+    """Class of the objects that `send` returns."""
 
     def __init__(
         self,
         topics: Topics,
         transactions: Transactions,
-        make_positions: Callable[[], Partition],
+        create_offsets_log: Callable[[], Partition],
         options: ProducerOptions,
         *,
         on_dropped: Callable[[Producer[Any, Any]], None],
         background: bool,
     ) -> None:
         self._topics = topics
-        self._make_positions = make_positions
+        self._create_offsets_log = create_offsets_log
         self._on_dropped = on_dropped
         self._ack = options.ack
         self._identity = None
         if options.enable_idempotence:
             self._identity = ProducerIdentity(topics, transactions, options.name, options.transaction_timeout_ms)
-        self._pump = Pump(topics, self._identity, options, background=background)
-        self._chunks = self._pump.chunks  # one look-up less for each record
+        self._accumulator = Accumulator(topics, self._identity, options, background=background)
+        self._chunks = self._accumulator.chunks  # saves one lookup per record
         self._ended = False
         self._made_in = fork_safety.generation()
 
     def __enter__(self) -> Producer[K, V]:
-        if self._pump.is_closed:
+        if self._accumulator.is_closed:
             raise StoreClosed("producer")
         return self
 
@@ -153,20 +153,20 @@ class Producer(Generic[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> Delivery:
-        """Send one record; returns at once, unless it is the one that fills a chunk.
+        """Send one record. Returns at once, unless the record fills a chunk.
 
-        ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time).
+        ``timestamp`` is in milliseconds since 1970, or a datetime (a naive one is local time). Thread-safe.
 
-        Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; what fails
-        later is in the `Delivery`. Raises what kept earlier records of the topic from being appended, unless `flush`,
-        a `Delivery` or an earlier `send` has raised it: then this record is not sent.
+        Raises `InvalidRecord` for wrong types, `RecordTooLarge` and `UnknownTopic`; the `Delivery` has later errors.
+        Also raises the failure of earlier records of the topic, unless `flush`, a `Delivery` or an earlier `send` has
+        raised it. Then this record is not sent.
         """
         if value.__class__ is not bytes or (key is not None and key.__class__ is not bytes):
             value, key = cast("V", _as_bytes("values", value)), cast("K", _as_bytes("keys", key))
         try:
             chunk = self._chunks[topic]
-        except (KeyError, TypeError):  # none yet, or what is no name
-            chunk = self._pump.begin(check_topic_name(topic), self)
+        except (KeyError, TypeError):  # no chunk yet, or not a topic name
+            chunk = self._accumulator.open_chunk(check_topic_name(topic), self)
         size_bytes = RECORD_OVERHEAD if value is None else RECORD_OVERHEAD + len(value)  # type: ignore[arg-type]
         options = None
         if headers is not None or timestamp is not None or partition is not None:
@@ -175,12 +175,12 @@ class Producer(Generic[K, V]):
                 self._check_timestamps(topic, np.array([options[1]]))
             if partition is not None:
                 try:
-                    count = self._pump.topics[topic].partition_count
-                except UnknownTopic:  # another one may have the name by now
-                    count = self._pump.partition_count(topic)
+                    count = self._accumulator.topics[topic].partition_count
+                except UnknownTopic:  # another topic may have the name now
+                    count = self._accumulator.partition_count(topic)
                 if partition >= count:
                     raise no_partition(topic, partition, count)
-        # What is wrong with a record is told here: further on it would fail those that share its batch.
+        # Check each record now: an error while appending would fail all records of its batch.
         if key is None and chunk.needs_keys:
             raise require_a_key(0)
         if (
@@ -191,28 +191,30 @@ class Producer(Generic[K, V]):
             self._check_size(topic, value, key, options)
         number = chunk.number()
         if options is not None:
-            chunk.noted[number] = options
+            chunk.options[number] = options
         chunk.add((number, value, key))
         chunk.room = room = chunk.room - size_bytes
         if room <= 0 or chunk.sealed:
-            chunk, number = self._pump.send_sealed(chunk, number, value, key)
+            chunk, number = self._accumulator.send_sealed(chunk, number, value, key)
         return self._delivery(chunk, number)
 
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
-        """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
+        """Raise `RecordTooLarge` for a record that does not fit into a batch of the topic."""
         headers = options[0] if options is not None else None
         columns = CheckedColumns([value], None if key is None else [key], None, None if headers is None else [headers])
-        self._pump.check_topic(topic)
-        check_size(columns, self._pump.config_of(topic))
+        self._accumulator.check_topic(topic)
+        check_size(columns, self._accumulator.config_of(topic))
 
     def now_ms(self) -> int:
         """Return the time of the store's wall clock, milliseconds since 1970."""
         return self._topics.clock.now_ms()
 
     def _check_timestamps(self, topic: str, timestamps: Int64Array) -> None:
-        """Raise `InvalidRecord` for records that the topic refuses for their distance from the clock."""
+        """Raise `InvalidRecord` for records that the topic rejects because they are too far from the clock."""
         passed_ms = _passed_ms.get()
-        check_timestamps(timestamps, self._pump.config_of(topic), self.now_ms() if passed_ms is None else passed_ms)
+        check_timestamps(
+            timestamps, self._accumulator.config_of(topic), self.now_ms() if passed_ms is None else passed_ms
+        )
 
     def send_many(
         self,
@@ -224,12 +226,12 @@ class Producer(Generic[K, V]):
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> Deliveries:
-        """Send a list of records at once, after what was sent before them; returns when they are appended.
+        """Send a list of records after those sent before; return when they are appended.
 
-        The fast path: no work in Python for each record. Raises `InvalidRecord` for a timestamp that the topic does not
-        accept, before any record of the list is appended, and what `Partition.append` raises. A partition gets its
-        records whole or not at all, whatever became of the others. Raises also what kept earlier records of the topic
-        from being appended, as `send` does: then no record of the list is sent.
+        This is the fastest way to send: no Python code runs per record. Thread-safe. Raises `InvalidRecord` for a
+        timestamp that the topic rejects, before any record of the list is appended, and the errors of
+        `Partition.append`. Each partition gets all of its records or none, independently of other partitions. Also
+        raises the failure of earlier records of the topic, as `send` does; then no record of the list is sent.
         """
         deliveries, error = self.try_send_many(
             topic, values, keys, headers=headers, timestamps=timestamps, partition=partition
@@ -248,35 +250,36 @@ class Producer(Generic[K, V]):
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> tuple[Deliveries, Exception | None]:
-        """`send_many` that returns what kept a partition from its records: other partitions may have theirs.
+        """Send a list as `send_many` does, but return an error: some partitions may have their records.
 
-        The deliveries say which. Values and keys are bytes, also in a producer with a serializer. Raises
-        `InvalidRecord`, `UnknownTopic`, `StoreClosed` and what kept earlier records of the topic from being appended,
-        as `send` does, before anything is sent.
+        The deliveries say which partitions have them. Values and keys must be bytes, also in a producer with a
+        serializer. Raises `InvalidRecord`, `UnknownTopic`, `StoreClosed` and the failure of earlier records of the
+        topic, as `send` does, before any record is sent.
         """
         columns = check_columns(values, keys, timestamps, headers)
         check_items(columns)
         if columns.timestamps is not None:
-            self._pump.check_topic(topic)
+            self._accumulator.check_topic(topic)
             self._check_timestamps(topic, columns.timestamps)
-        chunk = Chunk(self._pump, self, topic, 0, self.now_ms())
+        chunk = Chunk(self._accumulator, self, topic, 0, self.now_ms())
         chunk.values = list(columns.values)
         chunk.keys = [] if columns.keys is None else list(columns.keys)
         chunk.all_headers = columns.headers
         chunk.all_timestamps = columns.timestamps
         chunk.all_partition = None if partition is None else as_partition(partition)
-        self._pump.send_whole(chunk)
+        self._accumulator.send_whole(chunk)
         return Deliveries(chunk), chunk.error
 
     def send_encoded(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> int:
-        """Append finished batches that were encoded elsewhere, behind what was sent before; the first one's offset.
+        """Append batches that were encoded elsewhere, after the records sent before; return the first offset.
 
-        All of them at once, or none; they are used up by it. Raises what `Partition.append` raises.
+        All batches are appended, or none. The batches must not be used afterwards. Raises the errors of
+        `Partition.append`.
         """
-        self._pump.check_topic(topic)
+        self._accumulator.check_topic(topic)
         self.flush()
         log = self._topics.open_partition(topic, partition)
-        with self._pump.senders[topic]:
+        with self._accumulator.senders[topic]:
             if self._identity is None:
                 return log.append_batches(batches, self._ack)
             try:
@@ -287,50 +290,57 @@ class Producer(Generic[K, V]):
                 raise
 
     def flush(self) -> None:
-        """Append everything that was sent so far. Raises the first failure that nobody was told of yet.
+        """Append all records sent so far. Raises the first failure that no call has raised yet. Thread-safe.
 
-        With ``ack="durable"`` it is on disk when this returns.
+        With ``ack="durable"``, they are on disk when this returns.
         """
-        self._pump.flush()
+        self._accumulator.flush()
 
     # ------------------------------------------------------------ names and transactions
 
     @property
     def name(self) -> str | None:
-        """The name that it was given."""
+        """Name of the producer; None for an unnamed producer."""
         return None if self._identity is None else self._identity.name
 
     def last_sequence(self, topic: str, partition: int = 0) -> int:
-        """The number of the last record that this producer appended to a partition; -1 before the first.
+        """Return the number of the last record that this producer appended to a partition; -1 before the first.
 
-        Records are numbered from 0 on, a partition each, whatever instance of a name appended
-        them: one more than this is how many there are. Records of aborted transactions count.
+        Records are numbered from 0 per partition, over all instances of a name: this plus 1 is their count. Records of
+        aborted transactions count.
         """
         log = self._topics.topic(topic).partition(partition)
         return -1 if self._identity is None else self._identity.last_number(log)
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """How many partitions a topic had when this name first asked, for who spreads records over them by counting."""
+        """Return the topic's partition count at the first call for this name; used to spread records by counting."""
         return self._idempotent("note_resume").note_resume(topic, partitions)
 
     @property
-    def last_note(self) -> str | None:
-        """The note of the last transaction that was committed under this name, by whatever instance; None without."""
+    def last_commit_metadata(self) -> str | None:
+        """Metadata of the last transaction committed under this name, by any instance; None if there is none."""
         return None if self._identity is None else self._identity.last_note
 
+    @property
+    def last_note(self) -> str | None:
+        """Former name of `last_commit_metadata`."""
+        return self.last_commit_metadata
+
     @contextlib.contextmanager
-    def transaction(self, note: str | None = None) -> Iterator[Producer[K, V]]:
-        """What is sent within, to any topics, is there for ``read_committed`` readers all at once, or never.
+    def transaction(self, commit_metadata: str | None = None, *, note: str | None = None) -> Iterator[Producer[K, V]]:
+        """Commit all records sent within the context, to any topics, or none of them.
 
-        ``note`` is a text that is kept with the decision: it is `last_note` if and only if this was
-        committed. So who does a transaction again after a crash can see that it need not.
+        Readers with isolation ``read_committed`` see them after the commit. ``commit_metadata`` is a text that is
+        stored with the commit: `last_commit_metadata` returns it if and only if this transaction was committed. So a
+        program that restarts after a crash can see whether to repeat the transaction. ``note`` is the former name of
+        the argument.
 
-        Committed at the end, durably; left by an exception it is aborted, and the exception
-        goes on. Raises `TransactionAborted` when something that was sent could not be appended,
-        `ProducerFenced` when another instance took over or it took longer than
-        ``transaction_timeout_ms``. Sends of other threads belong to it, too.
+        The end of the context commits, durably. An exception aborts the transaction and is raised. Raises
+        `TransactionAborted` if a record could not be appended, and `ProducerFenced` if another instance took over or
+        the transaction took longer than ``transaction_timeout_ms``. Records that other threads send meanwhile belong to
+        the transaction, too.
         """
-        _check_note(note)
+        commit_metadata = checked_metadata(commit_metadata, note)
         self.begin_transaction()
         try:
             yield self
@@ -338,33 +348,34 @@ class Producer(Generic[K, V]):
             self._abort_quietly()
             raise
         try:
-            self.commit_transaction(note)
+            self.commit_transaction(commit_metadata)
         except BaseException:
-            self._abort_quietly()  # interrupted before it was decided, say: what is sent next is none of it
+            # interrupted before the decision, for example: later records must not belong to this transaction
+            self._abort_quietly()
             raise
 
     def _abort_quietly(self) -> None:
-        """Abort, if there is anything to abort still; the first reason is the one to tell."""
+        """Abort an open transaction; ignore errors, because the caller raises an earlier one."""
         with failures_ignored(SegmentlogError):
             self.abort_transaction()
 
     def begin_transaction(self) -> None:
-        """Begin a transaction by hand; `transaction` is the easier way."""
+        """Begin a transaction; `transaction` is the easier way."""
         identity = self._idempotent("a transaction")
-        if self._pump.is_closed:
+        if self._accumulator.is_closed:
             raise StoreClosed("producer")
         identity.prepare_transaction()
         self.flush()
         identity.begin_transaction()
 
-    def commit_transaction(self, note: str | None = None) -> None:
-        """Send what is left, and commit: durable, or as ``ack`` says shipped, when it returns.
+    def commit_transaction(self, commit_metadata: str | None = None, *, note: str | None = None) -> None:
+        """Send the remaining records and commit. Durable when it returns; with ``ack="shipped"``, also shipped.
 
-        See `transaction` for what it raises.
+        Raises the errors of `transaction`.
         """
         identity = self._idempotent("a transaction")
         identity.check_open()
-        _check_note(note)
+        commit_metadata = checked_metadata(commit_metadata, note)
         try:
             self.flush()
             identity.sync_data()
@@ -374,43 +385,49 @@ class Producer(Generic[K, V]):
             if isinstance(error, ProducerFenced):
                 identity.discard_transaction()
                 raise
-            # A full disk, say: what is not decided is not committed.
+            # for example a full disk: without a decision the transaction is not committed
             with failures_ignored(SegmentlogError):
                 self.abort_transaction()
             raise TransactionAborted(identity.label, str(error)) from error
-        identity.commit(note)
+        identity.commit(commit_metadata)
         if self._ack == "shipped":
             identity.wait_shipped()
 
     def abort_transaction(self) -> None:
-        """Take back everything that was sent in the transaction."""
+        """Abort the transaction: ``read_committed`` readers never see its records."""
         identity = self._idempotent("a transaction")
         identity.check_open()
         with failures_ignored(Exception):
-            self.flush()  # so that nothing of it comes later
+            self.flush()  # so that no record of the transaction is appended later
         identity.abort()
 
-    def commit_positions(
-        self, consumer: CommitsPositions, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+    def commit_offsets(
+        self, consumer: OffsetCommitter, offsets: Mapping[Any, int] | None = None, *, metadata: str = ""
     ) -> None:
-        """Commit a group member's positions with the transaction: consume, transform and produce, exactly once.
+        """Commit offsets of a group member with the transaction: consume, transform and produce, exactly once.
 
-        ``positions`` are offsets by (topic, partition); default: behind the last record handed
-        out, of every partition. Raises `ConsumerFenced` when one belongs to another member by now. What kept them from
-        being part of the transaction keeps that from being committed.
+        ``offsets`` by (topic, partition); default: after the last returned record, of every partition. Raises
+        `ConsumerFenced` if a partition belongs to another member now. If the offsets cannot become part of the
+        transaction, the transaction cannot be committed.
         """
         identity = self._idempotent("a transaction")
         identity.check_open()
         try:
-            with consumer.committing(positions, metadata=metadata) as (keys, values):
+            with consumer.committing(offsets, metadata=metadata) as (keys, values):
                 if keys:
-                    log = self._make_positions()
+                    log = self._create_offsets_log()
                     with identity.sending(OFFSETS_TOPIC, [0]):
                         identity.append_positions(log, CheckedColumns(values, keys, None, None))
         except Exception as error:
-            if not isinstance(error, InvalidConfig):  # what is no position may be given anew
+            if not isinstance(error, InvalidConfig):  # after an invalid offset the caller may retry
                 identity.fail_transaction(error)
             raise
+
+    def commit_positions(
+        self, consumer: OffsetCommitter, positions: Mapping[Any, int] | None = None, *, metadata: str = ""
+    ) -> None:
+        """Former name of `commit_offsets`."""
+        self.commit_offsets(consumer, positions, metadata=metadata)
 
     def _idempotent(self, what: str) -> ProducerIdentity:
         if self._identity is None:
@@ -419,28 +436,28 @@ class Producer(Generic[K, V]):
 
     @property
     def unsent_count(self) -> int:
-        """Records that were sent and are not appended yet, as nearly as can be told while others send."""
-        return self._pump.unsent_count
+        """Count of records that were sent but not appended; approximate while other threads send."""
+        return self._accumulator.unsent_count
 
-    def linger_tick(self) -> float:
-        """Send the chunks that have waited long enough; returns the seconds until the next one will have."""
-        return self._pump.linger_tick()
+    def send_lingering(self) -> float:
+        """Send the chunks that have lingered long enough; return the seconds until the next chunk is due."""
+        return self._accumulator.send_lingering()
 
     def __del__(self) -> None:
-        # Whatever thread comes by runs this, at any point and with any lock held: the store flushes it, later.
+        # Any thread may run this at any point, holding any lock: the store flushes the producer later.
         if getattr(self, "_ended", True) or self._made_in != fork_safety.generation():
             return
         unsent_count = self.unsent_count
         if unsent_count:
             self._on_dropped(self)
-            text = f"a producer was dropped before {unsent_count} of its records were appended: flush or close it"
+            text = f"a producer was dropped with {unsent_count} unsent records: call flush() or close()"
             warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def close(self) -> None:
-        """Flush, and take no more records. An open transaction is aborted. Idempotent; interrupted, call it again."""
+        """Flush, and reject new records. Aborts an open transaction. Idempotent; call it again after an interrupt."""
         if self._ended:
             return
-        self._pump.refuse_more()  # before the flush: a chunk begun after it would be sent by nobody
+        self._accumulator.stop_accepting()  # before the flush: no thread would send a chunk that starts after it
         try:
             self.flush()
             if self._identity is not None and self._identity.in_transaction:
@@ -448,17 +465,17 @@ class Producer(Generic[K, V]):
         except Exception:
             self._end()
             raise
-        self._end()  # not after an interrupt: what is unsent is its own to append, under its name
+        self._end()  # not after an interrupt: this producer must still append its unsent records, under its name
 
     def _end(self) -> None:
-        self._pump.stop()
+        self._accumulator.stop()
         if self._identity is not None:
             self._identity.close()
         self._ended = True
 
 
 def _checked_options(headers: Any, timestamp: int | datetime | None, partition: int | None) -> Options:
-    """Raises `InvalidRecord`, `InvalidConfig`."""
+    """Return the validated options. Raises `InvalidRecord`, `InvalidConfig`."""
     from segmentlog.format.columns import as_timestamps, check_headers
 
     return (
@@ -473,9 +490,14 @@ def _header_bytes(options: Options | None) -> int:
     return sum(len(name) * 4 + len(blob or b"") + 8 for name, blob in headers or ())
 
 
-def _check_note(note: object) -> None:
-    if note is not None and (not isinstance(note, str) or len(note.encode(errors="surrogatepass")) > NOTE_MAX_BYTES):
-        raise InvalidConfig("note", note, f"text of at most {NOTE_MAX_BYTES} bytes")
+def checked_metadata(commit_metadata: str | None, note: str | None) -> str | None:
+    """Return the metadata of a commit, also if it is given under its former name. Raises `InvalidConfig`."""
+    if note is not None and commit_metadata is not None:
+        raise InvalidConfig("note", note, "None with commit_metadata, of which note is the former name")
+    name, text = ("commit_metadata", commit_metadata) if note is None else ("note", note)
+    if text is not None and (not isinstance(text, str) or len(text.encode(errors="surrogatepass")) > NOTE_MAX_BYTES):
+        raise InvalidConfig(name, text, f"text of at most {NOTE_MAX_BYTES} bytes")
+    return text
 
 
 def _as_bytes(column: str, blob: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What a producer is told when it is made."""
+"""Options of a producer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProducerKeywords(TypedDict, total=False):
-    """What `LogStore.producer` takes besides serializers, for type checkers; see `Producer`."""
+    """Keyword arguments of `LogStore.producer` except serializers, for type checkers; see `Producer`."""
 
     linger_ms: float
     batch_size: int
@@ -30,7 +30,7 @@ class ProducerKeywords(TypedDict, total=False):
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
-    """See `Producer`; the defaults are those of `LogStore.producer`. Raises `InvalidConfig`."""
+    """Validated options; see `Producer`. The defaults are those of `LogStore.producer`. Raises `InvalidConfig`."""
 
     linger_ms: float = 5
     batch_size: int = 256 * 1024
@@ -43,13 +43,13 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
     key_serializer: Serializer[Any] | None = None
     tracing: Tracing = "auto"
     carrier: Carrier | None = None
-    """Made of ``tracing``."""
+    """Created from ``tracing``."""
 
     def __post_init__(self) -> None:
         linger_ms = self.linger_ms
         if isinstance(linger_ms, bool) or not isinstance(linger_ms, int | float) or not 0 <= linger_ms <= 3_600_000:
             raise InvalidConfig("linger_ms", linger_ms, "milliseconds from 0 to 3,600,000")
-        self.batch_size = as_int("batch_size", self.batch_size, 1, 1 << 30, wanted="bytes from 1 to 1 GiB")
+        self.batch_size = as_int("batch_size", self.batch_size, 1, 1 << 30, expected="bytes from 1 to 1 GiB")
         if not isinstance(self.ack, str | None) or self.ack not in (None, "written", "durable", "shipped"):
             raise InvalidConfig("ack", self.ack, "'written', 'durable' or 'shipped'")
         self.transaction_timeout_ms = as_int("transaction_timeout_ms", self.transaction_timeout_ms, 1, 86_400_000)
@@ -58,8 +58,8 @@ class ProducerOptions(msgspec.Struct, kw_only=True):
             raise InvalidConfig("partitioner", self.partitioner, "an object with a method `partitions`, or None")
         self.carrier = carrier_of(self.tracing)
         for name in ("serializer", "key_serializer"):
-            one = getattr(self, name)
-            if one is not None and not callable(getattr(one, "serialize", None)):
-                raise InvalidConfig(name, one, "an object with a method `serialize`, or None")
+            serializer = getattr(self, name)
+            if serializer is not None and not callable(getattr(serializer, "serialize", None)):
+                raise InvalidConfig(name, serializer, "an object with a method `serialize`, or None")
         if self.name is not None and not self.enable_idempotence:
             raise InvalidConfig("enable_idempotence", self.enable_idempotence, "True for a producer with a name")

@@ -1,4 +1,4 @@
-"""The producers of a store: closed with it, also those that were dropped with records yet to append."""
+"""Creates the producers of a store, and closes them with it, including dropped ones with unsent records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from segmentlog.log.partition import Partition
-from segmentlog.producing.async_sender import QueueingProducer
+from segmentlog.producing.async_sender import EventLoopProducer
 from segmentlog.producing.producer import Producer
 from segmentlog.producing.producer_options import ProducerOptions as ProducerOptions
 from segmentlog.producing.serializing_producer import SerializingProducer
@@ -20,63 +20,63 @@ from segmentlog.weak_sets import members_of
 P = TypeVar("P", bound=Producer[Any, Any])
 
 
-class Producers:
-    """Makes them, and closes them. Thread-safe."""
+class ProducerRegistry:
+    """Creates and closes the producers of a store. Thread-safe."""
 
-    def __init__(self, topics: Topics, transactions: Transactions, make_positions: Callable[[], Partition]) -> None:
+    def __init__(self, topics: Topics, transactions: Transactions, create_offsets_log: Callable[[], Partition]) -> None:
         self._topics = topics
         self._transactions = transactions
-        self._make_positions = make_positions
-        self._there: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
+        self._create_offsets_log = create_offsets_log
+        self._producers: weakref.WeakSet[Producer[Any, Any]] = weakref.WeakSet()
         self._dropped: deque[Producer[Any, Any]] = deque()
-        """Those that were dropped with records yet to append: no finalizer can wait for a lock."""
+        """Producers dropped with unsent records, closed later: a finalizer must not wait for a lock."""
         fork_safety.on_fork(self, "_forget_dropped")
 
     def _forget_dropped(self) -> None:
-        """In a forked child: their records are the parent's to append."""
+        """In a forked child: forget dropped producers, whose records the parent appends."""
         self._dropped.clear()
 
-    def make(self, options: ProducerOptions) -> Producer[Any, Any]:
-        """A producer of these topics."""
+    def create(self, options: ProducerOptions) -> Producer[Any, Any]:
+        """Create a producer."""
         is_plain = options.serializer is None and options.key_serializer is None and options.carrier is None
-        made: type[Producer[Any, Any]] = Producer if is_plain else SerializingProducer
-        return self._keep(made, options, background=self._topics.background.has_threads)
+        cls: type[Producer[Any, Any]] = Producer if is_plain else SerializingProducer
+        return self._register(cls, options, background=self._topics.background.has_threads)
 
-    def make_queueing(self, options: ProducerOptions) -> QueueingProducer:
-        """One that leaves sending to others: an asynchronous one's."""
-        return self._keep(QueueingProducer, options, background=False)
+    def create_event_loop_producer(self, options: ProducerOptions) -> EventLoopProducer:
+        """Create the inner producer of an `AsyncProducer`, whose chunks other threads send."""
+        return self._register(EventLoopProducer, options, background=False)
 
-    def _keep(self, made: type[P], options: ProducerOptions, *, background: bool) -> P:
-        producer = made(
-            self._topics, self._transactions, self._make_positions, options, on_dropped=self._dropped.append,
+    def _register(self, cls: type[P], options: ProducerOptions, *, background: bool) -> P:
+        producer = cls(
+            self._topics, self._transactions, self._create_offsets_log, options, on_dropped=self._dropped.append,
             background=background,
         )  # fmt: skip
         if isinstance(producer, SerializingProducer):
             producer.serializer, producer.key_serializer = options.serializer, options.key_serializer
             producer.carrier = options.carrier
-        self._there.add(producer)
+        self._producers.add(producer)
         return producer
 
     @property
     def unsent_count(self) -> int:
-        """Records that they have yet to append."""
-        return sum(producer.unsent_count for producer in members_of(self._there))
+        """Number of records of all producers that are not appended yet."""
+        return sum(producer.unsent_count for producer in members_of(self._producers))
 
     def close_dropped(self) -> None:
-        """Append what dropped ones left."""
+        """Close dropped producers, which appends their records."""
         while self._dropped:
             self._dropped.popleft().close()
 
     def close(self) -> Exception | None:
-        """Flush and close them all; the first error, with a note of what was left unsent."""
+        """Flush and close all producers; return the first error, with a note on its unsent records."""
         first: Exception | None = None
-        for producer in [*members_of(self._there), *self._dropped]:
+        for producer in [*members_of(self._producers), *self._dropped]:
             unsent_count = producer.unsent_count
             try:
                 producer.close()
             except Exception as error:
-                name = f"producer {producer.name!r}" if producer.name else "a producer without a name"
-                error.add_note(f"when the store was closed, with {unsent_count} records of {name} yet to append")
+                name = f"producer {producer.name!r}" if producer.name else "an unnamed producer"
+                error.add_note(f"the store was closed with {unsent_count} unsent records of {name}")
                 first = first or error
         self._dropped.clear()
         return first

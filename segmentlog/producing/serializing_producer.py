@@ -1,4 +1,4 @@
-"""A producer of objects: what its serializers make of them is sent as bytes are. And one that carries traces on."""
+"""A producer that serializes objects, or adds trace context to headers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from segmentlog.tracing import Carrier
 
 
 class SerializingProducer(Producer[K, V]):
-    """A `Producer` whose values, keys or both go through a serializer, or that carries traces. As thread-safe."""
+    """A `Producer` that serializes values, keys or both, or whose records carry traces. Equally thread-safe."""
 
     serializer: Serializer[V] | None = None
     key_serializer: Serializer[K] | None = None
     carrier: Carrier | None = None
-    """Given to it by `Producers.make`."""
+    """Set by `ProducerRegistry.create`."""
 
     def send(
         self,
@@ -36,7 +36,7 @@ class SerializingProducer(Producer[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> Delivery:
-        """`Producer.send`, of an object. Raises `SerializationError` also."""
+        """Serialize and send one object; see `Producer.send`. Also raises `SerializationError`."""
         if self.serializer is not None:
             value = cast("V", serialized(self.serializer, topic, "values", [value])[0])
         if self.key_serializer is not None and key is not None:
@@ -57,7 +57,7 @@ class SerializingProducer(Producer[K, V]):
         timestamps: Sequence[int | datetime] | npt.NDArray[Any] | None = None,
         partition: int | None = None,
     ) -> Deliveries:
-        """`Producer.send_many`, of objects. Raises `SerializationError` also."""
+        """Serialize and send objects; see `Producer.send_many`. Also raises `SerializationError`."""
         values, keys = self.serialized_columns(topic, values, keys)
         if self.carrier is None:
             return super().send_many(topic, values, keys, headers=headers, timestamps=timestamps, partition=partition)
@@ -69,7 +69,7 @@ class SerializingProducer(Producer[K, V]):
     def serialized_columns(
         self, topic: str, values: Sequence[Any], keys: Sequence[Any] | None
     ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-        """The columns of a `send_many` as they are sent."""
+        """Return the serialized columns of a `send_many`."""
         if self.serializer is not None:
             values = serialized(self.serializer, topic, "values", as_list("values", values))
         if self.key_serializer is not None and keys is not None:
@@ -78,7 +78,7 @@ class SerializingProducer(Producer[K, V]):
 
 
 def serialized(serializer: Serializer[Any], topic: str, column: str, objects: list[Any]) -> list[bytes | None]:
-    """What a serializer makes of objects. Raises `SerializationError` with the index of the first it does not take."""
+    """Serialize objects. Raises `SerializationError` with the index of the first object that fails."""
     check_topic_name(topic)
     try:
         return _serialized(serializer, topic, column, objects)
@@ -94,13 +94,13 @@ def serialized(serializer: Serializer[Any], topic: str, column: str, objects: li
                 if not is_about_data(single):
                     raise
                 raise SerializationError(topic, column, index, _reason(single)) from single
-        raise SerializationError(topic, column, 0, _reason(error)) from error  # each for itself it does take
+        raise SerializationError(topic, column, 0, _reason(error)) from error  # it accepts each object alone
 
 
 def _serialized(serializer: Serializer[Any], topic: str, column: str, objects: list[Any]) -> list[bytes | None]:
     made = serializer.serialize(topic, objects)
     if len(made) != len(objects):
-        why = f"{type(serializer).__name__} made {len(made)} of {len(objects)} objects"
+        why = f"{type(serializer).__name__} returned {len(made)} values for {len(objects)} objects"
         raise SerializationError(topic, column, 0, why)
     return made
 

@@ -1,1 +1,1 @@
-"""Batches written by many workers and appended by one, or not at all."""
+"""Batches that many workers write and one process appends together, or not at all."""

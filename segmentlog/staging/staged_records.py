@@ -1,4 +1,4 @@
-"""Records on their way into staged batches: what `Stager` does with them, whatever they are made of."""
+"""The interface of records that `Stager` stages, whatever represents them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class StagedRecords(Protocol):
     def __len__(self) -> int: ...
 
     def partitions(self, partitioner: Partitioner, count: int, sticky: int) -> Partitions:
-        """Of each record, by its key; ``sticky`` without one."""
+        """Return the partition of each record, chosen by its key; ``sticky`` without a key."""
 
     def take(self, rows: Rows) -> Self:
-        """These of them, in this order."""
+        """Return the records of these rows, in this order."""
 
     def part(self, start: int, stop: int) -> Self:
-        """Those in ``[start, stop)``."""
+        """Return the records ``[start, stop)``."""
 
     def followed_by(self, others: Sequence[Self]) -> Self:
-        """These, and then the others."""
+        """Return these records followed by the others."""
 
     def first_null_value(self) -> int | None:
-        """Which record has no value; None when all have."""
+        """Return the index of the first record without a value; None if all have values."""
 
     def encode(self, config: TopicConfig) -> list[EncodedBatch]:
-        """Finished batches, none above the topic's limits. Raises `InvalidRecord`, `RecordTooLarge`."""
+        """Return finished batches within the topic's limits. Raises `InvalidRecord`, `RecordTooLarge`."""

@@ -1,7 +1,7 @@
-"""Staging: many workers encode and write batches that no reader sees, and one commit publishes all of them.
+"""Many workers encode and write batches that no reader sees, and one commit publishes all of them.
 
-Where they write is told in `segmentlog.staging.staging_folder`. Nothing here is synced: what is not published is staged
-again after a crash.
+`segmentlog.staging.staging_folder` describes where they write. Nothing is synced: after a crash, unpublished records
+are staged again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _Pending:
 
 
 class Stager:
-    """Spreads records over partitions as a producer does, and stages them as finished batches. For one thread.
+    """Assigns records to partitions as a producer does, and stages them as finished batches. Not thread-safe.
 
-    topic_of     `LogStore.topic`: how many partitions a topic has, and its settings
+    topic_of     `LogStore.topic`, for the number of partitions and the settings of a topic
     path         of the file to write
     task         number of the task: batches are published in the order of tasks
-    allow_null_values  take null values for topics that are not compacted, too
+    allow_null_values  also accept null values for topics that are not compacted
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class Stager:
         self._pending_bytes = 0
 
     def add(self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None) -> None:
-        """Take records of about ``size_bytes``, in their order; ``partitions`` of -1 are chosen, by key.
+        """Take records of about ``size_bytes``, in order; ``partitions`` of -1 are chosen by key.
 
-        They are of one kind for each topic. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`, `DiskFull`.
+        All records of a topic must be of one kind. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`,
+        `DiskFull`.
         """
         count = self._topic(topic).partition_count
         numbers = self._partitions_of(topic, records, count, partitions)
@@ -124,8 +125,8 @@ class Stager:
         if not config.compacts and not self._allow_null_values:
             index = records.first_null_value()
             if index is not None:
-                wanted = f"a value: topic {tp.topic!r} is not compacted, and a null would delete nothing"
-                raise InvalidRecord("value", index, "null", wanted)
+                expected = f"a value: topic {tp.topic!r} is not compacted, and a null would delete nothing"
+                raise InvalidRecord("value", index, "null", expected)
         count = len(records)
         parts = max(1, min(round(pending.size_bytes / _BATCH_BYTES), count))
         for part in range(parts):
@@ -134,13 +135,13 @@ class Stager:
                 self._file.write(tp, batch)
 
     def finish(self) -> Staged:
-        """Stage what is left, and say what is in the file."""
+        """Stage the remaining records, and return the contents of the file."""
         for tp in sorted(self._pending):
             self._stage(tp)
         return self._file.finish()
 
     def discard(self) -> None:
-        """The task failed: nothing of it is left."""
+        """Delete the file after a failure of the task."""
         self._file.discard()
 
 
@@ -148,7 +149,7 @@ class Stager:
 
 
 def publish(producer: Producer, fs: FileSystem, staged: Sequence[Staged]) -> int:
-    """Append everything that was staged, in the order of tasks; how many records. In the producer's transaction."""
+    """Append all staged batches in the order of tasks, in the producer's transaction; return the number of records."""
     files = sorted((file for file in staged if file.runs), key=lambda file: file.task)
     runs: dict[TopicPartition, list[tuple[str, StagedRun]]] = {}
     for file in files:

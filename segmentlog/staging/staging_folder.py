@@ -1,10 +1,10 @@
-"""The folder in which a job's tasks write: which run of the job counts, and what the others left behind.
+"""The folder in which the tasks of a job write, with the runs of the job and their files.
 
-    @staging/<job>/run-<number>-<name>              who works on the job: the highest number is the one that counts
-    @staging/<job>/<run>-<task>-<random>.batches    finished batches, as `format.batch` has them, in no log yet
+    @staging/<job>/run-<number>-<name>              a run of the job: the highest number is the current run
+    @staging/<job>/<run>-<task>-<random>.batches    finished batches in the format of `format.batch`, not in a log yet
 
-A task that is done again writes another file; who publishes says which files count. A run that is
-new takes the next number, which fences the older ones and lets it remove what they left behind.
+A repeated task writes another file; the publisher says which files count. A new run takes the next number, which fences
+older runs, so that it can delete their files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE, interrupt_safe_context
 
 STAGED_SUFFIX: Final = ".batches"
 ABANDONED_AFTER_S: Final = 7 * 24 * 3600
-"""Files of a job that nobody wrote to for so long are those of one that died."""
+"""Files of a job that was not written to for this long belong to a dead job."""
 _RUN_PREFIX: Final = "run-"
 _REMOVE_ATTEMPTS: Final = 5
 
 
 class StagingFolder:
-    """The folder in which a job's tasks write; of every worker that sees the store's folder."""
+    """The folder in which the tasks of a job write, for all workers that see the store's folder."""
 
     def __init__(self, fs: FileSystem, store_path: str, job: str) -> None:
         self._fs = fs
@@ -41,42 +41,42 @@ class StagingFolder:
         self.path = f"{store_path}/{STAGING_FOLDER}/{folder_name_of(job, 'job')}"
 
     def claim(self, run: str) -> int:
-        """The number of a run, which becomes the newest when it is new: the older ones' files are removed then.
+        """Return the number of a run; a new run becomes the current one, and the files of older runs are deleted.
 
-        Raises `ProducerFenced` when another run has become the newest since.
+        Raises `ProducerFenced` if another run has become the current one since.
         """
-        self.make()
+        self.create()
         run = folder_name_of(run, "run")  # as it is read back from the folder
         with self._locked():
-            known = self._runs()
-            if run not in known:
+            runs = self._runs()
+            if run not in runs:
                 self._remove_files()
-                known[run] = max(known.values(), default=0) + 1
-                self._write(f"{_RUN_PREFIX}{known[run]:010d}-{run}")
-            self._check(run, known)
-            return known[run]
+                runs[run] = max(runs.values(), default=0) + 1
+                self._write(f"{_RUN_PREFIX}{runs[run]:010d}-{run}")
+            self._check(run, runs)
+            return runs[run]
 
     def check(self, run: str) -> None:
-        """Raise `ProducerFenced` when another run has become the newest."""
+        """Raise `ProducerFenced` if another run has become the current one."""
         self._check(folder_name_of(run, "run"), self._runs())
 
-    def _check(self, run: str, known: dict[str, int]) -> None:
-        newest = max(known.values(), default=0)
-        mine = known.get(run, 0)
+    def _check(self, run: str, runs: dict[str, int]) -> None:
+        newest = max(runs.values(), default=0)
+        mine = runs.get(run, 0)
         if mine < newest:
             raise ProducerFenced(self._job, mine, newest, "another run of the same job has started since")
 
     def file_for(self, run_number: int, task: int) -> str:
-        """A path that no other attempt of the task uses."""
+        """Return a path that no other attempt of the task uses."""
         return f"{self.path}/{run_number}-{task}-{secrets.token_hex(8)}{STAGED_SUFFIX}"
 
     def discard(self, staged: Staged) -> None:
-        """Remove what one task has staged."""
+        """Delete the file of one task."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(staged.path)
 
     def clear(self, run: str | None = None) -> None:
-        """Remove what a run has staged, and nothing that is a newer one's; None: all. Keeps who may stage."""
+        """Delete the staged files of a run, but not of newer runs; None: of all runs. Keeps the list of runs."""
         with contextlib.suppress(FileNotFoundError):
             if run is None:
                 self._remove_files()
@@ -84,19 +84,19 @@ class StagingFolder:
                 self._remove_files(f"{number}-")
 
     def remove(self) -> None:
-        """Remove all of it: the job is done, or given up."""
+        """Delete the whole folder, because the job is done or given up."""
         for _ in range(_REMOVE_ATTEMPTS):
             try:
                 self._fs.remove_tree(self.path)
                 return
             except FileNotFoundError:
-                pass  # all of it, or a file that a task which was given up has just removed itself
+                pass  # the folder, or a file that an abandoned task has just deleted itself
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # or such a task has just made one
+                if error.errno != errno.ENOTEMPTY:  # ENOTEMPTY: such a task has just created a file
                     raise
 
-    def make(self) -> None:
-        """Make it, unless it is there."""
+    def create(self) -> None:
+        """Create the folder unless it exists."""
         for folder in (os.path.dirname(self.path), self.path):
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(folder)
@@ -128,16 +128,16 @@ class StagingFolder:
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:
-    """Remove the staged files of jobs that died: those that nobody wrote to for `ABANDONED_AFTER_S`."""
+    """Delete the staged files of dead jobs: those that were not written to for `ABANDONED_AFTER_S`."""
     folder = f"{store_path}/{STAGING_FOLDER}"
     oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     with contextlib.suppress(FileNotFoundError):
         for job in fs.listdir(folder):
-            with failures_ignored():  # somebody else is at it
+            with failures_ignored():  # another process may be deleting them
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue
-                if any(name.startswith(_RUN_PREFIX) for name in names):  # a query that may come back: so keep the fence
+                if any(name.startswith(_RUN_PREFIX) for name in names):  # a query that may come back: keep its fence
                     for name in names:
                         if name.endswith(STAGED_SUFFIX):
                             fs.unlink(f"{folder}/{job}/{name}")

@@ -1,16 +1,16 @@
 """A topic as a table: the latest value of each key.
 
-The topic is read once. What stays in memory is where the latest record of each key is, 32
-bytes a key (`segmentlog.tables.key_table`); values stay in the log, and a look-up reads the one
-batch that its record lies in. `refresh` reads what was appended since.
+The topic is read once. Only the location of the latest record of each key stays in memory, 32 bytes per key
+(`segmentlog.tables.key_table`); values stay in the log, and a look-up reads the batch of its record. `refresh` reads
+records appended since.
 
-    a record with a key       is the key's value from now on
+    a record with a key       becomes the value of the key
     one with a null value     deletes the key
-    one with a null key       says nothing about any key; `keyless_count` counts them
+    one with a null key       affects no key; `keyless_count` counts them
 
-Within a partition the record with the higher offset counts. Of a key that was written to
-several partitions (partitions were added to the topic) the latest record of the partition
-where its timestamp is latest counts; of equal timestamps, the one in the highest partition.
+Within a partition, the record with the higher offset counts. If a key was written to several partitions (because
+partitions were added), the latest record of the partition with the latest timestamp counts; of equal timestamps, the
+one in the highest partition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segmentlog.arguments import as_bool, as_offset, as_partition
-from segmentlog.consuming.wakeup import WAIT_S, announce
+from segmentlog.consuming.wakeup import WAIT_S, announce_waiting
 from segmentlog.errors import InvalidConfig, LogTruncated, UnknownTopic
 from segmentlog.format.key_hashes import MAX_EXACT, identity_of
 from segmentlog.format.record_batch import RecordBatch
@@ -34,34 +34,33 @@ from segmentlog.records import Record
 from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 from segmentlog.tables.key_table import KeyTable
-from segmentlog.tables.table_source import Rewritten, Source
+from segmentlog.tables.table_source import Rewritten, TableSource
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation
 
-_KEPT_BATCHES: Final = 16
+_CACHED_BATCHES: Final = 16
 _SMALL: Final = 1024
 
 
 class Table(Mapping[bytes, bytes]):
     """The latest value of each key of a topic, over all its partitions: a read-only mapping.
 
-    Get one from `LogStore.table`. It shows the topic as it was when the table was made, and
-    after each `refresh`; with ``follow`` every access refreshes it first if the topic has
-    changed. ``isolation`` and ``durable_only`` are those of a consumer.
+    Get one from `LogStore.table`. It shows the topic as of its creation and of each `refresh`; with ``follow``, every
+    access refreshes it first if the topic has changed. ``isolation`` and ``durable_only`` are those of a consumer.
 
-    Keys of up to 15 bytes are told apart exactly; of longer ones two count as one key when
-    120 bits of their hashes agree. The key of the record that is read is compared, so that a
-    wrong value is never returned, but ``len`` counts such a pair as one.
+    Keys of up to 15 bytes are distinguished exactly. Two longer keys count as one key if 120 bits of their hashes are
+    equal. The key of the record that is read is compared, so a wrong value is never returned, but ``len`` counts such a
+    pair as one.
 
-    A record may go after the table met it: a newer one stands in its place after compaction,
-    or retention deleted it. An access that meets such a record refreshes the table and tries
-    again; a record that is gone for good counts as deleted.
+    A record may be deleted after the table has read it: by compaction, which keeps a newer one, or by retention. An
+    access that meets such a record refreshes the table and tries again; a record that does not exist any more counts as
+    deleted.
 
-    Thread-safe: one lock is held by whatever reads or changes the table's state. A batch that was
-    read is kept decoded, the last 16 of them. Nothing needs closing; once the store is closed,
-    accesses raise `StoreClosed`. Raises `UnknownTopic`.
+    Thread-safe: one lock is held while the table's state is read or changed. The last 16 batches that were read stay
+    decoded. The table need not be closed; once the store is closed, accesses raise `StoreClosed`. Raises
+    `UnknownTopic`.
     """
 
     def __init__(
@@ -84,8 +83,8 @@ class Table(Mapping[bytes, bytes]):
         self._limits = limits
         self._small_run = small_run
         self._lock = fork_safety.reentrant_lock(self, "_lock")
-        self._torn = False
-        """A change is being made, or was, by a thread that is not there in this forked child."""
+        self._is_changing = False
+        """Whether a change is running, or was started by a thread that does not exist in this forked child."""
         self._seed = secrets.randbits(64)
         self._reset()
         self._check_limits()
@@ -97,33 +96,33 @@ class Table(Mapping[bytes, bytes]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the table takes at rest, without the batches that it keeps decoded."""
+        """Bytes of the table at rest, without decoded batches."""
         return self._keys.nbytes
 
     @property
     def keyless_count(self) -> int:
-        """Records with a null key that were met."""
+        """Number of records with a null key."""
         return sum(source.keyless_count for source in self._sources)
 
-    # ------------------------------------------------------------ keeping up
+    # ------------------------------------------------------------ refreshing
 
     def refresh(self) -> int:
-        """Take in what was appended, and forget what was deleted from the front; returns how many records it read.
+        """Read new records, remove deleted ones, and return the number of records read.
 
-        After a truncation, or when a second partition was added, the whole topic is read anew.
-        A table `as_of` an offset has nothing to read: 0.
+        After a truncation, or when a second partition was added, the whole topic is read again. A table `as_of` an
+        offset has nothing to read and returns 0.
         """
         with self._lock:
-            if self._torn:
+            if self._is_changing:
                 self._reset()
             self._check_usable()
-            self._torn = True
+            self._is_changing = True
             try:
                 count = self._catch_up()
-            except Exception:  # what it took in up to there counts
-                self._torn = False
+            except Exception:  # records read so far count
+                self._is_changing = False
                 raise
-            self._torn = False
+            self._is_changing = False
             return count
 
     def _catch_up(self) -> int:
@@ -135,8 +134,8 @@ class Table(Mapping[bytes, bytes]):
                 self._reset()
 
     def _reset(self) -> None:
-        """An empty table that has read nothing."""
-        self._sources: list[Source] = []
+        """Create an empty state that has read no records."""
+        self._sources: list[TableSource] = []
         self._add_partitions()
         self._keys = KeyTable(self._seed, keep_dead=len(self._sources) > 1, small=self._small_run)
         self._batches: OrderedDict[tuple[int, int], RecordBatch] = OrderedDict()
@@ -144,9 +143,9 @@ class Table(Mapping[bytes, bytes]):
     def _add_partitions(self) -> None:
         count = len(self._limits) if self._limits is not None else self._topic.partition_count
         if len(self._sources) == 1 < count:
-            raise Rewritten  # tombstones of the first one were not kept
+            raise Rewritten  # tombstones of the first partition were not kept
         for number in range(len(self._sources), count):
-            source = Source(
+            source = TableSource(
                 self._topic.partition(number),
                 self._seed,
                 isolation=self._isolation,
@@ -156,13 +155,13 @@ class Table(Mapping[bytes, bytes]):
             self._sources.append(source)
 
     def _check_usable(self) -> None:
-        """Raise `StoreClosed`, or `UnknownTopic` when the topic was deleted or renamed meanwhile."""
+        """Raise `StoreClosed`, or `UnknownTopic` if the topic was deleted or renamed meanwhile."""
         if self._topics.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:
-        """What every access begins with: is the store open, and for a table that follows, has the topic changed?"""
-        if self._torn:
+        """Start an access: check that the store is open, and refresh a following table if the topic has changed."""
+        if self._is_changing:
             self.refresh()
         self._check_usable()
         if self._follow and (
@@ -179,10 +178,10 @@ class Table(Mapping[bytes, bytes]):
         return record.value
 
     def record(self, key: bytes) -> Record | None:
-        """The whole record that holds the value of a key; None when the key has none.
+        """Return the record with the value of a key; None if the key has no value.
 
-        Raises TypeError for a key that is not bytes. Of a table `as_of` an offset it raises
-        `OffsetOutOfRange` when the record has been deleted or compacted away since.
+        Raises TypeError for a key that is not bytes. For a table `as_of` an offset it raises `OffsetOutOfRange` if the
+        record was deleted or compacted away since.
         """
         low, high = identity_of(_checked(key), self._seed)
         with self._lock:
@@ -194,19 +193,19 @@ class Table(Mapping[bytes, bytes]):
                 self._check_limits()
                 self.refresh()
                 if self._keys.find(low, high) == place:
-                    self._keys.bury(low, high)
+                    self._keys.mark_deleted(low, high)
             return None
 
     def _read(self, key: bytes, partition: int, offset: int) -> Record | None:
-        """The record at an offset; None when it is gone. A short key is known to be the record's own."""
-        batch = self._kept_batch(partition, offset)
+        """Return the record at an offset; None if it no longer exists. A short key is exactly the record's key."""
+        batch = self._cached_batch(partition, offset)
         if batch is None:
             batch = self._sources[partition].batch_at(offset)
             if batch is None:
                 return None
             self._batches[partition, batch.header.base_offset] = batch
             self._batches.move_to_end((partition, batch.header.base_offset))
-            if len(self._batches) > _KEPT_BATCHES:
+            if len(self._batches) > _CACHED_BATCHES:
                 self._batches.popitem(last=False)
         at = int(batch.offsets.searchsorted(np.int64(offset)))
         if at == len(batch) or batch.offsets[at] != offset:
@@ -226,7 +225,7 @@ class Table(Mapping[bytes, bytes]):
         log = self._sources[record.partition].log
         return is_expired(record.timestamp, record.headers, log.config.record_ttl_ms, log.handle.clock.now_ms())
 
-    def _kept_batch(self, partition: int, offset: int) -> RecordBatch | None:
+    def _cached_batch(self, partition: int, offset: int) -> RecordBatch | None:
         for place, batch in reversed(self._batches.items()):
             if place[0] == partition and batch.base_offset <= offset < batch.next_offset:
                 self._batches.move_to_end(place)
@@ -246,32 +245,31 @@ class Table(Mapping[bytes, bytes]):
             yield from (keys[at] for at in wanted)  # type: ignore[misc]
 
     def items(self) -> ItemsView[bytes, bytes]:
-        """(key, value) pairs by partition and offset, read from the log from front to end.
+        """Return a view of (key, value) pairs by partition and offset, read sequentially from the log.
 
-        They are those of the moment when the iteration begins, except that a key whose record is deleted or
-        replaced and compacted away before the iteration comes to it is left out (of a table `as_of`
-        an offset: `OffsetOutOfRange` at the end).
+        The pairs are those at the start of the iteration. A key whose record is deleted or compacted away before the
+        iteration reaches it is omitted (for a table `as_of` an offset: `OffsetOutOfRange` at the end).
         """
         return _Items(self)
 
     def values(self) -> ValuesView[bytes]:
-        """The values, in the order of `items`."""
+        """Return a view of the values, in the order of `items`."""
         return _Values(self)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """What iterating over `items` does."""
+        """Iterate over the pairs of `items`."""
         for batch, wanted in self._current():
             keys, values = batch.keys, batch.values
             yield from ((keys[at], values[at]) for at in wanted)  # type: ignore[misc]
 
     def _current(self) -> Iterator[tuple[RecordBatch, list[int]]]:
-        """Batches that hold values of keys, with the indices of those records."""
+        """Yield batches that have values of keys, with the indexes of those records."""
         with self._lock:
             self._prepare_access()
             keys = self._keys.snapshot()
             positions = [(source, source.start, source.position) for source in self._sources]
         for source, start, end in positions:
-            for batch in source.batches_still_there(start, end):
+            for batch in source.surviving_batches(start, end):
                 low, high, is_null = batch.key_identities(self._seed)
                 current = keys.are_current(source.number, low, high, batch.offsets)
                 if is_null is not None:
@@ -286,14 +284,13 @@ class Table(Mapping[bytes, bytes]):
     # ------------------------------------------------------------ at another time
 
     def as_of(self, offsets: int | Mapping[int, int]) -> Table:
-        """The table as it was when the log ended at an offset: made of the records below it. It never changes.
+        """Return the table as it was when the log ended at an offset, built from the records below it. Immutable.
 
-        ``offsets`` is one offset for a topic of one partition, or an offset for every partition:
-        ``{0: 17, 1: 4}``. Raises `OffsetOutOfRange` for an offset outside of the log, and for one
-        below `Partition.compacted_below`: compaction has removed records there because newer ones
-        follow, and some of them were the latest of their keys at that offset. It raises the same
-        from an access later on, once compaction or retention got there. Raises `InvalidConfig` unless
-        every partition has an offset.
+        ``offsets`` is one offset for a topic with one partition, or an offset for every partition: ``{0: 17, 1: 4}``.
+        Raises `OffsetOutOfRange` for an offset outside the log or below `Partition.compacted_below`: compaction has
+        removed records there, and some of them may have been the latest of their keys at that offset. Later accesses
+        raise the same error once compaction or retention has reached the offset. Raises `InvalidConfig` unless every
+        partition has an offset.
         """
         count = self._topic.partition_count
         if isinstance(offsets, Mapping):
@@ -301,8 +298,8 @@ class Table(Mapping[bytes, bytes]):
         else:
             limits = {0: as_offset("offsets", offsets)}
         if set(limits) != set(range(count)):
-            wanted = f"an offset for each partition of topic {self._topic.name!r}, 0 to {count - 1}"
-            raise InvalidConfig("offsets", offsets, wanted)
+            expected = f"an offset for each partition of topic {self._topic.name!r}, 0 to {count - 1}"
+            raise InvalidConfig("offsets", offsets, expected)
         return Table(
             self._topics,
             self._topic.name,
@@ -313,18 +310,17 @@ class Table(Mapping[bytes, bytes]):
         )
 
     def _check_limits(self) -> None:
-        """Raise `OffsetOutOfRange` unless the log can still tell the state that `as_of` asked for."""
+        """Raise `OffsetOutOfRange` if the log cannot show the state of `as_of` any more."""
         for source in self._sources:
             source.check_limit()
 
     def changes(self, timeout_s: float | None = None) -> Iterator[Record]:
-        """Every change from where the table stands now, as it comes: the record, its value None for a deleted key.
+        """Iterate over changes after the current state: the record, whose value is None for a deleted key.
 
-        The table has taken a record in when it is handed out, and maybe some that follow. It
-        waits for more until nothing came for ``timeout_s``; None: for ever. Partitions that are
-        added meanwhile are read from their beginning. Raises `LogTruncated` when records that
-        it has handed out were truncated, `OffsetOutOfRange` when retention overtakes it. Of a
-        table `as_of` an offset there are none.
+        When a record is returned, the table has read it, and maybe later ones. The iteration waits for more records,
+        and ends after ``timeout_s`` without any; None: never. New partitions are read from their beginning. Raises
+        `LogTruncated` if records that were returned are truncated, and `OffsetOutOfRange` if retention overtakes the
+        iteration. A table `as_of` an offset has no changes.
         """
         if self._limits is not None:
             return
@@ -332,10 +328,10 @@ class Table(Mapping[bytes, bytes]):
             self._prepare_access()
             positions = {source.number: source.position for source in self._sources}
         with contextlib.closing(Watch()) as watch:
-            watch.add(self._topic.folder, folder=True)  # partitions may be added
+            watch.add(self._topic.folder, folder=True)  # detects new partitions
             waiting_since = time.monotonic()
             while True:
-                for record in self._changes_behind(positions):
+                for record in self._changes_after(positions):
                     yield record
                     waiting_since = time.monotonic()
                 left_s = WAIT_S if timeout_s is None else min(WAIT_S, waiting_since + timeout_s - time.monotonic())
@@ -343,8 +339,8 @@ class Table(Mapping[bytes, bytes]):
                     return
                 self._wait(watch, positions, left_s)
 
-    def _changes_behind(self, positions: dict[int, int]) -> Iterator[Record]:
-        """Records with keys behind the positions, which move on; those of a batch once the table has them."""
+    def _changes_after(self, positions: dict[int, int]) -> Iterator[Record]:
+        """Yield records with keys after the positions, and advance these; yield a batch once the table has read it."""
         self.refresh()
         for source in list(self._sources):
             number, log = source.number, source.log
@@ -358,10 +354,10 @@ class Table(Mapping[bytes, bytes]):
             positions[number] = max(positions[number], end_offset)
 
     def _wait(self, watch: Watch, positions: Mapping[int, int], timeout_s: float) -> None:
-        """Sleep until an appender wakes whoever follows, or the time is up."""
+        """Sleep until an append wakes this reader, or until the time is up."""
         self._prepare_access()
         watch.drain()
-        must_poll = announce(watch, (source.log for source in self._sources))
+        must_poll = announce_waiting(watch, (source.log for source in self._sources))
         if all(source.end_offset() <= positions.get(source.number, 0) for source in self._sources):
             watch.wait(timeout_s, poll=must_poll)
 

@@ -1,4 +1,4 @@
-"""One partition as a table reads it: how far, up to where, and what became of it since."""
+"""One partition as a table reads it: its position, its end, and changes of its history."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation, Partition
 
 _CHUNK_RECORDS: Final = 1 << 19
-"""So many records are sorted at once. Half of it took 8 % longer; it is 75 MB while they are sorted."""
+"""Number of records that are sorted together. Half of it took 8 % longer; sorting takes 75 MB."""
 
 
 class Rewritten(Exception):
-    """Records that the table knows were truncated: what stood before them is known to the log alone."""
+    """Records that the table has read were truncated: only the log knows what preceded them."""
 
 
-class Source:
-    """One partition and the position up to which a table has taken it in. Not thread-safe.
+class TableSource:
+    """One partition, and the position up to which a table has read it. Not thread-safe.
 
-    limit   the offset that the table ends at; None when it goes on to the end of the log
-    seed    of the identities of keys
+    limit   the offset at which the table ends; None: it continues to the end of the log
+    seed    seed of the identities of keys
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class Source:
         self._epoch = log.epoch
         self.start = self.position = log.log_start_offset
 
-    # ------------------------------------------------------------ what became of the log
+    # ------------------------------------------------------------ history of the log
 
     def end_offset(self) -> int:
-        """Where reading ends now."""
+        """Return the current end of reading."""
         end_offset = self.log.end_offset(isolation=self._isolation, durable_only=self._durable_only)
         return end_offset if self.limit is None else min(self.limit, end_offset)
 
     def has_changed(self) -> bool:
-        """Whether `catch_up` has something to do: a few look-ups in shared memory."""
+        """Return whether `catch_up` has something to do; costs a few look-ups in shared memory."""
         log = self.log
         if self.position < self.end_offset():
             return True
         return self.start != log.log_start_offset or self._epoch != log.epoch
 
     def check_limit(self) -> None:
-        """Raise `OffsetOutOfRange` when the state at the limit cannot be told, or not any more."""
+        """Raise `OffsetOutOfRange` if the state at the limit cannot be computed, or not any more."""
         if self.limit is None:
             return
         log = self.log
@@ -69,26 +69,26 @@ class Source:
             raise OffsetOutOfRange(f"{log.topic}/{log.number}", self.limit, first, end_offset)
 
     def _check_history(self) -> None:
-        """Raise `Rewritten` when records below the position were truncated since the last look."""
+        """Raise `Rewritten` if records below the position were truncated since the last call."""
         epoch = self.log.epoch
         if epoch != self._epoch:
             if any(lost.epoch > self._epoch and lost.base_offset < self.position for lost in self.log.lost_ranges()):
                 raise Rewritten
             self._epoch = epoch
 
-    # ------------------------------------------------------------ taking it in
+    # ------------------------------------------------------------ reading
 
     def catch_up(self, keys: KeyTable) -> int:
-        """Forget what was deleted from the front, and add what is behind the position; returns how many records.
+        """Remove entries of deleted records, add new records, and return their number.
 
-        Raises `Rewritten`, `LogTruncated`: the table must be made anew.
+        Raises `Rewritten`, `LogTruncated`: the table must be rebuilt.
         """
         self._check_history()
         read = 0
         while True:
             start = self.log.log_start_offset
             if start > self.start:
-                keys.drop_below(self.number, start)
+                keys.remove_below(self.number, start)
                 self.start = start
                 self.position = max(self.position, start)
             try:
@@ -114,10 +114,10 @@ class Source:
         chunk.next_offset = end_offset
         yield chunk
 
-    # ------------------------------------------------------------ reading it
+    # ------------------------------------------------------------ batches
 
     def batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """The records from ``offset`` to before ``end_offset``. Raises `OffsetOutOfRange`, `LogTruncated`."""
+        """Yield the records from ``offset`` up to ``end_offset``. Raises `OffsetOutOfRange`, `LogTruncated`."""
         if offset >= end_offset:
             return
         for batch in self.log.read(offset, isolation=self._isolation, durable_only=self._durable_only):
@@ -129,8 +129,8 @@ class Source:
                 batch = batch.slice(0, int(np.searchsorted(batch.offsets, np.int64(end_offset))))
             yield batch
 
-    def batches_still_there(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """The same, going on behind what is deleted or truncated meanwhile."""
+    def surviving_batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+        """Yield the same, but continue after records that are deleted or truncated meanwhile."""
         while offset < end_offset:
             try:
                 for batch in self.batches(offset, end_offset):
@@ -146,14 +146,14 @@ class Source:
                 offset = error.lost.end_offset
 
     def batch_at(self, offset: int) -> RecordBatch | None:
-        """The records of one batch from ``offset`` on, or from the next one that there is; None without any."""
+        """Return the records of one batch from ``offset`` on, or of the next existing batch; None without any."""
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             return next(self.log.read(offset, 1), None)
         return None
 
 
 class _Chunk:
-    """Records of one partition, batch by batch, as columns: identities low and high, offsets, times, tombstones."""
+    """Records of one partition as columns: low and high half of the key identity, offsets, times, tombstones."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

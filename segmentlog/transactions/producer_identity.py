@@ -213,9 +213,7 @@ class ProducerIdentity:
         elif self._lease.is_unresolved:
             transactions.resolve_interrupted(self._lease)
             if self._lease.is_unresolved:
-                raise ProducerBusy(
-                    self.label, "the outcome of its last transaction could not be written to every partition"
-                )
+                raise ProducerBusy(self.label, "the outcome of its last transaction is not in every partition yet")
         self._has_transactions = True
 
     def begin_transaction(self) -> None:
@@ -266,7 +264,7 @@ class ProducerIdentity:
                 self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
-        """Return once the commit is in the object store. Raises `NotShipped`: it is committed locally all the same."""
+        """Return once the commit is in the object store. Raises `ShipUnconfirmed`; the local commit is valid."""
         self._transactions.wait_shipped()
 
     def abort(self) -> None:

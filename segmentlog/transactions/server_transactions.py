@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from segmentlog.errors import (
     ProducerBusy,
     ProducerFenced,
-    ProducerHeld,
+    ProducerNameInUse,
     SegmentlogError,
     TransactionAborted,
     UnknownTopic,
@@ -89,14 +89,14 @@ class ServerTransactions:
         """Register an instance of a name; an open transaction of an older one is aborted. Durable when it returns.
 
         ``expected``: fail unless these are the current numbers (KIP-360); a repeated request gets the same answer.
-        Raises `ProducerFenced`, `ProducerHeld`, `ProducerBusy`, `InvalidConfig` for an invalid name.
+        Raises `ProducerFenced`, `ProducerNameInUse`, `ProducerBusy`, `InvalidConfig` for an invalid name.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
             if state is None:
                 state = TransactionState(new_store_id(), -1, is_server_name=True)
             elif not state.is_server_name:
-                raise ProducerHeld(name, "a producer of the library")
+                raise ProducerNameInUse(name, "a producer of the library")
             elif expected is not None and not _may_continue(state, expected):
                 raise ProducerFenced(name, expected.epoch, state.epoch)
             is_repeated = (
@@ -353,6 +353,4 @@ def _sync_partition(log: Partition, name: str, state: TransactionState, epoch: i
 
 
 def _markers_pending(name: str) -> ProducerBusy:
-    return ProducerBusy(
-        name, "the outcome of its last transaction could not be written to every partition (is the disk full?)"
-    )
+    return ProducerBusy(name, "the outcome of its last transaction is not in every partition yet (is the disk full?)")

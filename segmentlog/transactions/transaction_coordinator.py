@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from segmentlog.arguments import as_text
-from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerHeld
+from segmentlog.errors import InvalidConfig, ProducerBusy, ProducerNameInUse
 from segmentlog.format.producer_snapshot import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topic_registry import Topics
@@ -94,7 +94,7 @@ class Transactions:
             if state is None:
                 state = TransactionState(new_id, -1)
             elif state.is_server_name:
-                raise ProducerHeld(name, "a client of the server")
+                raise ProducerNameInUse(name, "a client of the server")
             elif state.is_open:
                 state = self._completer.decide(name, state, fd, fence=True)
                 if state.is_open:
@@ -169,7 +169,7 @@ class Transactions:
         self._end(lease, "PrepareCommit", tuple(ends.get(partition, 0) for partition in state.partitions), note)
 
     def wait_shipped(self) -> None:
-        """Return once all decisions, with their data, are in the object store. Raises `NotShipped`."""
+        """Return once all decisions, with their data, are in the object store. Raises `ShipUnconfirmed`."""
         self._log.wait_shipped()
 
     def abort(self, lease: ProducerLease) -> None:

@@ -1,4 +1,4 @@
-"""The threads that asynchronous clients share: what is submitted is done, whoever else is busy."""
+"""The threads that asynchronous clients share run every submitted call, even while others are blocked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segmentlog.aio.pool import Pool
 
 
 class _Late:
-    """A queue to which something comes just as somebody has given up waiting."""
+    """A queue in which a call arrives just as a thread has given up waiting."""
 
     def __init__(self, queue: SimpleQueue[Any]) -> None:
         self._queue = queue

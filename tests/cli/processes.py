@@ -54,7 +54,7 @@ def shell(script: str, **variables: str | Path) -> subprocess.CompletedProcess[b
 
 @contextlib.contextmanager
 def started(store: Path, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that runs while the block does; killed after it if it is still there."""
+    """Run a command while the block runs; kill it afterwards if it still runs."""
     options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
@@ -67,7 +67,7 @@ def started(store: Path, *arguments: str, **options: Any) -> Iterator[subprocess
 
 
 def unmeasured() -> dict[str, str]:
-    """The environment of a process that is to be interrupted: coverage's tracer swallows some interrupts."""
+    """Return the environment of a process to be interrupted: the tracer of coverage swallows some interrupts."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
 
 
@@ -80,7 +80,7 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGIN
 
 
 def read_until(process: subprocess.Popen[bytes], wanted: bytes, *, of: str = "stdout") -> bytes:
-    """What a process writes to stdout, or stderr, until ``wanted`` was among it."""
+    """Return the output of a process up to the first occurrence of ``wanted``."""
     fd = getattr(process, of).fileno()
     seen = b""
     ends = time.monotonic() + WAIT_S

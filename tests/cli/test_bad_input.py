@@ -1,4 +1,4 @@
-"""What each command refuses: with which status, in one line that says what to do, and with nothing lost."""
+"""Each command rejects bad input with the right status and one line that says what to do, and loses nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store and files, of which each test gets a copy of its own."""
+    """Return a store and files, a fresh copy for each test."""
     folder = tmp_path_factory.mktemp("files")
     with segmentlog.open(folder / "store") as store:
         store.create_topic("words").partition(0).append(LINES)
@@ -68,7 +68,7 @@ def call(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
 
 
 def values(path: Path | str, topic: str = "words") -> list[bytes | None]:
-    """What a topic holds."""
+    """Return the values of a topic."""
     with segmentlog.open(path, read_only=True) as store:
         return [record.value for record in store.consumer(topic)]
 
@@ -148,7 +148,7 @@ USAGE = [
     ("produce words --ack never", "'never' is not one of"),
     ("produce words -H x", "NAME=VALUE"),
     ("produce words -k :: --format json", "--key-separator"),
-    ("consume words/x", "as in clicks or clicks/0"),
+    ("consume words/x", "such as clicks or clicks/0"),
     ("consume words --partition -1", "-1 is not in the range"),
     ("consume words --from yesterday", "is not a place: earliest, latest, an offset"),
     ("consume words --from 99999999999999999999", "is not a place"),
@@ -156,24 +156,24 @@ USAGE = [
     ("consume words -n 0", "0 is not in the range"),
     ("consume words --fetch-size 0", "0 is not in the range"),
     ("consume words --isolation some", "'some' is not one of"),
-    ("consume words --format %z", "%z is no token; there are %t"),
-    ("consume words --format %", "% is no token"),
-    ("consume words --format \\q", "is no escape"),
+    ("consume words --format %z", "unknown token %z; known tokens: %t"),
+    ("consume words --format %", "unknown token %"),
+    ("consume words --format \\q", "unknown escape"),
     ("consume words --json --values", "exclude each other"),
     ("tail", "Missing argument"),
-    ("tail words/0/0", "as in clicks or clicks/0"),
+    ("tail words/0/0", "such as clicks or clicks/0"),
     ("tail -n -1 words", "-1 is not in the range"),
     ("flush", "Missing argument 'TOPIC'"),
     ("trim words", "--before"),
-    ("trim several --before 1", "name one, as in several/0"),
-    ("truncate words --at 5", "say --yes where nobody can be asked"),
-    ("truncate several --at 0 --yes", "name one, as in several/0"),
+    ("trim several --before 1", "name a partition, such as several/0"),
+    ("truncate words --at 5", "without a terminal, add --yes"),
+    ("truncate several --at 0 --yes", "name one, such as several/0"),
     ("dump nothing", "'nothing' does not exist"),
     ("dump folder", "is a directory"),
     (f"dump {SEGMENT} --from 99999999", "the file has"),
     (f"dump {SEGMENT} --from x", "is not a size"),
     ("import binary words --batch-size 0", "0 is not in the range"),
-    ("import binary words --whole --value x", "give one of them"),
+    ("import binary words --whole --value x", "exclude each other"),
     ("import - words --format parquet", "not from a pipe"),
     ("import binary", "Missing argument 'TOPIC'"),
     ("export words --format xml", "'xml' is not one of"),
@@ -201,7 +201,7 @@ def test_wrong_usage_is_status_2(call: Run, command: str, told: str) -> None:
 FAILURES = [
     ("create words", "exists already"),
     ("create a/b", "only letters, digits, '.', '_' and '-' are allowed; found '/'"),
-    ("create __transaction_state", "the store keeps its own records"),
+    ("create __transaction_state", "reserved for an internal topic"),
     ("create ..", "are not allowed"),
     ("create " + "a" * 250, "249"),
     ("create x -p 0", "from 1 to"),
@@ -232,7 +232,7 @@ FAILURES = [
     ("truncate words --at 101", "outside the log"),
     ("import nothing words", "No such file or directory: nothing"),
     ("import folder words", "Is a directory: folder"),
-    ("import binary words --format parquet", "binary is no Parquet file"),
+    ("import binary words --format parquet", "binary is not a readable Parquet file"),
     ("import redis://127.0.0.1:1/0 words", "redis://127.0.0.1:1/0: "),
     ("import unix:///nothing words", "unix:///nothing: "),
     ("export words folder", "Is a directory: folder"),
@@ -277,11 +277,11 @@ def test_a_folder_that_is_no_store_is_told(call: Run, here: Path, command: str, 
 
 
 def test_the_environment_names_the_store(call: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$SEGMENTLOG_DIR counts where there is no --dir; without either it is ./segmentlog-data."""
+    """$SEGMENTLOG_DIR names the store if --dir is missing; without both it is ./segmentlog-data."""
     monkeypatch.setenv("SEGMENTLOG_DIR", "elsewhere")
     assert call("create", "x")[0] == 0
     assert (here / "elsewhere" / "x").is_dir()
-    assert call("--dir", "store", "details", "x")[0] == 1
+    assert call("--dir", "store", "describe", "x")[0] == 1
     monkeypatch.delenv("SEGMENTLOG_DIR")
     assert call("create", "y")[0] == 0
     assert (here / "segmentlog-data" / "y").is_dir()
@@ -334,20 +334,20 @@ BAD_RECORDS = [
     ("length-prefixed", b"\0\0\0\1a\0\0\0\x09abc", "7 bytes are left over"),
     ("length-prefixed", b"a line of text\n", "is the input length-prefixed?"),
     ("json", b'{"value":"a"}\n\n{"value":', "record 2: not a JSON object"),
-    ("json", b'{"value":"a"}\n[1]', "record 2: a JSON record has a 'value'"),
-    ("json", b'{"value":"a"}\n{"key":"a"}', "record 2: a JSON record has a 'value'"),
+    ("json", b'{"value":"a"}\n[1]', "record 2: a JSON record needs 'value'"),
+    ("json", b'{"value":"a"}\n{"key":"a"}', "record 2: a JSON record needs 'value'"),
     ("json", b'{"value":"\xff"}', "record 1: not a JSON object"),
     ("json", b'{"value":"a","partition":9}', "it has no partition 9, only 0 to 0"),
-    ("json", b'{"value":"a","partition":"0"}', "a partition's number"),
-    ("json", b'{"value":"a","partition":-1}', "a partition's number"),
+    ("json", b'{"value":"a","partition":"0"}', "the number of a partition"),
+    ("json", b'{"value":"a","partition":-1}', "the number of a partition"),
     ("json", b'{"value":"a"}\n{"value":"a","timestamp":"now"}', "record 2: timestamp 'now'"),
     ("json", b'{"value":"a","timestamp":-62135596800001}', "record 1: timestamp -62135596800001"),
     ("json", b'{"value":"a","timestamp":99999999999999999999}', "record 1: timestamp 9999"),
-    ("json", b'{"value":"a","headers":5}', "record 1: headers are a list"),
-    ("json", b'{"value":"a","headers":{"a":"b"}}', "record 1: headers are a list"),
-    ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header is"),
-    ("json", b'{"value_base64":"x"}', "record 1: value_base64 is no base64"),
-    ("json", b'{"value_base64":7}', "record 1: value_base64 is no base64"),
+    ("json", b'{"value":"a","headers":5}', "record 1: headers must be a list"),
+    ("json", b'{"value":"a","headers":{"a":"b"}}', "record 1: headers must be a list"),
+    ("json", b'{"value":"a","headers":[{"x":"b"}]}', "record 1: a header must be"),
+    ("json", b'{"value_base64":"x"}', "record 1: value_base64 is not base64"),
+    ("json", b'{"value_base64":7}', "record 1: value_base64 is not base64"),
     ("json", b'{"value":"a"}\n{"value":' + DEEP + b"}", "record 2: not a JSON object"),
 ]
 
@@ -361,11 +361,11 @@ def test_a_record_that_cannot_be_understood_is_told(call: Run, here: Path, shape
     check_told(err, 1, told)
     appended = len(values("store")) - 100
     if appended:
-        first = "record is" if appended == 1 else f"{appended} records are"
-        assert f"the first {first} appended; go on with --skip {appended}" in err
+        first = "record was" if appended == 1 else f"{appended} records were"
+        assert f"the first {first} appended; resume with --skip {appended}" in err
     else:
         assert "no record was appended" in err
-        assert "go on with --skip" not in err
+        assert "resume with --skip" not in err
         assert "first 0" not in err
 
 
@@ -375,12 +375,12 @@ KEYLESS = "it has no key; expected a key for each record: the topic is compacted
 @pytest.mark.parametrize(
     ("options", "data", "number", "appended", "hint"),
     [
-        ((), b"a\nb\n", 1, 0, "; -k SEPARATOR takes keys from lines"),
+        ((), b"a\nb\n", 1, 0, "; take keys from the lines with -k SEPARATOR"),
         (("-k", ":"), b"k:a\nb\n", 2, 0, ""),
         (("-k", ":", "--batch-size", "1"), b"k:a\nb\n", 2, 1, ""),
         (("-k", ":", "--batch-size", "1", "--skip", "1"), b"k:a\nb\n", 2, 0, ""),
         (("--format", "json"), b'{"value":"a"}\n', 1, 0, ""),
-        (("--format", "nul"), b"a\0", 1, 0, "; -k SEPARATOR takes keys from lines"),
+        (("--format", "nul"), b"a\0", 1, 0, "; take keys from the lines with -k SEPARATOR"),
     ],
 )
 def test_a_record_without_a_key_in_a_compacted_topic(
@@ -394,14 +394,14 @@ def test_a_record_without_a_key_in_a_compacted_topic(
     error = err.splitlines()[-1]
     assert error.startswith(f"error: record {number}: {KEYLESS}")
     assert error.endswith("retains the last record of each key" + hint)
-    assert ("the first record is appended; go on with --skip 1" in err) == bool(appended)
+    assert ("the first record was appended; resume with --skip 1" in err) == bool(appended)
     assert ("no record was appended" in err) == (not appended)
     assert "keys[" not in err
 
 
 @pytest.mark.parametrize("batch_size", ["1", "2", "4096"])
 def test_a_line_that_is_too_long_is_told_and_can_be_left_out(call: Run, here: Path, batch_size: str) -> None:
-    """What comes before it is appended; the advice, followed, gives every other line once."""
+    """Records before a line that is too long are appended. Following the advice appends every other line once."""
     status, err = call("produce", "--batch-size", batch_size, "words", "large")
     assert status == 1
     check_told(err, 1, "record 2 is longer than max.message.bytes = 1048588")
@@ -456,7 +456,7 @@ def test_any_length_up_to_the_limit_is_a_record(
 @pytest.mark.parametrize(("shape", "frame"), [("lines", b"%b\n"), ("nul", b"%b\0"), ("json", b'{"value":"%b"}\n'),
                                               ("length-prefixed", b"\4\0\0\0%b")])  # fmt: skip
 def test_a_long_record_is_read_once(call: Run, here: Path, shape: str, frame: bytes) -> None:
-    """Of 64 MiB that are allowed every byte is copied a few times, and not once for each block that is read."""
+    """With 64 MiB allowed, every byte is copied a few times, and not once for each block that is read."""
     assert call("alter", "words", "-c", "max.message.bytes=100MiB", "-c", "segment.bytes=200MiB")[0] == 0
     (here / "data").write_bytes(frame % (b"x" * (64 << 20)))
     before = time.process_time()
@@ -468,7 +468,7 @@ def test_a_long_record_is_read_once(call: Run, here: Path, shape: str, frame: by
 
 @pytest.mark.parametrize("shape", ["lines", "nul", "json", "length-prefixed"])
 def test_what_is_too_long_is_refused_before_it_ends(here: Path, shape: str) -> None:
-    """A pipe that sends a record without end is told so as soon as it is over the limit; what came first is there."""
+    """A record without an end is rejected as soon as it is over the limit; records before it are appended."""
     begin = {"lines": b"a\n", "nul": b"a\0", "json": b'{"value":"a"}\n{"value":"',
              "length-prefixed": b"\0\0\0\1a\xff\xff\xff\xff"}[shape]  # fmt: skip
     with started(here / "store", "produce", "--format", shape, "words", stdin=subprocess.PIPE, bufsize=0) as process:
@@ -480,7 +480,7 @@ def test_what_is_too_long_is_refused_before_it_ends(here: Path, shape: str) -> N
             raise AssertionError("it reads on and on")
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
-        assert b"record 2 is " in process.stderr.read()
+        assert b"error: record 2 " in process.stderr.read()
     assert values("store")[100:] == [b"a"]
 
 
@@ -497,21 +497,21 @@ def test_skipping_counts_every_record(call: Run, here: Path, skip: int, end: byt
 # ---------------------------------------------------------------- what is imported and exported
 
 BAD_ROWS = [
-    ("x.ndjson", b'{"value":"a"}\n{oops\n', "line 2 is no JSON"),
-    ("x.ndjson", b'{"value":"a"}\n\n[1]\n', "line 3 is no JSON object"),
-    ("x.ndjson", b'{"value":"\xff"}\n', "line 1 is no JSON: 'utf-8' codec"),
-    ("x.ndjson", b'{"v":"a"}\n', "record 1: there is no field 'value' (there are: v)"),
-    ("x.ndjson", b'{"value":"a","timestamp":[1]}\n', "record 1: [1] is no timestamp"),
-    ("x.ndjson", b'{"value_base64":"x"}\n', "record 1: value_base64 is no base64"),
+    ("x.ndjson", b'{"value":"a"}\n{oops\n', "line 2 is not JSON"),
+    ("x.ndjson", b'{"value":"a"}\n\n[1]\n', "line 3 is not a JSON object"),
+    ("x.ndjson", b'{"value":"\xff"}\n', "line 1 is not JSON: 'utf-8' codec"),
+    ("x.ndjson", b'{"v":"a"}\n', "record 1: it has no field 'value' (it has: v)"),
+    ("x.ndjson", b'{"value":"a","timestamp":[1]}\n', "record 1: [1] is not a timestamp"),
+    ("x.ndjson", b'{"value_base64":"x"}\n', "record 1: value_base64 is not base64"),
     ("x.ndjson", b'{"value":"' + b"x" * TOO_LARGE + b'"}\n', "over max.message.bytes"),
-    ("x.csv", b"key,value\n1,2\n1,2,3\n", "line 3 has another number of columns"),
-    ("x.csv", b"key,value\n1\n", "line 2 has another number of columns"),
-    ("x.csv", b"k,v\n1,2\n", "record 1: there is no field 'value' (there are: k, v)"),
+    ("x.csv", b"key,value\n1,2\n1,2,3\n", "line 3 has 3 columns, but the first line has 2"),
+    ("x.csv", b"key,value\n1\n", "line 2 has 1 columns, but the first line has 2"),
+    ("x.csv", b"k,v\n1,2\n", "record 1: it has no field 'value' (it has: k, v)"),
     ("x.csv", b"value\n\xff\n", "not UTF-8"),
-    ("x.csv", b"value,timestamp\na,soon\n", "record 1: 'soon' is no timestamp"),
-    ("x.parquet", b"PAR1", "is no Parquet file"),
-    ("x.ndjson", b'{"value":' + DEEP + b"}\n", "line 1 is no JSON"),
-    ("x.csv", b"value,headers\na," + DEEP + b"\n", "record 1: headers are a list"),
+    ("x.csv", b"value,timestamp\na,soon\n", "record 1: 'soon' is not a timestamp"),
+    ("x.parquet", b"PAR1", "is not a readable Parquet file"),
+    ("x.ndjson", b'{"value":' + DEEP + b"}\n", "line 1 is not JSON"),
+    ("x.csv", b"value,headers\na," + DEEP + b"\n", "record 1: headers must be a list"),
 ]
 
 
@@ -528,7 +528,7 @@ def test_rows_that_cannot_be_understood_are_told(call: Run, here: Path, name: st
 
 @pytest.mark.parametrize("headers", [b"7", b"[5]", b'[{"x":1}]', b'["a"]'])
 def test_imported_headers_that_are_none_are_told(call: Run, here: Path, headers: bytes) -> None:
-    """A line that is told by its number, and no traceback."""
+    """Invalid headers cause an error that names the line, without a traceback."""
     (here / "x.ndjson").write_bytes(b'{"value":"a","headers":' + headers + b"}\n")
     status, err = call("import", "x.ndjson", "words")
     assert status == 1
@@ -542,7 +542,7 @@ def test_an_import_from_nothing_is_no_failure(call: Run) -> None:
 
 
 def test_binary_is_not_forced_into_csv(call: Run) -> None:
-    """It is told at which offset, and what to export to."""
+    """The error names the offset of the binary record, and the formats to export to."""
     assert call("produce", "words", "binary")[0] == 0
     status, err = call("export", "words", "--format", "csv")
     assert status == 1

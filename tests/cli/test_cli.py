@@ -46,7 +46,7 @@ def lines(tmp_path: Path) -> str:
 def test_a_bare_time_is_in_seconds(call: Run, text: str, told: str) -> None:
     """However its digits are grouped."""
     call("create", "a", "--ttl", text)
-    assert json.loads(call("details", "a", "--json")[1])["config"]["retention.closed.ms"] == told
+    assert json.loads(call("describe", "a", "--json")[1])["config"]["retention.closed.ms"] == told
 
 
 def test_topics_come_and_go(call: Run) -> None:
@@ -57,12 +57,12 @@ def test_topics_come_and_go(call: Run) -> None:
     )
     assert call("create", "a")[0] == 1
     assert json.loads(call("topics", "--json")[1]) == {"topic": "a", "partitions": 2, "offsets": 0}
-    status, out, _ = call("details", "a", "--json")
+    status, out, _ = call("describe", "a", "--json")
     assert status == 0
     assert json.loads(out)["config"]["segment.records"] == "10"
     assert call("alter", "a", "-c", "fsync=always", "-p", "3")[0] == 0
-    assert b"always" in call("details", "a")[1]
-    assert call("details", "a", "--all", "--sizes")[0] == 0
+    assert b"always" in call("describe", "a")[1]
+    assert call("describe", "a", "--all", "--sizes")[0] == 0
     assert call("alter", "a", "-p", "1")[0] == 1
     assert call("alter", "a")[0] == 2
     assert call("rename", "a", "b")[0] == 0
@@ -77,10 +77,10 @@ def test_create_may_accept_a_topic_that_exists(call: Run) -> None:
     for more in ((), ("-p", "2"), ("--retention-ms", "7d")):
         status, _, err = call("create", "t", "--if-not-exists", *more)
         assert (status, "t exists already: 2 partitions" in err) == (0, True), err
-    assert b"1d" in call("details", "t")[1]
+    assert b"1d" in call("describe", "t")[1]
     status, _, err = call("create", "t", "--if-not-exists", "-p", "3")
     assert status == 1
-    assert "topic 't' exists already; it has 2 partitions, and 3 were asked for; nothing was changed" in err
+    assert "topic 't' exists already; it has 2 partitions, but 3 were asked for; nothing was changed" in err
     assert call("create", "t")[0] == 1
     assert call("create", "u", "-p", "0")[0] == 1
 
@@ -121,7 +121,7 @@ def test_wrong_usage_is_told_in_a_line(
 
 
 def test_no_store_is_told_in_a_line(call: Run) -> None:
-    """Reading where there is no store says so, and makes none."""
+    """Reading a store that does not exist causes an error, and creates no store."""
     status, _, err = call("topics")
     assert status == 1
     assert "no store" in err
@@ -147,7 +147,7 @@ def test_lines_go_in_and_come_out(call: Run, lines: str) -> None:
 
 
 def test_following_ends_at_its_end(call: Run, lines: str, tmp_path: Path) -> None:
-    """`consume -f --to` ends once every partition is there, at once where nothing lies before that."""
+    """`consume -f --to` ends once every partition has reached the place; at once if no records precede it."""
     call("create", "words", "-p", "2")
     call("produce", "--partition", "0", "words", lines)
     store = tmp_path / "store"
@@ -164,7 +164,7 @@ def test_following_ends_at_its_end(call: Run, lines: str, tmp_path: Path) -> Non
 
 
 def test_following_ends_behind_a_transaction(call: Run, lines: str, tmp_path: Path) -> None:
-    """What lies before the place may end with what is no record: the end of a transaction, or one that was aborted."""
+    """The last offset before the place may be a transaction marker or an aborted record."""
     call("create", "words")
     call("produce", "words", lines)
     store = tmp_path / "store"
@@ -223,11 +223,11 @@ def test_upkeep(call: Run, lines: str) -> None:
     assert json.loads(call("truncate", "words", "--at", "4", "--yes", "--json")[1])["lost"] == [4, 6]
     assert call("truncate", "words", "--at", "latest", "--yes")[0] == 0
     assert call("consume", "words")[1] == b"3 four\n"
-    assert b"lost" in call("details", "words")[1]
+    assert b"lost" in call("describe", "words")[1]
 
 
 def test_damage_is_found_repaired_and_dumped(call: Run, tmp_path: Path) -> None:
-    """verify finds a flipped byte, consume stops at it or steps over it, repair cuts out just that batch."""
+    """verify finds a flipped byte, consume stops at it or skips it, and repair removes only its batch."""
     call("create", "t", "--segment-bytes", "2000")
     (tmp_path / "numbers").write_bytes(b"".join(b"%d\n" % number for number in range(500)))
     call("produce", "--batch-size", "20", "t", str(tmp_path / "numbers"))
@@ -267,7 +267,7 @@ def test_damage_is_found_repaired_and_dumped(call: Run, tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_and_index_are_found_and_made_anew(call: Run, tmp_path: Path, lines: str) -> None:
-    """Caches and checkpoints that were spoiled are told apart from damaged records, and repaired."""
+    """Damaged caches and checkpoints are distinguished from damaged records, and repaired."""
     call("create", "t", "--page-size", "2", "-c", "index.interval.bytes=1")
     call("produce", "--batch-size", "1", "t", lines)
     folder = tmp_path / "store" / "t" / "0"

@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, list[str], str]]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with `clicks` (two partitions, keys, headers, JSON), `odd` (values that are no JSON) and `later`."""
+    """Return a store with `clicks` (two partitions, keys, headers, JSON), `odd` (values not JSON) and `later`."""
     folder = tmp_path / "store"
     with segmentlog.open(folder, background=False) as opened:
         clicks = opened.create_topic("clicks", partitions=2, fsync="never")
@@ -142,7 +142,7 @@ def test_a_group_reads_several_topics(call: Run) -> None:
 
 @pytest.mark.parametrize("command", ["consume", "tail"])
 def test_json_values_are_json(call: Run, command: str) -> None:
-    """On one line, every number as it is written; what is no JSON as without the option."""
+    """JSON is printed on one line with unchanged numbers; other values are printed as without the option."""
     _, lines, _ = call(command, "odd", "--json-values")
     assert ',"value":{"a":1.50}' in lines[3]
     found = [json.loads(line) for line in lines]
@@ -183,7 +183,7 @@ def test_tail_shows_what_is_committed(call: Run, store: Path) -> None:
 
 GLOBAL = [
     ("topics",), ("consume", "later"), ("tail", "later"), ("groups", "list"), ("transactions", "list"),
-    ("verify", "later"), ("schemas", "list"), ("details", "later"),
+    ("verify", "later"), ("schemas", "list"), ("describe", "later"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`consume --group`: what was printed is committed, no more and no less; and `groups`."""
+"""`consume --group` commits exactly the printed records; and the `groups` commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
-    """A store whose topic `t` is larger than any pipe."""
+    """Return a store whose topic `t` is larger than any pipe."""
     with segmentlog.open(tmp_path / "long") as opened:
         partition = opened.create_topic("t", segment_bytes=1 << 20).partition(0)
         for begin in range(0, MANY, 1000):
@@ -60,7 +60,7 @@ def committed(store: Path, group: str = "g") -> dict[str, int | None]:
 
 
 def read(store: Path, *arguments: str) -> list[bytes]:
-    """What a member that runs to a good end prints."""
+    """Return the output of a member that ends successfully."""
     done = finish(store, "consume", "t", "-g", "g", "--values", *arguments)
     assert done.returncode == 0, done.stderr
     out: bytes = done.stdout
@@ -96,7 +96,7 @@ def test_the_size_of_what_is_printed_at_a_time_does_not_matter(store: Path, size
     [("earliest", 40), ("latest", 0), ("15", 10), ("-3", 6), ("@1008", 24), ("@99999999999999999", 0)],
 )
 def test_from_says_where_a_group_begins(store: Path, place: str, wanted: int) -> None:
-    """In what it has no position in; afterwards it goes on from its position."""
+    """--from applies to partitions without a committed offset; later runs resume at the committed offset."""
     assert len(read(store, "--from", place)) == wanted
     assert committed(store) == {"t/0": 20, "t/1": 20}
     assert read(store, "--from", "earliest") == []
@@ -158,7 +158,7 @@ def test_what_nobody_reads_is_not_consumed(store: Path, follow: list[str]) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("taken", [7, 21])
 def test_what_was_committed_too_early_is_taken_back(store: Path, taken: int) -> None:
-    """Of several partitions whose records wait in one pipe, each goes on behind what was read of it."""
+    """If records of several partitions wait in one pipe, each partition resumes after the records that were read."""
     with started(store, "consume", "t", "-g", "g", "--format", r"%p %o\n") as process:
         assert process.stdout is not None
         fd = process.stdout.fileno()
@@ -173,7 +173,7 @@ def test_what_was_committed_too_early_is_taken_back(store: Path, taken: int) -> 
 
 @pytest.mark.long
 def test_a_slow_reader_is_waited_for(store: Path) -> None:
-    """What is printed is not done as long as the reader may go; it commits when the last byte was taken."""
+    """Printed records are not committed while the reader may still end; the commit follows its last byte."""
     with started(store, "consume", "t", "-g", "g", "--values") as process:
         assert process.stdout is not None
         fd = process.stdout.fileno()
@@ -250,7 +250,7 @@ def rests(fd: int, seconds: float = 0.3) -> bool:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("follow", [True, False])
 def test_a_signal_commits_what_was_printed(long: Path, number: signal.Signals, follow: bool) -> None:
-    """And the group is left at once: the next member has the partition, and goes on behind it."""
+    """A signal also makes the member leave at once: the next member gets the partition, and continues after it."""
     with started(long, "consume", "t", "-g", "g", *(["-f"] if follow else []), env=unmeasured()) as process:
         out = read_until(process, b"number 500\n")
         more, err = stop(process, number)
@@ -290,7 +290,7 @@ def test_killed_again_and_again_nothing_is_left_out(long: Path) -> None:
 
 @pytest.mark.long
 def test_two_members_share_the_partitions(store: Path) -> None:
-    """Each partition is read by one; when one member leaves, the other has all. Handovers are told on stderr."""
+    """One member reads each partition; when a member leaves, the other gets all. Rebalances are printed on stderr."""
     follow = ("consume", "t", "-g", "g", "-f", "--format", r"%p %s\n")
     with contextlib.ExitStack() as processes:
         one = processes.enter_context(started(store, *follow))
@@ -314,7 +314,7 @@ def test_two_members_share_the_partitions(store: Path) -> None:
     assert len(lines) == len(set(lines)) == 44, "nothing twice, nothing left out"
     assert [b"together-0" in text for text in (out, rest)] != [b"together-1" in text for text in (out, rest)]
     assert "group g: reads t/" in err
-    assert "group g: hands over t/" in err + other_err
+    assert "group g: releases t/" in err + other_err
 
 
 def describe_state(store: Path) -> tuple[str, int]:
@@ -325,7 +325,7 @@ def describe_state(store: Path) -> tuple[str, int]:
 
 
 def test_a_group_sees_what_a_reader_would(store: Path) -> None:
-    """--isolation and --durable-only hold for members, too; markers behind the last record are no lag."""
+    """--isolation and --durable-only apply to members, too; markers after the last record do not count as lag."""
     with segmentlog.open(store) as opened, opened.producer(name="p") as producer:
         with producer.transaction():
             producer.send("t", b"committed", partition=0)
@@ -343,15 +343,15 @@ def test_a_group_sees_what_a_reader_would(store: Path) -> None:
 
 
 def test_quiet_says_nothing(store: Path) -> None:
-    """Neither a summary nor who reads what."""
+    """With --quiet, neither a summary nor assignments are printed."""
     assert finish(store, "consume", "t", "-g", "g", "-q").stderr == b""
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("t", "--partition", "0"), b"the group says who reads which"),
-        (("t/0",), b"the group says who reads which"),
+        (("t", "--partition", "0"), b"the group assigns partitions"),
+        (("t/0",), b"the group assigns partitions"),
         (("t", "--to", "5"), b"--to and --group"),
     ],
 )
@@ -384,7 +384,7 @@ def call(store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: py
 
 @pytest.fixture
 def group(store: Path) -> str:
-    """A group that has read 8 records of t/0, and none of t/1."""
+    """Return a group that has read 8 records of t/0, and none of t/1."""
     with segmentlog.open(store) as opened, opened.consumer("t", group="g") as consumer:
         consumer.poll_group(5)
         consumer.commit({TopicPartition("t", 0): 8, TopicPartition("t", 1): 0}, metadata="by hand")
@@ -393,19 +393,19 @@ def group(store: Path) -> str:
 
 @pytest.fixture
 def member(store: Path, group: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is a member of the group."""
+    """Run a process that is a member of the group."""
     with started(store, "consume", "t", "-g", group, "-f") as process:
         read_until(process, b"1-19\n")
         yield process
 
 
 def documents(out: str) -> list[dict[str, Any]]:
-    """What --json printed."""
+    """Return the documents that --json printed."""
     return [json.loads(line) for line in out.splitlines()]
 
 
 def test_a_name_is_no_more_than_a_name(store: Path) -> None:
-    """What a terminal would obey is an escape, a row is a line, and a letter that a terminal has not ends nothing."""
+    """Control characters are escaped, a row is one line, and characters that a terminal lacks cause no error."""
     name = "red\x1b[31m\ncl\x9bear\u202eevil\t\u65e5"
     with segmentlog.open(store) as opened:
         opened.groups.reset(name, {TopicPartition("t", 0): 8}, metadata="\x1b]0;title\x07")
@@ -443,7 +443,7 @@ def test_groups_are_listed_and_described(call: Run, group: str) -> None:
 
 
 def test_members_are_described(call: Run, member: subprocess.Popen[bytes]) -> None:
-    """Who reads what in which process, and when it asked for records last."""
+    """`describe` shows which process reads which partition, and when it last polled."""
     wait_until(lambda: "Stable" in call("groups", "describe", "g")[1])
     (found,) = documents(call("groups", "describe", "g", "--json")[1])
     (one,) = found["members"]
@@ -488,19 +488,19 @@ def test_positions_are_reset(call: Run, store: Path, group: str, arguments: tupl
     assert [{**one, "dry_run": True} for one in moves] == documents(foreseen)
     old = {0: 8, 1: 0}
     assert all((one["old"], one["new"]) == (old[one["partition"]], wanted[one["partition"]]) for one in moves)
-    assert ("is outside of [0, 20]" in err) == (arguments in {("--to-offset", "700"), ("--shift-by", "-3")})
+    assert ("is outside [0, 20]" in err) == (arguments in {("--to-offset", "700"), ("--shift-by", "-3")})
     assert call("groups", "reset", group, "--to-offset", "1")[1].splitlines()[1].split() == [
         "t", "0", str(wanted[0]), "1",
     ]  # fmt: skip
 
 
 def test_a_reset_reaches_partitions_without_a_position(call: Run, store: Path, group: str) -> None:
-    """When they are named; then there is nothing to shift. Those of a topic that is gone are nobody's any more."""
+    """Named partitions without a committed offset are reset, too, but cannot be shifted. Deleted topics are ignored."""
     with segmentlog.open(store) as opened:
         opened.create_topic("other").partition(0).append([b"a", b"b"])
     status, _, err = call("groups", "reset", group, "--topic", "other", "--shift-by", "1")
     assert status == 1
-    assert "no position in other/0" in err
+    assert "no committed offset in other/0" in err
     assert call("groups", "reset", group, "--topic", "other", "--to-latest")[0] == 0
     assert committed(store) == {"t/0": 8, "t/1": 0, "other/0": 2}
     shutil.rmtree(store / "other")  # by hand: `delete` takes the positions along
@@ -515,11 +515,11 @@ def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> N
     arguments = ("groups", "reset", "new", "--topic", "t", "--to-offset", "18")
     status, foreseen, err = call(*arguments, "--dry-run", "--json")
     assert status == 0, err
-    assert "2 positions of new would be made, for it is new" in err
+    assert "2 committed offsets of new would be created" in err
     assert committed(store, "new") == {}
     status, out, err = call(*arguments, "--json")
     assert (status, [{**one, "dry_run": True} for one in documents(out)]) == (0, documents(foreseen))
-    assert "2 positions of new made, for it is new" in err
+    assert "2 committed offsets of new created" in err
     assert committed(store, "new") == {"t/0": 18, "t/1": 18}
     assert len(finish(store, "consume", "t", "-g", "new").stdout.splitlines()) == 4
     assert call("groups", "reset", "other", "--topic", "t:1", "--to-latest")[0] == 0
@@ -530,7 +530,7 @@ def test_a_reset_makes_the_positions_of_a_new_group(call: Run, store: Path) -> N
 
 
 def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
-    """Positions are kept by topic; what fits none is told, unless it may come."""
+    """Offsets are kept by topic; a pattern without matches is an error, unless topics may be created later."""
     with segmentlog.open(store) as opened:
         opened.create_topic("u").partition(0).append([b"u-0"])
         opened.create_topic("vv").partition(0).append([b"v-0"])
@@ -546,17 +546,17 @@ def test_a_group_reads_what_fits_a_pattern(store: Path) -> None:
     [
         (("reset", "g", "--to-latest", "--topic", "t:x"), 2, "'t:x' is not TOPIC or TOPIC:PARTITION"),
         (("reset", "g", "--to-latest", "--topic", "t/x"), 2, "'t/x' is not TOPIC or TOPIC:PARTITION"),
-        (("reset", "g"), 2, "say where to, once"),
-        (("reset", "g", "--to-earliest", "--to-latest"), 2, "say where to, once"),
+        (("reset", "g"), 2, "give exactly one of"),
+        (("reset", "g", "--to-earliest", "--to-latest"), 2, "give exactly one of"),
         (("reset", "g", "--to-datetime", "latest"), 2, "give a time"),
         (("reset", "g", "--to-datetime", "soon"), 2, "not a place"),
         (("reset", "g", "--to-latest", "--topic", "a:b:c"), 2, "is not TOPIC"),
         (("reset", "g", "--to-latest", "--topic", "tt"), 1, "did you mean 't'"),
         (("reset", "g", "--to-latest", "--topic", "t:9"), 1, "no partition 9"),
         (("reset", "gg", "--to-latest"), 1, "did you mean 'g'"),
-        (("describe", "nobody"), 1, "no members and no positions"),
-        (("delete", "--yes", "nobody"), 1, "no members and no positions"),
-        (("delete", "g"), 2, "say --yes"),
+        (("describe", "nobody"), 1, "neither members nor committed offsets"),
+        (("delete", "--yes", "nobody"), 1, "neither members nor committed offsets"),
+        (("delete", "g"), 2, "add --yes"),
     ],
 )
 @pytest.mark.usefixtures("group")
@@ -570,7 +570,7 @@ def test_wrong_usage_is_told(call: Run, store: Path, arguments: tuple[str, ...],
 
 
 def test_a_group_at_work_is_left_alone(call: Run, store: Path, member: subprocess.Popen[bytes]) -> None:
-    """Neither reset nor deleted, until its members are gone; a killed one is gone at once."""
+    """A group with live members is neither reset nor deleted; a killed member is gone at once."""
     for arguments in (
         ("reset", "g", "--to-earliest"),
         ("reset", "g", "--to-earliest", "--dry-run"),
@@ -589,7 +589,7 @@ def test_a_group_at_work_is_left_alone(call: Run, store: Path, member: subproces
 
 
 def test_a_store_without_groups(call: Run, tmp_path: Path) -> None:
-    """Lists nothing, and leaves no trace of having been asked."""
+    """A store without groups lists none, and is not changed by listing."""
     with segmentlog.open(tmp_path / "empty"):
         pass
     before = sorted(os.listdir(tmp_path / "empty"))

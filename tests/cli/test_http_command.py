@@ -73,7 +73,7 @@ def test_what_is_asked_for_in_vain(tmp_path: Path) -> None:
 
 
 def test_serve_looks_after_the_http_door(tmp_path: Path) -> None:
-    """It is a process of its own: killed it is started again, and it goes with the supervisor."""
+    """The supervisor restarts a killed HTTP process, and stops it when it ends itself."""
     arguments = (
         "serve", "--listen", "127.0.0.1:0", "--workers", "1", "--http", "127.0.0.1:0",
         "--allowed-host", "logs.example", "--advertise", "kafka.example:9092",
@@ -117,7 +117,7 @@ def test_a_server_in_a_program_has_both_doors(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
-    """Whoever asks is answered by the parent, and by nobody once that has closed it."""
+    """The parent answers requests; after it has closed the port, no process does."""
     with (
         segmentlog.open(tmp_path / "store") as store,
         HttpServer(store, "127.0.0.1", 0) as server,

@@ -1,4 +1,4 @@
-"""What `verify`, `repair`, `dump` and `details` know of producers and transactions."""
+"""`verify`, `repair`, `dump` and `describe` with producers and transactions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def put(log: Partition, sequence: int, count: int = 1, *, who: int = ONE, epoch:
 
 
 def inspected(folder: Path, fs: NoSyncFileSystem | None = None) -> PartitionFindings:
-    """What an inspection finds."""
+    """Return the findings of an inspection."""
     return inspect_partition(fs or NoSyncFileSystem(), str(folder), "t", 0, TopicConfig(), Tally())
 
 
@@ -71,7 +71,7 @@ def repaired(folder: Path) -> RepairReport:
 
 
 def committed(log: Partition) -> list[bytes | None]:
-    """What readers of committed records see."""
+    """Return the records that read_committed readers get."""
     return values(log, isolation="read_committed")
 
 
@@ -95,7 +95,7 @@ def sample(folder: Path, **settings: Any) -> Partition:
 
 
 def test_open_transactions_are_told_and_are_no_damage(tmp_path: Path) -> None:
-    """Whatever is left of the files that say so."""
+    """Open transactions are reported as notes and not as damage, whichever files record them."""
     log = sample(tmp_path)
     found = inspected(tmp_path)
     assert told(tmp_path) == []
@@ -113,7 +113,7 @@ def test_open_transactions_are_told_and_are_no_damage(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_trimmed_up_to_its_end_and_rolls_is_healthy(tmp_path: Path) -> None:
-    """The recovery point lies in a segment below the log start, which is there until the point is moved."""
+    """The recovery point is in a segment below the log start, which exists until the point is advanced."""
     log = open_log(tmp_path, segment_records=2, file_delete_delay_ms=0)
     log.append([b"a", b"b"])
     log.trim(2)
@@ -131,7 +131,7 @@ def test_a_log_that_is_trimmed_up_to_its_end_and_rolls_is_healthy(tmp_path: Path
 @pytest.mark.parametrize("seed", seeds("healthy logs", range(11)))
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_a_healthy_log_has_no_findings(tmp_path: Path, seed: int, policy: str) -> None:
-    """Whatever is appended, decided, retained, compacted, cut off, recovered, and lost of what is a cache."""
+    """Appends, outcomes, retention, compaction, truncation, recovery and lost caches cause no findings."""
     rng = random.Random(f"{seed}{policy}")
     clock = FakeClock()
     settings: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_a_healthy_log_has_no_findings(tmp_path: Path, seed: int, policy: str) -
 
 @pytest.mark.parametrize("seed", seeds("crashed transactions", (5,)))
 def test_what_a_power_cut_leaves_is_no_damage(seed: int) -> None:
-    """Before it is recovered, after that, and once it goes on."""
+    """The state after a power cut is not damage: before recovery, after it, and after further appends."""
     config = TopicConfig(segment_records=5, fsync="always")  # type: ignore[arg-type]
     folder = "/store/t/0"
     disk = SimulatedDisk()
@@ -289,10 +289,7 @@ def test_verify_beside_transactions_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_left_are_told_apart(tmp_path: Path) -> None:
-    """Those of groups and producers are not left behind; and what is said of one folder is not said of the next.
-
-    Nor is it said of what a later release may have put there.
-    """
+    """Folders of groups and producers are not remains. A finding applies to one folder, not to the next."""
     store = tmp_path / "store"
     with segmentlog.open(store, background=False) as opened:
         opened.create_topic("t")
@@ -419,7 +416,7 @@ def append_raw(log: Partition, sequence: int, **fields: Any) -> None:
 
 
 def test_a_gap_in_the_sequence_of_a_producer(tmp_path: Path) -> None:
-    """Of one with a name records are missing; one without may have been forgotten, and may begin again."""
+    """A gap means missing records for a named producer. An unnamed one may have been forgotten, and may start again."""
     log = open_log(tmp_path)
     put(log, 0, 3)
     put(log, 0, 3, who=UNNAMED)
@@ -482,7 +479,7 @@ def test_a_last_stable_offset_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_words_of_the_state_page(tmp_path: Path) -> None:
-    """One that says that there are no producers, or no aborts, is mended by repair."""
+    """Repair corrects a state page that says that there are no producers, or no aborts."""
     log = sample(tmp_path)
     words = log.handle.page.words
     words[ABORTS_WORD] = 0
@@ -496,7 +493,7 @@ def test_words_of_the_state_page(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_knows_of_no_producers(tmp_path: Path) -> None:
-    """It is damage, and repair writes it anew."""
+    """A checkpoint without producers is damage, and repair rewrites it."""
     log = sample(tmp_path)
     with log.handle.sync_locked():
         log.handle.ledger.update_checkpoint(has_producers=False)
@@ -526,7 +523,7 @@ def batch_at(folder: Path, offset: int) -> tuple[Path, int, int]:
 @pytest.mark.parametrize("how", ["live", "closed"])
 @pytest.mark.parametrize("offset", [0, 3, 4, 6, 8, 10, 11, 12, 14])
 def test_repair_of_any_batch(tmp_path: Path, offset: int, how: str, at: int) -> None:
-    """What is left is consistent, also when the next open recovers it; aborted records stay aborted."""
+    """The log is consistent after the repair, also when the next open recovers it; aborted records stay aborted."""
     log = sample(tmp_path)
     if offset >= 14:
         for _ in range(4):
@@ -559,7 +556,7 @@ def test_repair_of_any_batch(tmp_path: Path, offset: int, how: str, at: int) -> 
 
 
 def test_a_segment_that_was_repaired_has_no_stale_txnindex(tmp_path: Path) -> None:
-    """What it says of markers that are still there is so, and what was cut out is kept."""
+    """The transaction index is right about the remaining markers, and removed bytes are kept in quarantine."""
     log = sample(tmp_path)
     path = next(one for one in sorted(tmp_path.glob("*" + ABORTED_SUFFIX)) if decode_aborted(one.read_bytes())[1])
     size, aborted = decode_aborted(path.read_bytes())
@@ -666,17 +663,17 @@ def test_details_of_transactions(tmp_path: Path, capsys: pytest.CaptureFixture[s
         opened.topic("t").partition(0).append([b"x"], producer=ProducerStamp(UNNAMED, 0, 0))
         with producer.transaction():
             producer.send("t", b"1", partition=0).result()
-            assert command(store, "details", "t") == 0
+            assert command(store, "describe", "t") == 0
             text = capsys.readouterr().out
-            assert command(store, "details", "t", "--producers") == 0
+            assert command(store, "describe", "t", "--producers") == 0
             more = capsys.readouterr().out
-            assert command(store, "details", "t", "--json") == 0
+            assert command(store, "describe", "t", "--json") == 0
             document = json.loads(capsys.readouterr().out)
             assert command(store, "verify", "t") == 0
             assert "has a transaction open" in capsys.readouterr().out
             for topic in ("__transaction_state", "plain"):
-                assert command(store, "details", topic, "--producers") == 0
-                assert "no producers are known" in capsys.readouterr().out
+                assert command(store, "describe", topic, "--producers") == 0
+                assert "no producers\n" in capsys.readouterr().out
         producer.close()
     first, second = document["partitions"]
     assert (first["log_end_offset"], first["last_stable_offset"]) == (4, 3)
@@ -697,6 +694,6 @@ def test_details_of_transactions(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "LAST SEQUENCE" not in text
     assert "LAST SEQUENCE" in more
     assert str(UNNAMED) in more
-    assert command(store, "details", "plain") == 0
+    assert command(store, "describe", "plain") == 0
     assert "STABLE" not in capsys.readouterr().out
     assert os.path.isdir(store)

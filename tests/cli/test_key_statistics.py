@@ -1,4 +1,4 @@
-"""What `segmentlog compact --stats` counts, against plain lists and dicts."""
+"""`segmentlog compact --stats` agrees with plain lists and dicts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_groups_are_those_of_a_plain_loop(tmp_path: Path, seed: int, buffer_byte
 
 
 def test_what_was_compacted_before_counts_too(tmp_path: Path) -> None:
-    """Records of the clean section go for newer ones behind it; a tombstone goes once its horizon has passed."""
+    """Records of the clean section are removed for newer ones after it; a tombstone once its horizon has passed."""
     clock = FakeClock()
     with segmentlog.LogStore(tmp_path, background=False, clock=clock) as store:
         config = {"cleanup_policy": "compact", "delete_retention_ms": 1000}

@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun: while its modules load there is nothing to finish, and nothing to say."""
+"""Ctrl-C while the modules of a command load ends the process without output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cli.processes import WAIT_S, unmeasured
 import segmentlog
 
 POINTS = int(os.environ.get("SEGMENTLOG_LOADING_POINTS", "6"))
-"""At so many imports of each command the signal comes, evenly spread, besides the first and the last ones."""
+"""The signal comes at this many imports of each command, evenly spread, and at the first and last ones."""
 
 # Raises the signal when the n-th module is looked for, of those that our program asks for.
 DRIVER = """

@@ -45,7 +45,7 @@ def count(store: Path) -> int:
 
 
 def has_sent(store: Path, target: int, process: subprocess.Popen[bytes]) -> bool:
-    """Whether so many records are there, or the process is at its end."""
+    """Return whether this many records exist, or the process has ended."""
     return count(store) >= target or process.poll() is not None
 
 
@@ -117,12 +117,12 @@ def test_stopped_by_a_signal_and_run_again(store: Path, tmp_path: Path) -> None:
 
 
 def prefixed(values: list[bytes]) -> bytes:
-    """Records with their lengths before them."""
+    """Return records with their lengths before them."""
     return b"".join(len(value).to_bytes(4, "big") + value for value in values)
 
 
 def as_json(values: list[bytes]) -> bytes:
-    """Records with a partition, with a key, and with neither, in turn."""
+    """Return records with a partition, with a key, and with neither, in turn."""
     documents = [
         f'"value":"{value.decode()}"' + (f',"partition":{number % 2}', f',"key":"k{number % 5}"', "")[number % 3]
         for number, value in enumerate(values)
@@ -151,7 +151,7 @@ def test_run_again_it_appends_nothing_and_of_a_file_that_grew_the_rest(
     assert all(before.values())
     err = produce(store, file, "--format", shape, "--batch-size", "7")
     assert err.startswith("0 records")
-    assert "3,000 were there already" in err
+    assert "earlier runs had appended 3,000" in err
     assert held(store) == before
     file.write_bytes(encode(lines))
     err = produce(store, file, "--format", shape, "--batch-size", "1000")
@@ -160,7 +160,7 @@ def test_run_again_it_appends_nothing_and_of_a_file_that_grew_the_rest(
 
 
 def test_partitions_that_are_added_do_not_move_lines(store: Path, tmp_path: Path) -> None:
-    """The job goes on with the partitions that it began with; another one uses all."""
+    """The job continues with its initial partitions; another job uses all."""
     lines = [b"%d:%d" % (number % 31, number) for number in range(8000)]
     file = tmp_path / "lines"
     for name, options in (("plain", ()), ("keyed", ("-k", ":"))):
@@ -169,7 +169,7 @@ def test_partitions_that_are_added_do_not_move_lines(store: Path, tmp_path: Path
         with segmentlog.open(store) as opened:
             opened.alter_topic("t", partitions=opened.topic("t").partition_count + 2)
         file.write_bytes(b"".join(line + b"\n" for line in lines))
-        assert "5,000 were there already" in produce(store, file, *options, name=name)
+        assert "earlier runs had appended 5,000" in produce(store, file, *options, name=name)
     found = held(store)
     assert len(found) == 7
     values = [value for one in found.values() for value in one]
@@ -207,7 +207,7 @@ def test_another_input_under_the_same_name_is_told(store: Path, tmp_path: Path) 
 
 
 def test_a_last_line_that_was_not_finished_is_told(store: Path, tmp_path: Path) -> None:
-    """It was sent as it was: when it is longer the next time, nobody can take that back, or pass over it."""
+    """An unfinished last line was sent as it was: if it is longer in the next run, the run reports a mismatch."""
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntw")
     produce(store, file)
@@ -219,7 +219,7 @@ def test_a_last_line_that_was_not_finished_is_told(store: Path, tmp_path: Path) 
 
 
 def test_a_second_instance_fences_the_first(store: Path, tmp_path: Path) -> None:
-    """Who comes later goes on; the first ends with one line that says why, and doubles nothing."""
+    """The later instance continues; the first ends with one line that says why, and duplicates nothing."""
     lines = [b"%d" % number for number in range(50)]
     (tmp_path / "lines").write_bytes(b"".join(line + b"\n" for line in lines))
     with started(store, "produce", "t", "--producer", "job", stdin=subprocess.PIPE) as first:
@@ -227,7 +227,7 @@ def test_a_second_instance_fences_the_first(store: Path, tmp_path: Path) -> None
         first.stdin.write(b"".join(line + b"\n" for line in lines[:20]))
         first.stdin.flush()
         wait_until(lambda: count(store) == 20)
-        assert "20 were there already" in produce(store, tmp_path / "lines")
+        assert "earlier runs had appended 20" in produce(store, tmp_path / "lines")
         _, err = first.communicate(b"".join(line + b"\n" for line in lines[20:]), timeout=WAIT_S)
     assert first.returncode == 1
     assert b"Traceback" not in err
@@ -241,7 +241,7 @@ def test_a_second_instance_fences_the_first(store: Path, tmp_path: Path) -> None
 def test_a_record_that_cannot_be_sent_is_taken_out_and_the_rest_follows(
     store: Path, tmp_path: Path, shape: str
 ) -> None:
-    """Nothing behind it was appended, in no partition: so what follows keeps its place."""
+    """No later record was appended in any partition, so the order of the rest is kept."""
     lines = [b'"%d"' % number if shape == "json" else b"%d" % number for number in range(4000)]
     records = [b'{"value":%b}' % line for line in lines] if shape == "json" else list(lines)
     records[2500:2500] = [b"{" if shape == "json" else b"x" * 2_000_000]
@@ -251,7 +251,7 @@ def test_a_record_that_cannot_be_sent_is_taken_out_and_the_rest_follows(
     assert done.returncode == 1
     assert b"record 2501" in done.stderr
     assert b"--skip" not in done.stderr
-    assert b"run it again" in done.stderr
+    assert b"run the command again" in done.stderr
     assert count(store) <= 2500
     file.write_bytes(b"\n".join(records[:2500] + records[2501:]))
     produce(store, file, "--format", shape)

@@ -1,4 +1,4 @@
-"""`segmentlog retain` and `segmentlog compact`: what they remove, what they say, and when they do nothing."""
+"""`segmentlog apply-retention` and `segmentlog compact`: what they remove, what they say, and when they do nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cli.processes import finish, on_terminal, started, stop, wait_until
 
 import segmentlog
 from segmentlog.cli import cli
-from segmentlog.cli.common import Patience, run
+from segmentlog.cli.common import BusyRetry, run
 from segmentlog.cli.option_types import SELECTOR
 from segmentlog.records import RetentionReport
 from segmentlog.storage.fs import FileSystem
@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def call(store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command on the store: (exit status, lines of stdout, stderr). Nobody waits long for a lease."""
+    """Run a command on the store with a short lease wait; return (exit status, lines of stdout, stderr)."""
     monkeypatch.setattr("segmentlog.cli.common.LEASE_WAIT_S", 0.3)
 
     def call(*arguments: str) -> tuple[int, list[str], str]:
@@ -86,7 +86,7 @@ def held_by_us(store: Path, name: str) -> Any:
 
 
 def documents(lines: list[str]) -> list[dict[str, Any]]:
-    """The JSON objects that were printed."""
+    """Return the printed JSON objects."""
     return [json.loads(line) for line in lines]
 
 
@@ -101,7 +101,7 @@ def count(store: Path, topic: str) -> int:
 
 def test_retain_deletes_what_is_too_much(call: Run, store: Path) -> None:
     """A line for each segment with its extent and the reason, a summary of all; once more finds nothing."""
-    status, lines, err = call("retain")
+    status, lines, err = call("apply-retention")
     assert status == 0
     assert [line.split(" bytes")[0].rpartition(", ")[0] for line in lines] == [
         "old/0: [0, 10)",
@@ -112,14 +112,14 @@ def test_retain_deletes_what_is_too_much(call: Run, store: Path) -> None:
     assert err.endswith(" bytes deleted: 2 by retention.segments\n")
     with segmentlog.open(store, read_only=True) as opened:
         assert opened.topic("old").partition(0).log_start_offset == 20
-    status, lines, err = call("retain", "old/0")
+    status, lines, err = call("apply-retention", "old/0")
     assert (status, lines, err) == (0, [], "nothing to delete in 1 partitions\n")
 
 
 def test_retain_dry_run_changes_nothing(call: Run, store: Path) -> None:
     """It says the same in other words, and no byte of the store is touched."""
     before = contents(store)
-    status, lines, err = call("retain", "--dry-run")
+    status, lines, err = call("apply-retention", "--dry-run")
     assert status == 0
     assert [" would be deleted: more than 2" in line for line in lines] == [True, True]
     assert "would be deleted" in err
@@ -128,7 +128,7 @@ def test_retain_dry_run_changes_nothing(call: Run, store: Path) -> None:
 
 def test_retain_json(call: Run) -> None:
     """An object for each segment, then one for its partition."""
-    status, lines, _ = call("retain", "--json", "old")
+    status, lines, _ = call("apply-retention", "--json", "old")
     assert status == 0
     first, second, partition = documents(lines)
     assert (first["partition"], first["base_offset"], first["end_offset"]) == ("old/0", 0, 10)
@@ -148,10 +148,10 @@ def test_retain_seals_what_is_old(call: Run, store: Path) -> None:
     """A quiet active segment is sealed for its age, and goes for it; the summary tells both."""
     assert call("alter", "plain", "-c", "segment.ms=1ms", "-c", "retention.ms=1ms")[0] == 0
     time.sleep(0.01)
-    status, lines, err = call("retain", "plain", "--dry-run")
+    status, lines, err = call("apply-retention", "plain", "--dry-run")
     assert (status, len(lines)) == (0, 1)
     assert err.endswith("1 by retention.ms; 1 active segments would be sealed\n")
-    status, lines, err = call("retain", "plain")
+    status, lines, err = call("apply-retention", "plain")
     assert (status, len(lines)) == (0, 1)
     assert err.endswith("1 by retention.ms; 1 active segments sealed\n")
     assert count(store, "plain") == 0
@@ -209,7 +209,7 @@ def test_compact_keeps_to_a_rate(call: Run, store: Path) -> None:
 
 
 def test_compact_stats(call: Run) -> None:
-    """What a pass would save, by prefix, most first, and the sum; as a table and as JSON."""
+    """The statistics show what a pass would remove, by prefix, largest first, and the total; as table and as JSON."""
     status, lines, _ = call("compact", "--stats", "--prefix-length", "6", "-n", "3")
     assert status == 0
     assert lines[0].startswith("users: what a pass would save")
@@ -225,7 +225,7 @@ def test_compact_stats(call: Run) -> None:
     numbers |= {"bytes": size, "bytes_that_would_go": size - last}
     assert documents(lines) == [
         {"topic": "users", "prefix": "user", "total": False, **numbers},
-        {"topic": "users", "prefix": None, "total": True, **numbers},
+        {"topic": "users", "prefix": None, "total": True, **numbers, "unreadable_batches": 0},
     ]
     _, lines, _ = call("compact", "--stats", "--json", "users/1", "--prefix-separator", "#")
     assert documents(lines)[0]["prefix"] == "(none)"
@@ -233,19 +233,19 @@ def test_compact_stats(call: Run) -> None:
 
 def test_details_of_a_compacted_topic(call: Run, store: Path) -> None:
     """How clean it is, when the last pass was, what it saved, and why it is left alone; on a read-only store too."""
-    assert "cleaned_offset" not in documents(call("details", "old", "--json")[1])[0]["partitions"][0]
-    one = documents(call("details", "users", "--json")[1])[0]["partitions"][0]
+    assert "cleaned_offset" not in documents(call("describe", "old", "--json")[1])[0]["partitions"][0]
+    one = documents(call("describe", "users", "--json")[1])[0]["partitions"][0]
     assert (one["cleaned_offset"], one["dirty_ratio"], one["last_compaction"]) == (0, 1.0, None)
     assert call("compact", "users/0")[0] == 0
     with segmentlog.open(store, background=False) as opened:
         opened.topic("users").partition(1).record_uncleanable("it is full of holes")
-    one, other = documents(call("details", "users", "--json")[1])[0]["partitions"]
+    one, other = documents(call("describe", "users", "--json")[1])[0]["partitions"]
     assert (one["cleaned_offset"], one["dirty_ratio"], one["uncleanable"]) == (2000, 0.0, None)
     assert (one["last_compaction"]["records_before"], one["last_compaction"]["records_after"]) == (2000, 50)
     assert abs(time.time() * 1000 - one["last_compaction"]["at_ms"]) < 60_000
     assert (other["last_compaction"], other["uncleanable"]) == (None, "it is full of holes")
     before = contents(store)
-    _, lines, _ = call("details", "users", "-n", "0")
+    _, lines, _ = call("describe", "users", "-n", "0")
     assert lines[-3].split()[:3] == ["0", "2000", "0%"]
     assert lines[-3].split()[-2] == "1950"
     assert lines[-2].split() == ["1", "0", "100%", "-", "-", "-"]
@@ -259,10 +259,10 @@ def test_details_of_a_compacted_topic(call: Run, store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        ("retain user", 1, "did you mean 'users'"),
-        ("retain old/7", 1, "no partition 7"),
-        ("retain no*", 1, "no topic matches"),
-        ("retain old/x", 2, "is not TOPIC or TOPIC/PARTITION"),
+        ("apply-retention user", 1, "did you mean 'users'"),
+        ("apply-retention old/7", 1, "no partition 7"),
+        ("apply-retention no*", 1, "no topic matches"),
+        ("apply-retention old/x", 2, "is not TOPIC or TOPIC/PARTITION"),
         ("compact user", 1, "did you mean 'users'"),
         ("compact plain", 1, "segmentlog alter plain -c cleanup.policy=compact"),
         ("compact plain/0 --dry-run", 1, "is not compacted (cleanup.policy = delete)"),
@@ -286,7 +286,9 @@ def test_what_cannot_be_done_is_told_in_a_line(call: Run, arguments: str, status
     assert told in err
 
 
-@pytest.mark.parametrize("arguments", ["retain", "retain --dry-run", "compact", "compact --dry-run", "compact --stats"])
+@pytest.mark.parametrize(
+    "arguments", ["apply-retention", "apply-retention --dry-run", "compact", "compact --dry-run", "compact --stats"]
+)
 def test_without_a_store(tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: str) -> None:
     """It says so, and makes none."""
     assert run(cli, ["--dir", str(tmp_path / "none"), *arguments.split()]) == 1
@@ -294,9 +296,9 @@ def test_without_a_store(tmp_path: Path, capfd: pytest.CaptureFixture[str], argu
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("command", "topic"), [("retain", "old"), ("compact", "users")])
+@pytest.mark.parametrize(("command", "topic"), [("apply-retention", "old"), ("compact", "users")])
 def test_a_partition_that_another_process_is_at(call: Run, store: Path, command: str, topic: str) -> None:
-    """It is left out, which is said and is a failure; the others have their turn; a dry run asks nobody."""
+    """A locked partition is skipped, which is reported as a failure; others are processed. A dry run needs no lock."""
     with held_by_us(store, f"{topic}/0"):
         assert call(command, "--dry-run", topic)[0] == 0
         status, lines, err = call(command, topic)
@@ -317,24 +319,24 @@ def test_patience_ends_once_for_all() -> None:
         time.sleep(wait_s)
         return RetentionReport("t", 0, 0, busy=True)
 
-    patience = Patience([], 0.3)
-    assert patience.with_(busy).busy
+    patience = BusyRetry([], 0.3)
+    assert patience.run(busy).busy
     assert 0.25 < sum(waits) < 1
     del waits[:]
-    assert patience.with_(busy).busy
+    assert patience.run(busy).busy
     assert waits == [0.0]
-    assert Patience([signal.SIGINT], 3_600).with_(busy).busy
+    assert BusyRetry([signal.SIGINT], 3_600).run(busy).busy
 
 
 def test_a_read_only_disk(call: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would go can be told; what is to go cannot."""
+    """On a read-only disk, a dry run works, and a real run fails."""
     monkeypatch.setattr(FileSystem, "is_read_only", lambda self, path: True)
     before = contents(store)
-    assert len(call("retain", "old", "--dry-run")[1]) == 2
+    assert len(call("apply-retention", "old", "--dry-run")[1]) == 2
     assert len(call("compact", "--dry-run")[1]) == 2
     assert call("compact", "--stats")[0] == 0
-    assert call("details", "users")[0] == 0
-    for arguments in (("retain", "old"), ("compact",)):
+    assert call("describe", "users")[0] == 0
+    for arguments in (("apply-retention", "old"), ("compact",)):
         status, lines, err = call(*arguments)
         assert (status, lines) == (1, [])
         assert "read-only" in err
@@ -342,7 +344,7 @@ def test_a_read_only_disk(call: Run, store: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_damaged_partition_does_not_keep_the_others(call: Run, store: Path) -> None:
-    """It is told with its file, the rest is compacted, and the exit status is that of damage."""
+    """Damage is reported with its file, the other partitions are compacted, and the exit status is that of damage."""
     path = min((store / "users" / "0").glob("*.log"))
     with path.open("r+b") as file:
         file.seek(path.stat().st_size - 1)
@@ -354,24 +356,24 @@ def test_a_damaged_partition_does_not_keep_the_others(call: Run, store: Path) ->
     status, lines, err = call("compact", "--stats", "--json")
     assert status == 3
     assert str(path) in err
-    for index in path.parent.glob("*.*index"):  # to be made anew from what is damaged
+    for index in path.parent.glob("*.*index"):  # so that they are rebuilt from the damaged file
         index.unlink()
     status, lines, err = call("compact")
     assert status == 3
     assert len(lines) == 1
-    assert call("retain")[0] == 0
+    assert call("apply-retention")[0] == 0
 
 
 def test_topics_of_the_store_itself_only_by_name(call: Run, store: Path) -> None:
-    """Who says "all" does not mean them."""
+    """Internal topics are included only by name."""
     (store / "users").rename(store / "__consumer_offsets")
     assert call("compact")[2].startswith("there are no compacted topics")
     assert len(call("compact", "__consumer_offsets")[1]) == 2
-    assert not any("__" in line for line in call("retain", "--json")[1])
-    assert len(call("retain", "--json", "__consumer_offsets")[1]) == 2
+    assert not any("__" in line for line in call("apply-retention", "--json")[1])
+    assert len(call("apply-retention", "--json", "__consumer_offsets")[1]) == 2
 
 
-@pytest.mark.parametrize("command", ["retain", "compact"])
+@pytest.mark.parametrize("command", ["apply-retention", "compact"])
 def test_topics_are_completed(store: Path, command: str) -> None:
     """The shell offers names of topics."""
     found = cli.get_command(cli.make_context("segmentlog", ["--dir", str(store), "topics"]), command)
@@ -442,7 +444,8 @@ def opened_by(pid: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "unit"), [(("retain",), "partitions"), (("compact",), "bytes"), (("compact", "--stats"), "bytes")]
+    ("command", "unit"),
+    [(("apply-retention",), "partitions"), (("compact",), "bytes"), (("compact", "--stats"), "bytes")],
 )
 def test_a_bar_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path, command: tuple[str, ...], unit: str) -> None:
     """On stderr; results go to stdout nevertheless, wherever that is."""
@@ -456,7 +459,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(store: Path, tmp_path: Path, command:
     assert "users/" not in shown, "results are not for stderr"
     status, shown = on_terminal(store, *command, "--dry-run", streams="out err", columns=120)
     assert status == 0
-    assert ("old/0: [0, 10)" if command == ("retain",) else "users") in shown
+    assert ("old/0: [0, 10)" if command == ("apply-retention",) else "users") in shown
 
 
 def test_dump_tells_what_compaction_left(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_schema_that_refers_to_another_one_is_registered(program: Program) -> 
 
 
 def test_json_goes_in_as_avro_and_comes_out_as_json(program: Program) -> None:
-    """What `consume --avro` prints `produce --avro` takes: texts in base64, decimals, times, unions."""
+    """`produce --avro` accepts what `consume --avro` prints: texts in base64, decimals, times, unions."""
     program("create", "clicks")
     lines = program.write("lines", "".join(json.dumps(line) + "\n" for line in LINES))
     program("produce", "clicks", lines, "--avro", status=1)
@@ -116,10 +116,10 @@ def test_json_goes_in_as_avro_and_comes_out_as_json(program: Program) -> None:
     [
         ('{"at": 5}', "'page' is missing"),
         ('{"page": "/", "at": 5, "more": 1}', "no field 'more'"),
-        ('{"page": "/", "at": "noon"}', "'noon' is no timestamp-millis"),
+        ('{"page": "/", "at": "noon"}', "'noon' is not a timestamp-millis"),
         ('{"page": "/", "at": 5, "raw": "?"}', "'?' is none of null, bytes, Raw"),
         ('{"page": "/", "at": 5, "tags": {"a": []}}', "at #/tags/a"),
-        ('{"page": "/", "at": 99999999999999999999}', "is no timestamp-millis"),
+        ('{"page": "/", "at": 99999999999999999999}', "is not a timestamp-millis"),
         ("5", "5 is no Click"),
         ("{", "truncated"),
     ],
@@ -133,7 +133,7 @@ def test_what_fits_no_schema_is_told_with_its_place(program: Program, line: str,
 
 
 def test_keys_and_values_of_any_kind_are_printed(program: Program) -> None:
-    """By the schema that each names; what names none is told with its offset."""
+    """Values are decoded by the schema of their id; a value without a schema causes an error with its offset."""
     from segmentlog import schemas
 
     with segmentlog.open(program.folder / "store") as store:

@@ -80,12 +80,12 @@ def on_terminal(store: Path, *arguments: str, **options: Any) -> Iterator[_Termi
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that it has started, in the order of their birth."""
+    """Return the child processes in the order of their start."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_the_status_is_the_last_line_and_makes_room(tmp_path: Path) -> None:
-    """A worker that is killed is told of in a line of its own; the status comes again below, and goes at the end."""
+    """A killed worker is reported on a line of its own; the status line follows below, and is removed at the end."""
     with on_terminal(tmp_path / "store", "--workers", "2") as terminal:
         terminal.until(r"store: listening on 127\.0\.0\.1:\d+, 2 workers \((compiled|interpreted) core\)\r\n")
         terminal.until(re.escape(_ERASE) + r"0 connections, 0 requests/s\r")
@@ -180,7 +180,7 @@ def test_metrics_that_others_could_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_change_of_rules_is_logged_by_one_process(tmp_path: Path) -> None:
-    """Within seconds, without a client that asks, once for a server of two workers and pages; a doubt likewise."""
+    """Changed rules, and bad files, are logged within seconds, once for two workers and the HTTP process."""
     (tmp_path / "acls").write_text("super User:ANONYMOUS\n")
     log = tmp_path / "log"
 

@@ -27,7 +27,7 @@ class Shell:
         self.url = f"file://{folder}/bucket"
 
     def command(self, *args: str, store: str = "store") -> list[str]:
-        """What is run."""
+        """Run a command."""
         return [sys.executable, "-m", "segmentlog", "--dir", str(self.folder / store), *args]
 
     def run(self, *args: str, store: str = "store", status: int = 0, stdin: str = "") -> tuple[str, str]:
@@ -43,7 +43,7 @@ class Shell:
         return [json.loads(line) for line in self.run(*args, "--json", store=store, status=status)[0].splitlines()]
 
     def values(self, store: str) -> list[str]:
-        """What is in the topic of a store."""
+        """Return the values of a store's topic."""
         return [line.split()[-1] for line in self.run("consume", "words", store=store)[0].splitlines()]
 
 
@@ -58,10 +58,10 @@ def shell(tmp_path: Path) -> Shell:
 
 @pytest.mark.long
 def test_there_and_back_again(shell: Shell) -> None:
-    """Shipped, and what is new; restored, taken over, gone on with; whoever had it is fenced, and let go."""
+    """A store is shipped, restored and taken over; new records follow, and the old owner is fenced."""
     (first,) = shell.json("ship", shell.url)
     assert first["records"] == 3
-    assert "there was nothing new" in shell.run("ship")[1], "the URL is known"
+    assert "nothing new to ship" in shell.run("ship")[1], "the URL is known"
     shell.run("produce", "words", stdin="four\n")
     assert "1 more offsets" in shell.run("ship")[1]
 
@@ -86,7 +86,7 @@ def test_there_and_back_again(shell: Shell) -> None:
     assert "is shipped to" in shell.run("ship", shell.url + "-other", "--stop", status=2)[1]
     assert "whole store" in shell.run("ship", shell.url, "words", "--stop", status=2)[1]
     assert "taken over by" in shell.run("ship", status=1)[1], "neither has ended anything"
-    assert "not shipped any more" in shell.run("ship", shell.url, "--stop")[1]
+    assert "is no longer shipped" in shell.run("ship", shell.url, "--stop")[1]
     shell.run("produce", "words", stdin="alone\n")
     assert "was not shipped" in shell.run("ship", "--stop")[1]
 
@@ -149,8 +149,8 @@ def test_what_a_small_ship_stored_is_listed(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
-    """Damage is found, with its key; what nobody refers to goes in two turns."""
-    shell.run("create", "large")  # else it stands in the manifest
+    """Damage is found, with its key; unreferenced objects are deleted in two runs."""
+    shell.run("create", "large")  # otherwise it is stored in the manifest
     shell.run("produce", "large", stdin=random.Random(1).randbytes(10_000).hex() + "\n")
     shell.run("ship", shell.url)
     tail, manifest = shell.json("objects", "ls", shell.url)
@@ -199,7 +199,7 @@ def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
     ],
 )
 def test_what_cannot_be_done_says_why(shell: Shell, args: tuple[str, ...], why: str) -> None:
-    """In a line, with a status that is not 0, and no folder left behind."""
+    """A rejected command prints one line, exits with a status above 0, and leaves no folder."""
     done = subprocess.run(
         shell.command(*args), capture_output=True, text=True, timeout=60, cwd=shell.folder, check=False
     )
@@ -222,7 +222,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_forced_takeover_says_what_it_does_and_asks(shell: Shell) -> None:
-    """On a terminal it asks, with no as the default; without one it wants --yes. Unforced, or with no need, as ever."""
+    """On a terminal, takeover --force asks, with no as default; without a terminal it needs --yes."""
     shell.run("ship", shell.url)
     shell.run("ship", "--stop")
     shell.run("produce", "words", stdin="four\n")
@@ -249,7 +249,7 @@ def test_a_forced_takeover_says_what_it_does_and_asks(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_replica(shell: Shell) -> None:
-    """Once, and again; how far it is; nobody writes to it, and it is of one place."""
+    """A replica is updated once and again, reports its progress, is read-only, and belongs to one URL."""
     shell.run("ship", shell.url)
     copy = str(shell.folder / "copy")
     (told,) = shell.json("replica", shell.url, copy, "--once")
@@ -262,7 +262,7 @@ def test_a_replica(shell: Shell) -> None:
     (told,) = shell.json("replica", shell.url, copy, "--status")
     assert told["url"] == shell.url
     assert "read-only" in shell.run("produce", "words", store="copy", stdin="x\n", status=1)[1]
-    assert "is no replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
+    assert "is not a replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
     assert "is a store" in shell.run("replica", shell.url, str(shell.folder / "store"), status=1)[1]
     assert "no store was shipped to this URL" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
 
@@ -292,10 +292,10 @@ def _wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def test_a_store_that_is_a_url(shell: Shell) -> None:
-    """Whatever reads a store reads it from where it lies."""
+    """Every reading command can read a store at a URL."""
     shell.run("ship", shell.url)
     command = [sys.executable, "-m", "segmentlog", "--dir", shell.url]
-    for args, wanted in ((["consume", "words"], "three"), (["topics"], "words"), (["details", "words"], "words")):
+    for args, wanted in ((["consume", "words"], "three"), (["topics"], "words"), (["describe", "words"], "words")):
         done = subprocess.run([*command, *args], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert wanted in done.stdout
@@ -307,7 +307,7 @@ def test_a_store_that_is_a_url(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
-    """What is later is left out, and told; offsets come as Kafka's tools write them, or from stdin."""
+    """Later records are omitted, and reported; offsets come in the formats of Kafka's tools, or from stdin."""
     shell.run("ship", shell.url)
     time.sleep(0.01)
     between = f"@{time.time_ns() // 1_000_000}"
@@ -321,7 +321,9 @@ def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
     assert shell.values("then") == ["one", "two", "three"]
     shell.run("produce", "words", stdin="six\n", store="then")
     assert shell.values("then") == ["one", "two", "three", "six"]
-    (details,) = (line for line in shell.run("details", "words", store="then")[0].splitlines() if "left out by" in line)
+    (details,) = (
+        line for line in shell.run("describe", "words", store="then")[0].splitlines() if "left out by" in line
+    )
     assert "3" in details
 
     kafka = shell.folder / "offsets.json"
@@ -341,13 +343,13 @@ def test_back_to_a_time_and_to_offsets(shell: Shell) -> None:
     ("text", "words"),
     [
         ("", "it names no partition"),
-        ("words 0\n", "line 1 is 'words 0', and not TOPIC PARTITION OFFSET"),
-        ("words 0 1\nwords 0 2\n", "line 2: words/0 is there twice"),
-        ("words 0 -1\n", "line 1: -1 is no offset of words/0"),
+        ("words 0\n", "line 1 is 'words 0'; expected TOPIC PARTITION OFFSET"),
+        ("words 0 1\nwords 0 2\n", "line 2: words/0 appears twice"),
+        ("words 0 -1\n", "line 1: -1 is not a valid offset of words/0"),
         ("words 0 1 2\n", "line 1 is"),
         ("words x 1\n", "line 1 is"),
         ('{"partitions": [{"topic": "words", "partition": 0}]}', "missing required field `offset`"),
-        ('{"partitions": [], "version": 2}', "JSON of version 2; this reads version 1"),
+        ('{"partitions": [], "version": 2}', "unsupported version 2; expected version 1"),
     ],
 )
 def test_offsets_that_make_no_sense(text: str, words: str) -> None:
@@ -361,7 +363,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     broken = shell.folder / "broken"
     broken.write_text("words 0\n")
     for arguments, words in (
-        (("--at", "-1h", "--offsets", "-"), "exclude each other"),
+        (("--at", "-1h", "--offsets", "-"), "cannot be combined"),
         (("--at", "17"), "--at: give a time"),
         (("--at", "yesterday"), "is not a place"),
         (("--offsets", "nowhere"), "No such file"),
@@ -378,7 +380,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_url_in_place_of_a_folder(shell: Shell) -> None:
-    """What reads works, what writes says where it is not to be written; no folder of the URL's name is made."""
+    """Reading commands accept a URL, writing commands report an error; no folder with the URL's name is created."""
     shell.run("ship", shell.url)
 
     def run(*args: str, status: int = 0) -> tuple[str, str]:

@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose topic `t` is larger than any pipe; only read here."""
+    """Return a store whose topic `t` is larger than any pipe; tests only read it."""
     path = tmp_path_factory.mktemp("full") / "store"
     with segmentlog.open(path) as opened:
         partition = opened.create_topic("t", segment_records=500, segment_bytes=1 << 20).partition(0)
@@ -42,7 +42,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def values(store: Path, topic: str = "t") -> list[bytes | None]:
-    """What a topic holds."""
+    """Return the values of a topic."""
     with segmentlog.open(store, read_only=True) as opened:
         return [record.value for record in opened.consumer(topic)]
 
@@ -59,7 +59,7 @@ def records_said(err: str) -> int:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_produce_after_the_batch_in_hand(store: Path, number: signal.Signals) -> None:
-    """What came before the signal is appended, and just so much is said to be; the store is whole."""
+    """Records before the signal are appended, and exactly these are reported; the store is intact."""
     with started(store, "produce", "--batch-size", "100", "t", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"".join(b"%d\n" % line for line in range(250)) + b"half a line")
@@ -119,7 +119,7 @@ def test_an_output_cut_short_by_a_signal_is_no_success(full: Path, arguments: tu
 
 
 def test_an_import_cut_short_by_a_signal_is_no_success(store: Path) -> None:
-    """What was imported is said, and is there."""
+    """Imported records are reported, and exist."""
     with started(store, "import", "--batch-size", "10", "-", "t", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b'{"value":"v"}\n' * 10_000)
@@ -137,7 +137,7 @@ def test_the_second_signal_does_not_wait(full: Path) -> None:
     """A process whose reader sleeps can be ended without kill -9."""
     with started(full, "consume", "t", env=unmeasured()) as process:
         read_until(process, b"number 0")
-        time.sleep(0.3)  # nobody reads: it waits for the pipe
+        time.sleep(0.3)  # without a reader, it waits for the pipe
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         assert process.poll() is None, "it still wants to finish what it has"
@@ -196,7 +196,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("how", ["dropped", "collected"])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_comes_in_a_finalizer_is_heard(number: signal.Signals, how: str, times: str) -> None:
-    """Python drops an exception there: whoever asked a command to stop would wait for its end."""
+    """Python drops an exception there; the command must end nevertheless."""
     done = subprocess.run(
         [sys.executable, "-c", _IN_A_FINALIZER, str(int(number)), how, times],
         stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_S, check=False, env=unmeasured(),
@@ -304,9 +304,11 @@ def test_a_writer_that_goes_away_ends_the_input(store: Path) -> None:
     assert values(store) == [b"one", b"two", b"thr"]
 
 
-@pytest.mark.parametrize(("options", "advice"), [((), "go on with --skip 2"), (("--producer", "p"), "run it again")])
+@pytest.mark.parametrize(
+    ("options", "advice"), [((), "resume with --skip 2"), (("--producer", "p"), "run the command again")]
+)
 def test_an_input_that_fails_is_told(store: Path, options: tuple[str, ...], advice: str) -> None:
-    """A terminal whose other side hangs up: the lines that had come are appended, and where to go on is told."""
+    """When a terminal hangs up, the received lines are appended, and the command says how to resume."""
     ours, theirs = os.openpty()
     try:
         os.write(theirs, b"one\ntwo\nthr")
@@ -322,12 +324,12 @@ def test_an_input_that_fails_is_told(store: Path, options: tuple[str, ...], advi
 
 
 def test_offsets_that_cannot_be_printed_are_told_of_records_that_are_there(store: Path) -> None:
-    """Where to go on counts the records whose place stdout did not take."""
+    """The advice on resuming counts records whose offsets stdout did not take."""
     done = shell("seq 3000 | segmentlog produce --batch-size 1 --print-offsets t >/dev/full", SEGMENTLOG_DIR=store)
     assert done.returncode == 1
     there = len(values(store))
     assert 0 < there < 3000
-    assert f"go on with --skip {there}\n" in done.stderr.decode()
+    assert f"resume with --skip {there}\n" in done.stderr.decode()
 
 
 # ---------------------------------------------------------------- streams that are closed or full
@@ -371,7 +373,7 @@ def test_a_closed_stdin_is_told(store: Path, command: str) -> None:
 
 @pytest.mark.parametrize("where", ["2>/dev/full", ">&- 2>&-"])
 def test_messages_that_nobody_can_read_hold_nothing_up(store: Path, where: str) -> None:
-    """produce needs neither stdout nor stderr, and writes to no file of the store instead."""
+    """produce needs neither stdout nor stderr, and does not write to a file of the store instead."""
     done = shell(f"echo one | segmentlog produce t {where}", SEGMENTLOG_DIR=store)
     assert done.returncode == 0
     assert values(store) == [b"one"]

@@ -38,7 +38,7 @@ def wake_ups(process: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def only_woken(store: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command whose followers look again once an hour: what they find before, they were woken for."""
+    """Run a command whose followers poll once an hour: records they find earlier have woken them."""
     script = (
         "from segmentlog.consuming import wakeup; wakeup.WAIT_S = 3600.0; from segmentlog.__main__ import main; main()"
     )
@@ -140,7 +140,7 @@ def test_a_pattern_may_fit_nothing_yet(store: segmentlog.LogStore) -> None:
 
 
 def test_a_partition_added_later_is_picked_up(store: segmentlog.LogStore) -> None:
-    """Plain names go on with new partitions; from then on headers tell them apart."""
+    """Plain names follow new partitions; from then on headers name the partition."""
     with started(path_of(store), "tail", "-f", "-n", "1", "t") as process:
         assert read_until(process, b"\n") == b"19\n"
         store.alter_topic("t", partitions=2)
@@ -191,7 +191,7 @@ def test_a_follower_waits_for_a_topic_that_does_not_exist_yet(
 
 
 def test_a_follower_asks_what_was_meant(store: segmentlog.LogStore) -> None:
-    """A mistyped name would wait for ever."""
+    """A mistyped name would otherwise wait forever."""
     store.create_topic("events")
     with started(path_of(store), "tail", "-f", "event") as process:
         read_until(process, b"topic 'event' does not exist: did you mean 'events'?\n", of="stderr")
@@ -199,7 +199,7 @@ def test_a_follower_asks_what_was_meant(store: segmentlog.LogStore) -> None:
 
 
 def test_a_follower_goes_on_through_rolls_and_retention(store: segmentlog.LogStore) -> None:
-    """Every record comes once and in order while segments are rolled and the front is cut off behind it."""
+    """Every record is printed once and in order while segments are rolled and old ones deleted."""
     log = store.create_topic("rolling", segment_records=10).partition(0)
     log.append([b"start"])
     expected = [b"start"]
@@ -249,7 +249,7 @@ def test_patterns_name_topics_and_partitions(
 
 
 def test_consume_follows_what_fits_a_pattern(store: segmentlog.LogStore, several: Path) -> None:
-    """Topics and partitions that are made later are read from their beginning, and none that does not fit."""
+    """Matching topics and partitions that are created later are read from their beginning; others are not read."""
     there, later = {b"a-1/0", b"a-2/0"}, {b"a-3/0", b"late-0", b"late-2"}
     with started(several, "consume", "-f", "--values", "a-*/[02]") as process:
         out = b""
@@ -268,7 +268,7 @@ def test_consume_follows_what_fits_a_pattern(store: segmentlog.LogStore, several
 
 
 def test_consume_waits_for_what_a_pattern_may_mean(store: segmentlog.LogStore) -> None:
-    """As `tail -f` does; without -f it is told at once that nothing fits."""
+    """Like `tail -f`; without -f, a pattern without matches is an error at once."""
     with started(path_of(store), "consume", "-f", "--values", "new-*") as process:
         store.create_topic("new-1").partition(0).append([b"there"])
         assert read_until(process, b"there\n") == b"there\n"

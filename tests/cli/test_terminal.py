@@ -1,4 +1,4 @@
-"""What a person sees: progress bars and tables on a terminal, none elsewhere; help, versions, completion, questions."""
+"""Output for people: progress bars and tables on a terminal only; help, versions, completion, questions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plain(shown: str) -> list[str]:
 
 
 def test_produce_draws_a_bar_on_a_terminal_only(tmp_path: Path, numbers: str) -> None:
-    """On stderr, and it goes when the work is done: the summary is all that stays. Elsewhere there is just that."""
+    """The bar is drawn on stderr and removed at the end: only the summary remains. Files get no bar."""
     store = tmp_path / "store"
     finish(store, "create", "t")
     status, shown = on_terminal(store, "produce", "t", numbers, streams="err")
@@ -108,7 +108,7 @@ def test_records_on_a_terminal_are_not_mixed_with_a_bar(store: Path) -> None:
 @pytest.mark.parametrize("command", ["topics", "details clicks", "details empty", "details --all empty",
                                      "details --sizes clicks"])  # fmt: skip
 def test_tables_fit_the_terminal(store: Path, command: str, columns: int) -> None:
-    """No line of a table is wider than the terminal, and none of its cells is cut off."""
+    """No line of a table is wider than the terminal, and no cell is truncated."""
     status, shown = on_terminal(store, *command.split(), streams="out", columns=columns)
     assert status == 0
     lines = plain(shown)
@@ -122,7 +122,7 @@ def test_tables_fit_the_terminal(store: Path, command: str, columns: int) -> Non
 
 
 def test_tables_in_a_file_are_plain(store: Path) -> None:
-    """Aligned columns, one row a line, digits ungrouped, no frames and no colours, however wide."""
+    """Columns are aligned, one row per line, without digit groups, frames and colours, whatever the width is."""
     lines = finish(store, "topics").stdout.decode().splitlines()
     assert lines[0].split() == ["TOPIC", "PARTITIONS", "OFFSETS"]
     assert [line.split() for line in lines[1:]] == [
@@ -132,7 +132,7 @@ def test_tables_in_a_file_are_plain(store: Path) -> None:
         ["large", "1", str(MANY)],
     ]
     assert len({len(line) for line in lines}) == 1
-    assert b"\x1b" not in finish(store, "details", "clicks").stdout
+    assert b"\x1b" not in finish(store, "describe", "clicks").stdout
 
 
 @pytest.mark.parametrize("command", ["topics", "details clicks", "verify", "produce clicks /dev/null"])
@@ -150,7 +150,7 @@ def test_no_color_is_respected(tmp_path: Path, store: Path, command: str) -> Non
 
 @pytest.mark.parametrize("command", ["delete t", "truncate t --at 1"])
 def test_what_deletes_asks_first(tmp_path: Path, command: str) -> None:
-    """On a terminal, with no for an answer by default; without one it refuses, unless it was told --yes."""
+    """On a terminal, deleting commands ask, with no as default; without a terminal they need --yes."""
     store = tmp_path / "store"
     with segmentlog.open(store) as opened:
         opened.create_topic("t").partition(0).append([b"a", b"b"])
@@ -187,7 +187,7 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert short.stdout == long.stdout
     assert b"create words --page-size 4096" in short.stdout
     commands = re.findall(r"^  ([a-z]+)  +\S", short.stdout.decode().partition("Commands:")[2], re.MULTILINE)
-    assert {"create", "topics", "details", "alter", "delete", "rename", "produce", "consume", "tail", "flush", "trim",
+    assert {"create", "topics", "describe", "alter", "delete", "rename", "produce", "consume", "tail", "flush", "trim",
             "truncate", "verify", "repair", "dump", "import", "export", "bench"} <= set(commands)  # fmt: skip
     for name in commands:
         from segmentlog.cli import cli

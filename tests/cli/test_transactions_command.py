@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hanging(store: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose producer `etl-1` has a transaction open, until its stdin is closed."""
+    """Run a process whose producer `etl-1` has an open transaction until its stdin is closed."""
     words = [sys.executable, "-c", HANGING, str(store), "etl-1"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -54,14 +54,14 @@ def hanging(store: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def listed(store: Path) -> list[dict[str, Any]]:
-    """What --json says."""
+    """Return the documents that --json prints."""
     done = finish(store, "transactions", "list", "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def visible(store: Path) -> list[bytes]:
-    """What a reader of committed records gets."""
+    """Return the records that a read_committed reader gets."""
     out: bytes = finish(store, "consume", "t", "--values", "--isolation", "read_committed").stdout
     return out.splitlines()
 
@@ -85,7 +85,7 @@ def test_an_open_transaction_is_listed(store: Path, hanging: subprocess.Popen[by
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_hung_transaction_is_aborted(store: Path, hanging: subprocess.Popen[bytes], stopped: bool) -> None:
-    """Readers go on, and whoever had it open is fenced when it comes round, even after a SIGSTOP."""
+    """Readers continue, and the owner of the transaction is fenced when it resumes, even after a SIGSTOP."""
     with segmentlog.open(store) as opened, opened.producer() as producer:
         producer.send_many("t", [b"later"], partition=1)
     assert visible(store) == []
@@ -93,7 +93,7 @@ def test_a_hung_transaction_is_aborted(store: Path, hanging: subprocess.Popen[by
         hanging.send_signal(signal.SIGSTOP)
     done = finish(store, "transactions", "abort", "etl-1")
     assert done.returncode == 0
-    assert done.stderr == b"aborted the transaction of etl-1; that instance of it is fenced\n"
+    assert done.stderr == b"aborted the transaction of etl-1, and fenced its producer\n"
     assert visible(store) == [b"later"]
     (one,) = listed(store)
     assert (one["status"], one["epoch"]) == ("CompleteAbort", 1)

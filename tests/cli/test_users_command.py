@@ -1,4 +1,4 @@
-"""`segmentlog users`: adding, removing and listing who may come in, without showing a password to anybody."""
+"""`segmentlog users` adds, removes and lists users without showing passwords."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_users_come_and_go(call: Run, tmp_path: Path) -> None:
     assert call("users", "remove", "Zoë")[0] == 0
     status, out, err = call("users", "list")
     assert (status, out) == (0, b"")
-    assert "nobody can come in" in err
+    assert "no client can log in" in err
 
 
 def test_a_file_elsewhere_needs_no_store(call: Run, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_cannot_be_done_is_told_in_a_line(
 
 
 def test_a_line_end_of_windows_is_none_of_the_password(call: Run, tmp_path: Path) -> None:
-    """Nor is what comes after the first line; spaces within are."""
+    """Neither the line end nor later lines belong to the password; inner spaces do."""
     call("users", "add", "ann", "--password-stdin", "--iterations", "4096", stdin=b"two words\r\nmore")
     assert Users(str(tmp_path / "store" / "@users.json")).verify("ann", "two words")
 

@@ -1,4 +1,4 @@
-"""`segmentlog verify`: every byte that is not what was written is found, and nothing else is called damage."""
+"""`segmentlog verify` finds every byte that differs from what was written, and reports nothing else as damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_strict_verification_exits_with_3_for_a_wrong_byte_in_a_cache(
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_every_flipped_byte_of_a_log_is_damage(tmp_path: Path, compression: str) -> None:
-    """No byte of a segment is harmless: each is told with its file, position and the offsets concerned."""
+    """Every byte of a segment counts: damage is reported with file, position and offsets."""
     store = tmp_path / "store"
     size = 40 if compression == "lz4" else 2  # smaller batches are not compressed
     folder = make_store(store, batches=3, records=size, compression_type=compression)
@@ -58,7 +58,7 @@ def test_every_flipped_byte_of_a_log_is_damage(tmp_path: Path, compression: str)
 
 
 def test_every_flipped_byte_of_an_index_is_a_warning(tmp_path: Path) -> None:
-    """A wrong index entry is told, with the file that is wrong, and costs no record: indexes are caches."""
+    """A wrong index entry is reported with its file, and affects no record: indexes are caches."""
     store = tmp_path / "store"
     folder = make_store(store)
     whole = records(store)
@@ -77,7 +77,7 @@ def test_every_flipped_byte_of_an_index_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
-    """In a slot it is damage. In the padding behind it, which nobody reads, it is a warning."""
+    """A flipped byte in a slot is damage; in the padding after it, which is never read, it is a warning."""
     store = tmp_path / "store"
     path = make_store(store) / "checkpoint"
     data = path.read_bytes()
@@ -96,12 +96,11 @@ def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_flipped_bytes_of_the_state_page(tmp_path: Path) -> None:
-    """What the page says is checked, byte for byte; a wrong one only costs a recovery, so it is a warning.
+    """Every byte of the state page that is in use is checked. A wrong one only costs a recovery, so it is a warning.
 
-    Harmless are the words that are not in use, the copy of each block that is not the current
-    one (the next write goes over it), and the flags: `writing` makes the next append look
-    behind the end (a note), `failed` makes the next open recover (a warning); `config`,
-    `moved` and `waiting` are counters that say "look again" and "wake me".
+    Flipped bytes without effect: unused words, the copy of each block that is not current (the next write replaces it),
+    and flags. `writing` makes the next append check the end (a note), `failed` makes the next open recover (a warning);
+    `config`, `moved` and `waiting` are counters that make readers check again or be woken.
     """
     store = tmp_path / "store"
     path = make_store(store) / "state"
@@ -144,7 +143,7 @@ def test_a_damaged_state_page_costs_no_record(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_store_or_topic_file(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:
-    """It is told, and the logs are checked all the same: a byte that is wrong in one is found, too."""
+    """The file is reported, and the logs are checked nevertheless, including wrong bytes in them."""
     store = tmp_path / "store"
     folder = make_store(store)
     flip(log_files(folder)[1], 50)
@@ -163,7 +162,7 @@ def test_a_damaged_store_or_topic_file(tmp_path: Path, name: str, content: bytes
 
 @pytest.mark.parametrize("which", [0, 1, -1])
 def test_a_missing_segment_is_damage(tmp_path: Path, which: int) -> None:
-    """The first, one in the middle, the last: the offsets that are gone are told."""
+    """The missing segment may be the first, a middle one, or the last: its offsets are reported."""
     store = tmp_path / "store"
     folder = make_store(store)
     gone = log_files(folder)[which]
@@ -175,7 +174,7 @@ def test_a_missing_segment_is_damage(tmp_path: Path, which: int) -> None:
 
 
 def test_a_segment_that_lost_its_end_is_damage(tmp_path: Path) -> None:
-    """Cut off in the middle of a batch, or between two: the offsets up to the next segment are told."""
+    """Truncated within a batch or between two: the offsets up to the next segment are reported."""
     store = tmp_path / "store"
     folder = make_store(store)
     batch = batches_of(folder)[1]
@@ -245,7 +244,7 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path, tail: bytes) -> None:
 
 @pytest.mark.parametrize("cut", [1, 50, 95, 96, 97, 120])
 def test_a_batch_cut_short_at_the_tail_is_no_damage(tmp_path: Path, cut: int) -> None:
-    """The same for a batch of which a part has reached the disk."""
+    """The same holds for a batch that reached the disk in part."""
     store = tmp_path / "store"
     make_store(store, segment_records=1000)
     with segmentlog.open(store, background=False) as opened:
@@ -331,7 +330,7 @@ def test_lost_ranges_explain_gaps(tmp_path: Path) -> None:
     ],
 )
 def test_a_healthy_store_has_no_findings(tmp_path: Path, settings: dict[str, object]) -> None:
-    """Whatever the configuration; nor does an empty one."""
+    """Whatever the configuration is, a healthy store has no findings; nor does an empty one."""
     store = tmp_path / "store"
     make_store(store, batches=20, records=30, segment_records=None, **settings)
     with segmentlog.open(store) as opened:
@@ -410,7 +409,7 @@ def test_verify_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
 def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each look finds counts; what only the last one found is a note that it could not be told."""
+    """Findings of every inspection count; findings of only the last one are notes that the state was unclear."""
     store = tmp_path / "store"
     folder = make_store(store)
     batch = batches_of(folder)[3]
@@ -457,7 +456,7 @@ def test_a_line_a_finding_and_the_exit_status(tmp_path: Path, capfd: pytest.Capt
 
 
 def test_unknown_files_are_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What nobody knows may be somebody's: it is told, and is no damage; --quiet leaves it out."""
+    """Unknown files are notes and not damage, because another program may use them; --quiet omits them."""
     store = tmp_path / "store"
     folder = make_store(store)
     for path in (store / "README", store / "t" / "notes", folder / "00000000000000000000.bak", folder / "x.log"):
@@ -475,7 +474,7 @@ def test_unknown_files_are_noted(tmp_path: Path, capfd: pytest.CaptureFixture[st
 def test_a_topic_that_is_not_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
-    """A missing topic is an error in one line, and so is a folder that is no store."""
+    """A missing topic, and a folder that is not a store, cause an error of one line."""
     make_store(tmp_path / "store")
     assert command(tmp_path / "store", *arguments) == 1
     assert "topic 'u': it does not exist" in capfd.readouterr().err

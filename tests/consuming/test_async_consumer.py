@@ -18,7 +18,7 @@ from segmentlog.aio.pool import THREADS_MAX, pool
 from segmentlog.consuming import wakeup
 from segmentlog.consuming.consumer_options import ConsumerOptions
 from segmentlog.consuming.cursor import Cursor
-from segmentlog.consuming.cursor_set import Cursors
+from segmentlog.consuming.cursor_set import CursorSet
 from segmentlog.errors import (
     DeserializationError,
     InvalidConfig,
@@ -77,7 +77,7 @@ def test_it_reads_what_is_there(store: LogStore) -> None:
 
 
 def test_batches(store: LogStore) -> None:
-    """The columns; mixed with records nothing is lost and nothing comes twice."""
+    """Batches return columns; mixed with single records, no record is lost or returned twice."""
 
     async def read() -> None:
         async with store.aconsumer("t") as consumer:
@@ -137,12 +137,12 @@ def test_a_seek_drops_what_was_fetched(store: LogStore) -> None:
 def test_a_seek_while_something_is_fetched_counts(
     store: LogStore, monkeypatch: pytest.MonkeyPatch, is_trimmed: bool
 ) -> None:
-    """Also where there is nothing to hand out, or no more of what was fetched: by another task, in the meantime."""
+    """This also holds if there are no records, or if another task took the fetched ones meanwhile."""
     with store.producer() as producer:
         producer.begin_transaction()
         producer.send_many("t", [b"never"] * 10, partition=0)
         producer.abort_transaction()
-    real = Cursors.fetch
+    real = CursorSet.fetch
 
     async def read() -> list[Record]:
         async with store.aconsumer(("t", 0), isolation="read_committed", auto_offset_reset="latest") as consumer:
@@ -151,14 +151,14 @@ def test_a_seek_while_something_is_fetched_counts(
                 await consumer.seek("t", 0, 5)
                 store.topic("t").partition(0).trim(10)
 
-            def fetch(self: Cursors, cursor: Cursor) -> Iterator[Any]:
+            def fetch(self: CursorSet, cursor: Cursor) -> Iterator[Any]:
                 monkeypatch.undo()
                 try:
                     yield from real(self, cursor)
                 finally:
                     consumer.member.move("t", 0, 90)  # as `seek` does in the loop
 
-            monkeypatch.setattr(Cursors, "fetch", fetch)
+            monkeypatch.setattr(CursorSet, "fetch", fetch)
             return [record async for record in consumer]
 
     assert [record.offset for record in run(read())] == list(range(90, 100))
@@ -199,7 +199,7 @@ def test_a_follower_waits_in_the_loop(store: LogStore, monkeypatch: pytest.Monke
         tasks = [asyncio.create_task(anext(aiter(consumer))) for consumer in consumers]
         await asyncio.sleep(0.3)
         before = threading.active_count()
-        await asyncio.sleep(0.8)  # while nothing happens they need no thread, but for a look now and then
+        await asyncio.sleep(0.8)  # while idle they need no thread, except for periodic checks
         assert pool.thread_count <= THREADS_MAX
         assert threading.active_count() <= before + THREADS_MAX
         store.topic("t").partition(1).append([b"news"])
@@ -226,7 +226,7 @@ def test_a_timeout_around_an_iteration(store: LogStore) -> None:
 
 
 def test_a_wakeup_and_a_close_end_an_iteration(store: LogStore) -> None:
-    """A wake-up comes from any thread, and iterating again goes on; a close ends all of them for good."""
+    """Any thread can call wakeup, and iterating again continues; close ends all iterations for good."""
 
     async def read() -> None:
         async with store.aconsumer("t", start="latest", follow=True) as consumer:
@@ -262,7 +262,7 @@ def test_tasks_may_share_one(store: LogStore) -> None:
 
 
 def test_a_group_shares_and_commits(store: LogStore) -> None:
-    """Two members in one loop; what one has committed the next goes on behind."""
+    """Two members run in one loop; the next member continues after the first one's committed offset."""
 
     async def read() -> None:
         told: list[tuple[str, list[TopicPartition]]] = []
@@ -316,7 +316,7 @@ def test_a_callback_may_commit(store: LogStore) -> None:
 
 
 def test_a_callback_of_a_store_that_is_closed_by_the_loop(store: LogStore, tmp_path: Path) -> None:
-    """There is nobody who would run a coroutine: that is logged, and nothing hangs."""
+    """No loop can run the coroutine: that is logged, and the close does not hang."""
     told: list[str] = []
 
     async def read(other: LogStore) -> None:
@@ -344,7 +344,7 @@ def test_consume_and_produce_exactly_once(store: LogStore) -> None:
             async with producer.transaction():
                 for record in records:
                     await producer.send("out", record.value)
-                await producer.commit_positions(consumer)
+                await producer.commit_offsets(consumer)
 
     for _ in range(3):
         run(work(90))
@@ -389,7 +389,7 @@ def test_objects_and_bad_ones(store: LogStore) -> None:
             await consumer.seek("j", 0, 3)
             await work()
         assert found == [1, 2, 4]
-        async with store.aconsumer("j", deserializer=segmentlog.json_codec(int), on_bad="skip") as consumer:
+        async with store.aconsumer("j", deserializer=segmentlog.json_codec(int), on_error="skip") as consumer:
             assert [batch.values async for batch in consumer.batches()] == [[1, 2], [4]]
             assert [error.offset for error in consumer.bad] == [2]
 
@@ -397,7 +397,7 @@ def test_objects_and_bad_ones(store: LogStore) -> None:
 
 
 def test_read_committed_and_compacted_gaps(store: LogStore) -> None:
-    """What is not handed out is stepped over, and the position comes to the end."""
+    """Control batches, aborted and compacted records are skipped, and the position reaches the end."""
     store.create_topic("x")
     with store.producer() as producer:
         for number in range(6):
@@ -417,7 +417,7 @@ def test_read_committed_and_compacted_gaps(store: LogStore) -> None:
 
 
 def test_beginning_fails_and_misuse(store: LogStore) -> None:
-    """Errors come from ``async with``, or from making it; another loop, or none, is told."""
+    """``async with`` or the constructor raises errors; use in another loop, or without one, is an error."""
 
     async def read() -> Any:
         with pytest.raises(UnknownTopic):
@@ -469,7 +469,7 @@ def test_a_forked_child_makes_its_own(store: LogStore) -> None:
 
 
 def test_the_defaults_are_the_same() -> None:
-    """Of options by keyword, and of those that are handed on."""
+    """Defaults are equal for named options and for those passed on."""
     for method, options in ((LogStore.consumer, ConsumerOptions()), (LogStore.producer, ProducerOptions())):
         given = {
             name: one.default

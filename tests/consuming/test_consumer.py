@@ -101,7 +101,7 @@ def test_reading_begins_where_it_is_asked_to(store: LogStore, start: Start, numb
 
 
 def test_a_start_that_makes_no_sense_is_refused(store: LogStore) -> None:
-    """Offsets that are not there, and words that mean nothing, raise when the consumer is made."""
+    """Offsets that do not exist and unknown words raise when the consumer is created."""
     for offset in (11, 12):
         with pytest.raises(OffsetOutOfRange):
             store.consumer(("a", 0), start=offset)
@@ -132,7 +132,7 @@ def test_iterating_ends_at_the_end_it_met_and_goes_on_from_there(store: LogStore
 
 
 def test_leaving_an_iteration_keeps_the_position(store: LogStore) -> None:
-    """After a ``break`` in the middle of a batch the next iteration goes on with the next record."""
+    """After a ``break`` within a batch, the next iteration continues with the next record."""
     consumer = store.consumer("b")
     for record in consumer:
         if record.offset == 2:
@@ -164,7 +164,7 @@ def test_seek_position_and_lag(store: LogStore) -> None:
 
 
 def test_a_paused_partition_waits(store: LogStore) -> None:
-    """`pause` leaves a partition where it is, `resume` goes on there."""
+    """`pause` keeps the position of a partition, and `resume` continues there."""
     consumer = store.consumer("a")
     consumer.pause("a", 0)
     assert _values(consumer) == _numbered(b"a1", *range(10))
@@ -208,7 +208,7 @@ def test_a_truncated_position_is_told(store: LogStore) -> None:
 
 
 def test_damage_is_raised_or_skipped(tmp_path: Path, store: LogStore) -> None:
-    """`CorruptBatch` by default; with ``skip_damaged`` the others are read and ``skipped`` tells which were not."""
+    """`CorruptBatch` is the default; with ``skip_damaged`` other batches are read, and ``skipped`` lists the damage."""
     store.close()
     file = log_files(tmp_path / "store" / "a" / "0")[0]
     with segmentlog.open(tmp_path / "store", background=False) as again:
@@ -259,7 +259,7 @@ class _Follower:
 
 @pytest.fixture
 def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower looks again once an hour: what it finds before, it was woken for."""
+    """Make followers poll once an hour: records they find earlier have woken them."""
     monkeypatch.setattr(wakeup, "WAIT_S", 3_600.0)
 
 
@@ -328,7 +328,7 @@ def test_topics_and_partitions_that_appear_are_followed(store: LogStore) -> None
 
 @pytest.mark.usefixtures("only_woken")
 def test_wakeup_ends_an_iteration_that_waits(store: LogStore) -> None:
-    """From another thread; iterating again goes on where it was."""
+    """After a wakeup by another thread, iterating again continues at the position."""
     consumer = store.consumer("b", follow=True)
     follower = _Follower(consumer)
     follower.wait_for(5)
@@ -343,7 +343,7 @@ def test_wakeup_ends_an_iteration_that_waits(store: LogStore) -> None:
 
 
 def test_close_from_another_thread_ends_it_without_an_error(store: LogStore) -> None:
-    """Whatever the follower is doing at that moment: it ends, and iterating again raises `StoreClosed`."""
+    """Whatever the follower is doing, it ends, and iterating again raises `StoreClosed`."""
     for attempt in range(60):
         consumer = store.consumer("b", follow=True)
         follower = _Follower(consumer)
@@ -399,7 +399,7 @@ def test_an_event_loop_is_not_blocked(store: LogStore) -> None:
 
 
 def _overtaken(tmp_path, **options):
-    """A consumer that stands at offset 10 of a log that starts at 60 and ends at 100."""
+    """Return a consumer at offset 10 of a log that starts at 60 and ends at 100."""
     store = opened(segmentlog.open(tmp_path / "overtaken", background=False))
     log = store.create_topic("t", segment_records=10).partition(0)
     for start in range(0, 100, 10):
@@ -420,7 +420,7 @@ def test_a_position_that_was_deleted_is_an_error(tmp_path):
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 60), ("latest", 100)])
 def test_a_position_that_was_deleted_moves_by_policy(tmp_path, reset, first):
-    """To what is left or to the end; the jump is told."""
+    """The position moves to the first remaining record or to the end; `resets` lists the jump."""
     store, log, consumer = _overtaken(tmp_path, auto_offset_reset=reset)
     with store:
         assert [record.offset for record in consumer] == list(range(first, 100))
@@ -439,7 +439,7 @@ def test_an_unknown_reset_policy_is_refused(tmp_path):
 
 @pytest.mark.parametrize("records_before", [0, 3])
 def test_a_read_only_reader_sees_what_is_written_after_it_opened(tmp_path, records_before):
-    """Though nobody had the topic open then: right after its creation, or before the first writer since a boot."""
+    """This holds even if no process had the topic open: after its creation, or before the first writer of a boot."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")
         if records_before:
@@ -492,7 +492,7 @@ def test_a_consumer_that_follows_waits_for_its_topic(
 
 
 def test_a_partition_that_the_awaited_topic_lacks_is_an_error(store: LogStore) -> None:
-    """Waiting for it would take for ever: its number is most likely wrong."""
+    """Waiting for the partition would take forever, because its number is probably wrong."""
     follower = _Follower(store.consumer(("later", 7), follow=True))
     store.create_topic("later", partitions=2)
     follower.join()

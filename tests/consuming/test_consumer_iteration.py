@@ -55,7 +55,7 @@ def _run(coroutine: object) -> object:
 
 
 def test_an_async_iteration_goes_on_after_a_break(store: LogStore) -> None:
-    """Each begins behind the last record that was handed out, and waits for more where there is none."""
+    """Each iteration starts after the last returned record, and waits if there are no more."""
 
     async def main() -> None:
         consumer = store.consumer("t", follow=True)
@@ -102,7 +102,7 @@ def test_a_cancelled_async_iteration_loses_nothing(store: LogStore) -> None:
 
 
 def test_an_exception_in_an_async_loop_ends_it_alone(store: LogStore) -> None:
-    """The next one goes on."""
+    """The next iteration continues."""
 
     async def main() -> None:
         consumer = store.consumer("t", follow=True)
@@ -115,7 +115,7 @@ def test_an_exception_in_an_async_loop_ends_it_alone(store: LogStore) -> None:
 
 
 def test_wakeup_ends_an_async_iteration(store: LogStore) -> None:
-    """As it ends the other kind; iterating again goes on."""
+    """It ends an async iteration like a synchronous one; iterating again continues."""
 
     async def main() -> None:
         consumer = store.consumer("t", follow=True)
@@ -133,7 +133,7 @@ def test_wakeup_ends_an_async_iteration(store: LogStore) -> None:
 
 
 def test_an_iteration_goes_on_after_a_break_or_an_exception(store: LogStore) -> None:
-    """Whatever way it was left, behind the last record that was handed out."""
+    """However an iteration was left, the next one starts after the last returned record."""
     with store.consumer("t", follow=True) as consumer:
         for record in consumer:
             if record.value == b"2":
@@ -185,7 +185,7 @@ def test_two_threads_are_told(store: LogStore) -> None:
 
 
 def test_a_thread_that_ended_holds_nobody_back(store: LogStore) -> None:
-    """Its iteration was never closed, and never will be."""
+    """The iteration of a thread that has ended is never closed, and does not block other threads."""
     consumer = store.consumer("t")
     kept: list[Iterator[segmentlog.Record]] = []
 
@@ -250,7 +250,7 @@ def _until(is_so: object) -> None:
 
 
 def test_a_topic_that_was_named_is_missed(store: LogStore) -> None:
-    """Who asked for it by its name is told that it went."""
+    """A consumer that named the deleted topic gets an error."""
     consumer = store.consumer("t", follow=True)
     assert len(list(islice(consumer, 10))) == 10
     store.delete_topic("t")
@@ -282,7 +282,7 @@ def test_what_is_no_topic_is_refused(store: LogStore, topics: tuple[object, ...]
 
 
 def test_places_as_the_shell_has_them(tmp_path: Path) -> None:
-    """The last N, so long ago, a day: each where a person would expect it."""
+    """-N, durations and dates start where a person expects."""
     clock = FakeClock()
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("t", retention_ms=-1).partition(0)

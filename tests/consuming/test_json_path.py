@@ -37,7 +37,7 @@ def test_what_is_there_is_found(path: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_not_found(path: str) -> None:
-    """Neither is a null, nor a text that one would have to take for a number."""
+    """Missing fields, nulls, and texts that look like numbers do not match."""
     assert not JsonPath.parse(path).matches(_VALUE), path
 
 

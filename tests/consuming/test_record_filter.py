@@ -11,7 +11,7 @@ import pytest
 from seeds import seeds
 
 import segmentlog
-from segmentlog.consuming.record_filter import Filter, key_bytes
+from segmentlog.consuming.record_filter import RecordFilter, key_bytes
 from segmentlog.errors import InvalidConfig
 from segmentlog.log.partition import Partition
 from segmentlog.schemas.any_values import document_decoder
@@ -40,19 +40,20 @@ def log(store: LogStore) -> Partition:
 
 
 FILTERS = [
-    Filter(), Filter.parse(key="k3"), Filter.parse(key_prefix="k"), Filter.parse(value='3": 1'),
-    Filter.parse(path="third == 2"), Filter.parse(header="h = 3"), Filter.parse(header="h"),
-    Filter.parse(key_prefix="k", path="at > 150", header="h==1"), Filter.parse(key="nobody"), Filter(key=b""),
+    RecordFilter(), RecordFilter.parse(key="k3"), RecordFilter.parse(key_prefix="k"), RecordFilter.parse(value='3": 1'),
+    RecordFilter.parse(path="third == 2"), RecordFilter.parse(header="h = 3"), RecordFilter.parse(header="h"),
+    RecordFilter.parse(key_prefix="k", path="at > 150", header="h==1"), RecordFilter.parse(key="nobody"),
+    RecordFilter(key=b""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("wanted", FILTERS)
-def test_parts_have_the_records_that_fit(log: Partition, wanted: Filter) -> None:
+def test_parts_have_the_records_that_fit(log: Partition, wanted: RecordFilter) -> None:
     """They have the same records in the same order as `records`."""
     one_by_one = [record for batch in log.read(0) for record in wanted.records(batch)]
     in_parts = [record for batch in log.read(0) for part in wanted.parts(batch) for record in part]
     assert in_parts == one_by_one
-    if wanted.is_open:
+    if wanted.matches_all:
         assert len(one_by_one) == 300
 
 
@@ -78,7 +79,7 @@ def test_the_last_ones_take_little_memory(store: LogStore) -> None:
             log.append([b"hit" + bytes(1000) if size == 200 else b"miss"] * 64)
     tracemalloc.start()
     try:
-        found = Filter.parse(value="hit").last(log, 5, log.log_end_offset)
+        found = RecordFilter.parse(value="hit").last(log, 5, log.log_end_offset)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -91,13 +92,15 @@ def test_the_last_ones_beyond_a_lost_range(log: Partition) -> None:
     log.truncate(250)
     log.append([b'{"third": 2}'])
     found = [
-        record.offset for part in Filter.parse(path="third == 2").last(log, 3, log.log_end_offset) for record in part
+        record.offset
+        for part in RecordFilter.parse(path="third == 2").last(log, 3, log.log_end_offset)
+        for record in part
     ]
     assert found == [245, 248, log.log_end_offset - 1]
 
 
 def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) -> None:
-    """It decodes Avro and JSON Schema by the registry. A value that cannot be decoded does not fit."""
+    """Avro and JSON Schema values are decoded by the registry. A value that cannot be decoded does not match."""
     clicks = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": "string"}]}
     store.create_topic("avro")
     store.create_topic("json")
@@ -106,7 +109,7 @@ def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) 
     with store.producer(serializer=JsonSerializer(store.schemas, {"type": "object"})) as producer:
         producer.send_many("json", [{"page": "/home"}, {"page": "/cart"}])
     store.topic("avro").partition(0).append([b'{"page": "/cart"}', b"\0\0\0\1\0/cart", b"\0\0\0\0\1/cart", b"\0", None])
-    wanted = Filter.parse(path="page == '/cart'", decode=document_decoder(store.schemas))
+    wanted = RecordFilter.parse(path="page == '/cart'", decode=document_decoder(store.schemas))
     for topic, offsets in (("avro", [1, 2]), ("json", [1])):
         found = [record.offset for batch in store.topic(topic).partition(0).read(0) for record in wanted.records(batch)]
         assert found == offsets
@@ -116,7 +119,7 @@ def test_a_path_looks_into_values_that_are_written_by_a_schema(store: LogStore) 
 def test_a_header_needs_a_name(header: str) -> None:
     """Else it would find nothing."""
     with pytest.raises(InvalidConfig, match="NAME or NAME=VALUE"):
-        Filter.parse(header=header)
+        RecordFilter.parse(header=header)
 
 
 def test_keys_are_typed_as_text_or_as_bytes() -> None:

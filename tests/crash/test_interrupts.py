@@ -229,7 +229,7 @@ def dropped_are_closed() -> bool:
     """Wait for the threads that close what the interrupt dropped; they hold its locks and descriptors by right."""
     gc.collect()  # quick, since `peer` froze what was there
     ends = time.monotonic() + 10 * SOON_S
-    while closing.being_closed:
+    while closing.closing_stores:
         if time.monotonic() > ends:
             return False
         time.sleep(0.001)

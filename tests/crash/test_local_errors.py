@@ -17,7 +17,7 @@ import pytest
 from logs import FakeClock, values_by_offset
 
 from segmentlog.config import TopicConfig
-from segmentlog.errors import LocalError, PartitionFailed, SegmentlogError
+from segmentlog.errors import PartitionFailed, ProcessLimitError, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.testing import History
 from segmentlog.testing.process import SimulatedProcess
@@ -106,12 +106,12 @@ class TwoProcesses:
     def _check_told(self, error: BaseException, step: int, attempt: int) -> None:
         assert not isinstance(error, PartitionFailed), error
         # The lock itself, and a reader's files, are told in the system's own words.
-        assert isinstance(error, LocalError) or self.failed == "flock" or step == 11, repr(error)
+        assert isinstance(error, ProcessLimitError) or self.failed == "flock" or step == 11, repr(error)
         assert attempt == 0, f"step {step} fails again: {error!r}"
 
     def _check_appended(self, error: BaseException, second: Partition) -> None:
         """Whether the records of an append are there is said by its error."""
-        if isinstance(error, LocalError):
+        if isinstance(error, ProcessLimitError):
             *_, last = (value or b"" for value in values_by_offset(second).values() if value != _PADDING)
             assert error.appended == last.startswith(b"%d:" % self._number), error
 
@@ -137,7 +137,7 @@ class TwoProcesses:
         """It may be told that the log was not left clean; the descriptors are gone."""
         try:
             log.close()
-        except LocalError as error:
+        except ProcessLimitError as error:
             self.refused.append(error)
         except OSError:
             if self.failed != "flock":

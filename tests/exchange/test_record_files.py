@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import segmentlog
 from segmentlog.cli import cli as command_line
 from segmentlog.cli.common import run
-from segmentlog.exchange.record_files import Fields, TransferError, records_of
+from segmentlog.exchange.record_files import FieldNames, TransferError, records_of
 from segmentlog.quantities import LATEST_MS
 from segmentlog.testing.ports import free_ports
 
@@ -45,7 +45,7 @@ def content(store: Path, topic: str) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A store with a topic that has every kind of record, and an empty one."""
+    """Return a store with a topic that has every kind of record, and an empty topic."""
     path = tmp_path / "store"
     with segmentlog.open(path) as store:
         partition = store.create_topic("from").partition(0)
@@ -90,19 +90,19 @@ def test_csv_is_for_text(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "told"),
     [
-        (("--format", "ndjson"), b"{not json}\n", b"line 1 is no JSON"),
-        (("--format", "ndjson"), b"[1]\n", b"line 1 is no JSON object"),
+        (("--format", "ndjson"), b"{not json}\n", b"line 1 is not JSON"),
+        (("--format", "ndjson"), b"[1]\n", b"line 1 is not a JSON object"),
         (("--format", "ndjson"), b'{"other": 1}\n', b"no field 'value' (there are: other)"),
-        (("--format", "ndjson"), b'{"value_base64": "?"}\n', b"value_base64 is no base64"),
-        (("--format", "ndjson"), b'{"value": "x", "timestamp": "soon"}\n', b"'soon' is no timestamp"),
+        (("--format", "ndjson"), b'{"value_base64": "?"}\n', b"value_base64 is not base64"),
+        (("--format", "ndjson"), b'{"value": "x", "timestamp": "soon"}\n', b"'soon' is not a timestamp"),
         (("--format", "csv"), b"value\na,b\n", b"another number of columns"),
         (("--format", "csv"), b"value\n\xff\n", b"not UTF-8"),
         (("--format", "parquet"), b"", b"Parquet is read from a file"),
-        (("--whole", "--value", "x"), b"", b"give one of them"),
+        (("--whole", "--value", "x"), b"", b"exclude each other"),
     ],
 )
 def test_bad_input_is_told_in_a_line(filled: Path, arguments: tuple[str, ...], stdin: bytes, told: bytes) -> None:
-    """What cannot be imported says which record and why, and appends nothing of it."""
+    """An import error names the record and the reason, and nothing of the record is appended."""
     done = cli(filled, "import", "-", "to", *arguments, stdin=stdin)
     assert done.returncode in (1, 2)
     assert told in done.stderr
@@ -137,7 +137,7 @@ _headers = st.lists(st.tuples(st.sampled_from(["", "a", "b", 'ü,"\n']), _blob),
 
 
 def _records(blob: st.SearchStrategy[bytes | None]) -> st.SearchStrategy[list[Any]]:
-    """Of several partitions: (partition, key, value, timestamp, headers)."""
+    """Return records of several partitions: (partition, key, value, timestamp, headers)."""
     partition = st.integers(0, PARTITIONS - 1)
     return st.lists(st.tuples(partition, blob, blob, _stamp, st.one_of(st.just([]), _headers)), max_size=12)
 
@@ -157,7 +157,7 @@ class There:
         return status, err.getvalue()
 
     def back(self, records: list[Any], ending: str, *more: str) -> tuple[Any, Any, Path, int, str]:
-        """(records as appended, as imported, the file, the status of export, what it said), by partition."""
+        """Return (records as appended, as imported, the file, the export's status and output), by partition."""
         self.count += 1
         topics = f"from-{self.count}", f"to-{self.count}"
         with segmentlog.open(self.folder / "store") as store:
@@ -218,7 +218,7 @@ def test_every_text_survives_csv(there: There, ending: str, records: list[Any]) 
 @example(records=[(0, None, b"text", 1, []), (1, None, b"\xff", 1, [])])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_csv_holds_it_or_refuses_it(there: There, records: list[Any]) -> None:
-    """Binary is refused, and then there is no file; there is nothing in between."""
+    """CSV either contains every record unchanged, or the export fails and there is no file."""
 
     def is_text(data: bytes | None) -> bool:
         with contextlib.suppress(UnicodeDecodeError):
@@ -256,7 +256,7 @@ def test_timestamps_of_other_writers(there: There, unit: str) -> None:
 
 
 def test_a_date_that_python_has_not_is_told(there: There) -> None:
-    """A column of timestamps behind the year 9999 that becomes part of a value is refused in a line."""
+    """A timestamp after the year 9999 that becomes part of a value causes an error of one line."""
     file = there.folder / "far.ndjson"
     file.write_text('{"value":"a","timestamp":9223372036854775}\n')
     with segmentlog.open(there.folder / "store") as store:
@@ -270,8 +270,10 @@ def test_a_date_that_python_has_not_is_told(there: There) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("fields", [Fields(whole=True), Fields(value="odd"), Fields(value="plain", key="odd")])
-def test_a_value_that_json_has_not_is_told(fields: Fields) -> None:
+@pytest.mark.parametrize(
+    "fields", [FieldNames(whole=True), FieldNames(value="odd"), FieldNames(value="plain", key="odd")]
+)
+def test_a_value_that_json_has_not_is_told(fields: FieldNames) -> None:
     """With the number of its record, whatever a reader of a file makes of what it finds."""
     documents: list[dict[str, Any]] = [{"plain": "a", "odd": 1}, {"plain": "b", "odd": 1j}]
     with pytest.raises(TransferError, match=r"record 2: .*JSON.*1j is complex"):
@@ -280,7 +282,7 @@ def test_a_value_that_json_has_not_is_told(fields: Fields) -> None:
 
 def test_nanoseconds_become_text(there: There) -> None:
     """As part of a value times and durations in nanoseconds are JSON text, whatever pyarrow makes of them."""
-    pytest.importorskip("pandas")  # without it pyarrow has no type for them, which is told
+    pytest.importorskip("pandas")  # without pandas, pyarrow has no type for them and reports that
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -323,7 +325,7 @@ def test_groups_of_rows_are_not_those_of_the_log(
 
 @pytest.mark.parametrize("ending", ["ndjson", "csv", "parquet"])
 def test_partitions_come_back_or_are_refused(tmp_path: Path, ending: str) -> None:
-    """A topic with fewer partitions gets nothing of it, unless --by-key says that keys decide."""
+    """A topic with fewer partitions gets no records, unless --by-key chooses partitions by key."""
     store, file = tmp_path / "store", str(tmp_path / f"x.{ending}")
     with segmentlog.open(store) as opened:
         for topic, count in (("from", 4), ("same", 4), ("fewer", 2)):
@@ -334,7 +336,7 @@ def test_partitions_come_back_or_are_refused(tmp_path: Path, ending: str) -> Non
     assert cli(store, "import", file, "same").returncode == 0
     done = cli(store, "import", file, "fewer")
     assert done.returncode == 1
-    assert b"is of partition 2, and fewer has only 0 to 1" in done.stderr
+    assert b"names partition 2, but fewer has partitions 0 to 1" in done.stderr
     assert b"--by-key" in done.stderr
     assert content(store, "fewer") == []
     assert cli(store, "import", "--by-key", file, "fewer").returncode == 0
@@ -347,7 +349,7 @@ def test_partitions_come_back_or_are_refused(tmp_path: Path, ending: str) -> Non
 
 @pytest.mark.parametrize("partition", ['"x"', "-1", "1.5", "true", "99999999999"])
 def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
-    """In a line; --by-key does not look at it."""
+    """An invalid partition causes an error of one line; --by-key ignores the field."""
     stdin = b'{"value":"a","partition":%b}\n' % partition.encode()
     done = cli(filled, "import", "-", "to", stdin=stdin)
     assert done.returncode == 1
@@ -360,7 +362,7 @@ def test_a_partition_that_is_none_is_told(filled: Path, partition: str) -> None:
     "value", ["-62135596800001", "9223372036854775808", "true", '"-62135596800001"', '"1e400"', "1e400"]
 )
 def test_a_timestamp_that_is_none_is_told(filled: Path, value: str) -> None:
-    """It is neither replaced by the time nor rounded."""
+    """An invalid timestamp is neither replaced by the current time nor rounded."""
     done = cli(filled, "import", "-", "to", stdin=b'{"value":"a","timestamp":%b}\n' % value.encode())
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
@@ -380,7 +382,7 @@ def test_an_import_goes_on_where_it_failed(tmp_path: Path, ending: str) -> None:
     done = cli(store, "import", "--batch-size", "7", file, "to")
     assert done.returncode == 1
     assert b"record 21 takes" in done.stderr
-    assert b"the first 20 records are appended; go on with --skip 20" in done.stderr
+    assert b"the first 20 records were appended; resume with --skip 20" in done.stderr
     done = cli(store, "import", "--batch-size", "7", "--skip", "20", file, "to")
     assert b"record 21 takes" in done.stderr
     assert cli(store, "import", "--batch-size", "7", "--skip", "21", file, "to").returncode == 0
@@ -391,11 +393,11 @@ def test_an_import_goes_on_where_it_failed(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_line_that_is_no_json_can_be_left_out(filled: Path) -> None:
-    """What is skipped is not looked at."""
+    """Skipped lines are not parsed."""
     stdin = b'{"value":"a"}\n\n{oops\n{"value":"b"}\n'
     done = cli(filled, "import", "--batch-size", "1", "-", "to", stdin=stdin)
     assert b"line 3 is no JSON" in done.stderr
-    assert b"go on with --skip 1" in done.stderr
+    assert b"resume with --skip 1" in done.stderr
     assert cli(filled, "import", "--skip", "2", "-", "to", stdin=stdin).returncode == 0
     assert [one[1] for one in content(filled, "to")] == [b"a", b"b"]
 
@@ -408,7 +410,7 @@ def test_empty_fields_of_a_csv_are_told(filled: Path) -> None:
     rows = b'key,value,note\r\na,,\r\nb,"",""\r\n,"x\r\ny",\r\n'
     done = cli(filled, "import", "--format", "csv", "-", "to", stdin=rows)
     assert done.returncode == 0
-    assert b"1 of their values are null: fields that are empty and not in quotes" in done.stderr
+    assert b"1 of their values are null: empty fields without quotes" in done.stderr
     assert [one[:2] for one in content(filled, "to")] == [(b"a", None), (b"b", b""), (None, b"x\r\ny")]
     assert cli(filled, "import", "--format", "csv", "--whole", "-", "to", stdin=rows).returncode == 0
     assert json.loads(content(filled, "to")[3][1]) == {"key": "a", "value": "", "note": ""}
@@ -423,7 +425,7 @@ def test_a_csv_that_was_cut_is_told(filled: Path, rows: bytes) -> None:
 
 
 def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
-    """By the ending; half a file is told, and what cannot be compressed so is wrong usage."""
+    """The ending selects gzip; a truncated file is an error, and gzip of Parquet is wrong usage."""
     file = tmp_path / "x.ndjson.gz"
     assert cli(filled, "export", "from", str(file)).returncode == 0
     plain = cli(filled, "export", "from").stdout
@@ -434,7 +436,7 @@ def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
     file.write_bytes(first[:-9])
     done = cli(filled, "import", str(file), "to")
     assert done.returncode == 1
-    assert b"is no gzip file, or not all of one" in done.stderr
+    assert b"is not a gzip file, or is incomplete" in done.stderr
     file.write_bytes(b"nothing of the kind")
     done = cli(filled, "import", str(file), "to")
     assert (done.returncode, b"is no gzip file" in done.stderr) == (1, True)
@@ -448,7 +450,7 @@ def test_gzip_is_written_and_read(filled: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """A store whose export takes a while, and is refused as CSV at its end."""
+    """Return a store whose export takes a while, and whose CSV export fails at the end."""
     with segmentlog.open(tmp_path / "many") as store:
         partition = store.create_topic("t").partition(0)
         for number in range(100):
@@ -459,7 +461,7 @@ def many(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("before", [None, b"what was there"])
 def test_a_refused_export_leaves_no_half(many: Path, tmp_path: Path, before: bytes | None) -> None:
-    """The file is as it was before, and nothing lies beside it."""
+    """The file is unchanged, and no temporary file remains."""
     file = tmp_path / "folder" / "x.csv"
     file.parent.mkdir()
     if before is not None:
@@ -508,7 +510,7 @@ def test_an_export_that_is_ended_leaves_no_half(
 def test_an_export_is_verified_by_what_imports_it(
     there: There, monkeypatch: pytest.MonkeyPatch, ending: str, harm: str
 ) -> None:
-    """A record that import refuses, changes or does not find: there is no file, and the error says why."""
+    """If import would reject, change or miss a record, there is no file, and the error says why."""
     module, name = {"ndjson": ("transfer", "NdjsonWriter"), "csv": ("csv_file", "CsvWriter")}.get(
         ending.removesuffix(".gz"), ("parquet_file", "ParquetWriter")
     )
@@ -605,7 +607,7 @@ def redis_port(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_kafkaesque_topic_is_taken_over(tmp_path: Path, redis_port: int) -> None:
-    """Settings become the topic's, records keep their order; pages that expired are told, not made up."""
+    """The topic gets the settings, and records keep their order; expired pages are reported, not replaced."""
     import redis
 
     client = redis.Redis(port=redis_port)
@@ -617,7 +619,7 @@ def test_a_kafkaesque_topic_is_taken_over(tmp_path: Path, redis_port: int) -> No
     store = tmp_path / "store"
     done = cli(store, "import", f"redis://127.0.0.1:{redis_port}/0", "clicks")
     assert done.returncode == 0, done.stderr
-    assert b"has offset 3 there and gets offset 0 here" in done.stderr
+    assert b"has offset 3 in Redis and gets offset 0 here" in done.stderr
     assert [value for _, value, _, _ in content(store, "clicks")] == [b"record %d" % number for number in range(3, 9)]
     with segmentlog.open(store) as opened:
         config = opened.topic("clicks").config
@@ -628,7 +630,7 @@ def test_a_kafkaesque_topic_is_taken_over(tmp_path: Path, redis_port: int) -> No
 
 
 def test_a_redis_that_is_not_there(tmp_path: Path) -> None:
-    """No server is one line, not a traceback."""
+    """Without a server the error is one line and not a traceback."""
     done = cli(tmp_path / "store", "import", "redis://127.0.0.1:1/0", "clicks")
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
@@ -641,7 +643,7 @@ def test_large_records_are_gathered_by_their_bytes(field: str) -> None:
     content = [{"name": "h", "value": large}] if field == "headers" else large
     documents = [{"value": str(number), field: content} for number in range(7)]
     documents += [{"value": str(number)} for number in range(7, 20)]
-    lists = list(records_of(iter(documents), Fields(), 10))
+    lists = list(records_of(iter(documents), FieldNames(), 10))
     assert [len(rows) for rows in lists] == [3, 3, 10, 4]
     found = [value for rows in lists for value in rows.values if value is not None and len(value) < 3]
     assert found == [b"%d" % number for number in range(7 if field == "value" else 0, 20)]

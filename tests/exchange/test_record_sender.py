@@ -1,4 +1,4 @@
-"""What `produce` and `import` send: a list that fails stops them, and what they say about going on is true."""
+"""A list that fails stops `produce` and `import`, and their advice on resuming is right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from logs import values
 
 from segmentlog.errors import DiskFull, RecordTooLarge
-from segmentlog.exchange.record_sender import BadRecord, Lists, NamedSender, Sender
-from segmentlog.exchange.resumed_input import Resumption
+from segmentlog.exchange.record_sender import BadRecord, OutgoingRecords, RecordSender, ResumingSender
+from segmentlog.exchange.resumed_input import ResumedInput
 from segmentlog.policy.partitioner import partition_for_key
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -30,7 +30,7 @@ def fs() -> FaultyFileSystem:
 
 @pytest.fixture
 def store(tmp_path: Path, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """Provide a store with topics of one and of three partitions. What is written from now on are batches."""
+    """Yield a store with topics of one and of three partitions; every append from now on is a batch."""
     with LogStore(tmp_path / "store", background=False, fs=fs) as store:
         with store.producer() as producer:
             for name, partitions in (("one", 1), ("three", 3)):
@@ -47,7 +47,7 @@ def _appended(store: LogStore, topic: str) -> list[list[bytes | None]]:
 
 def _send(
     store: LogStore, fs: FaultyFileSystem, topic: str, *, skip: int = 0, name: str | None = None, fails_at: int = 0
-) -> tuple[Sender, DiskFull | None, list[tuple[int, int, int]]]:
+) -> tuple[RecordSender, DiskFull | None, list[tuple[int, int, int]]]:
     """Send all values but the first ``skip``, in lists, keyed by their last digit; a write may fail."""
     told: list[tuple[int, int, int]] = []
     failure = None
@@ -55,9 +55,9 @@ def _send(
         limit = store.topic(topic).config.max_message_bytes if topic == "three" else None
         options: tuple[Any, ...] = (producer, topic, None, (), lambda *place: told.append(place), limit, skip)
         if name is None:
-            sender = Sender(*options)
+            sender = RecordSender(*options)
         else:
-            sender = NamedSender(Resumption(store.topic(topic), producer, store.transactions), *options)
+            sender = ResumingSender(ResumedInput(store.topic(topic), producer, store.transactions), *options)
             producer.last_sequence(topic, 0)
         if fails_at:
             fs.fail("pwritev", errno.ENOSPC, call=fails_at)
@@ -65,7 +65,7 @@ def _send(
             for start in range(skip, len(VALUES), LIST):
                 part: list[bytes | None] = list(VALUES[start : start + LIST])
                 sender.first = sender.number
-                sender.send(Lists(part, [value[-1:] for value in part if value]))
+                sender.send(OutgoingRecords(part, [value[-1:] for value in part if value]))
         except DiskFull as error:
             failure = error
     fs.heal()
@@ -79,7 +79,7 @@ def test_a_list_that_fails_is_gone_on_with(store: LogStore, fs: FaultyFileSystem
     assert isinstance(failure, DiskFull)
     assert sender.number == sender.records == LIST * (fails_at - 1)
     advice = sender.how_to_go_on(failure)
-    assert advice.endswith(f"go on with --skip {sender.number}") if sender.number else advice == ""
+    assert advice.endswith(f"resume with --skip {sender.number}") if sender.number else advice == ""
     assert _appended(store, "one") == [VALUES[: sender.number]]
     again, failure, more = _send(store, fs, "one", skip=sender.number)
     assert failure is None
@@ -124,7 +124,7 @@ def test_a_named_producer_has_each_record_once(
     """A run whose writes fail, each another one, is run again with the same input: all partitions are in order."""
     for call in (fails_at, fails_at, 0):
         sender, failure, _ = _send(store, fs, topic, name="etl", fails_at=call)
-        assert failure is None or "run it again" in sender.how_to_go_on(failure)
+        assert failure is None or "run the command again" in sender.how_to_go_on(failure)
     assert failure is None
     for number, part in enumerate(_appended(store, topic)):
         assert part == [v for v in VALUES if topic == "one" or partition_for_key(v[-1:], 3) == number]
@@ -134,8 +134,8 @@ def test_a_record_that_headers_make_too_large_goes_alone(store: LogStore) -> Non
     """Headers count: records after it that belong to other partitions do not arrive, only to be sent again."""
     store.alter_topic("three", max_message_bytes=2000)
     with store.producer() as producer:
-        sender = Sender(producer, "three", None, (("h", b"x" * 500),), None, 2000)
-        lists = Lists([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
+        sender = RecordSender(producer, "three", None, (("h", b"x" * 500),), None, 2000)
+        lists = OutgoingRecords([b"%d" % number for number in range(9)], [b"%d" % number for number in range(9)])
         lists.headers = [[("own", b"y" * 2500)] if number == 4 else [] for number in range(9)]
         with pytest.raises(ValueError, match="record 5 takes"):
             sender.send(lists)
@@ -149,20 +149,20 @@ KEYS = [next(b"%d" % key for key in range(99) if partition_for_key(b"%d" % key, 
 
 def _send_after_the_limit_fell(
     store: LogStore, partitions: list[int], large: dict[int, int], name: str | None = None
-) -> tuple[Sender, Exception]:
-    """Send one list whose records go to these partitions; those of ``large`` have so many bytes, over the limit."""
+) -> tuple[RecordSender, Exception]:
+    """Send one list with these partitions; records of ``large`` have a size over the limit."""
     with store.producer(name=name) as producer:
         arguments: tuple[Any, ...] = (producer, "three", None, (), None, 100_000)
         if producer.name is None:
-            sender = Sender(*arguments)
+            sender = RecordSender(*arguments)
         else:
-            sender = NamedSender(Resumption(store.topic("three"), producer, store.transactions), *arguments)
+            sender = ResumingSender(ResumedInput(store.topic("three"), producer, store.transactions), *arguments)
         store.alter_topic("three", max_message_bytes=500)
         contents: list[bytes | None] = [b"%d" % number for number in range(len(partitions))]
         for number, size_bytes in large.items():
             contents[number] = b"x" * size_bytes
         with pytest.raises((ValueError, DiskFull)) as failure:
-            sender.send(Lists(contents, [KEYS[number] for number in partitions]))
+            sender.send(OutgoingRecords(contents, [KEYS[number] for number in partitions]))
     return sender, failure.value
 
 
@@ -181,8 +181,7 @@ def _send_after_the_limit_fell(
 def test_no_record_is_appended_twice_after_the_limit_fell(
     store: LogStore, partitions: list[int], large: dict[int, int], name: str | None
 ) -> None:
-    """A record was not too large when the command began. Those before it are appended once, none after it is, and the
-    error names the record by its number in the input."""
+    """The limit falls during the command. Only records before the large one are appended; the error names it."""
     sender, error = _send_after_the_limit_fell(store, partitions, large, name=name)
     before = min(large)
     assert type(error) is ValueError
@@ -191,7 +190,7 @@ def test_no_record_is_appended_twice_after_the_limit_fell(
     if name is None:
         assert f"--skip {before + 1}" in str(error)
         assert sender.records == before
-        assert sender.how_to_go_on(error).partition("; ")[2] == (f"go on with --skip {before}" if before else "")
+        assert sender.how_to_go_on(error).partition("; ")[2] == (f"resume with --skip {before}" if before else "")
     for number, part in enumerate(_appended(store, "three")):
         assert part == [b"%d" % row for row in range(before) if partitions[row] == number]
 
@@ -211,13 +210,13 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_input(store: LogSto
     """The topic is compacted; the partitions before it have their records of the list."""
     store.alter_topic("three", {"cleanup.policy": "compact"})
     with store.producer() as producer:
-        sender = Sender(producer, "three", None, (), None, 1000)
+        sender = RecordSender(producer, "three", None, (), None, 1000)
         values_: list[bytes | None] = [b"%d" % number for number in range(8)]
         keys: list[bytes | None] = [KEYS[number] for number in (1, 1, 0, 1, 1, 1, 1, 1)]
         keys[6] = None  # it goes to partition 0, too
-        if separate:  # it goes alone: those before it are a list of their own
+        if separate:  # the large record is sent alone: the ones before it are a list of their own
             values_[separate] = b"x" * 950
         sender.first = sender.number
         with pytest.raises(BadRecord) as bad:
-            sender.send(Lists(values_, keys))
+            sender.send(OutgoingRecords(values_, keys))
     assert bad.value.index == 6

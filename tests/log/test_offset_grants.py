@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from segmentlog.errors import GrantExhausted, StoreFenced
+from segmentlog.errors import OffsetGrantExhausted, StoreFenced
 from segmentlog.format.grant import MalformedGrant, OffsetGrant, decode_grant, encode_grant
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log import offset_grants
@@ -40,7 +40,7 @@ def fill_up(log: Partition) -> list[int]:
     while True:
         try:
             offsets.append(log.append([b"x"]))
-        except GrantExhausted:
+        except OffsetGrantExhausted:
             return offsets
 
 
@@ -49,7 +49,7 @@ def test_what_is_reserved_is_the_first_limit(store: LogStore) -> None:
     log = log_of(store)
     ceiling = offset_grants.start_limiting(log.handle)
     assert offset_grants.start_limiting(log.handle) == ceiling, "asked again it is the same"
-    with pytest.raises(GrantExhausted, match=r"offset 11 or above.*ship"):
+    with pytest.raises(OffsetGrantExhausted, match=r"offset 11 or above.*ship"):
         log.append([b"too many"] * ceiling)
     assert fill_up(log) == list(range(1, ceiling - 1))
     assert [record.offset for batch in log.read(0) for record in batch] == list(range(ceiling - 1))
@@ -76,13 +76,13 @@ def test_other_processes_and_later_ones_are_bound_by_it(store: LogStore) -> None
         "log = segmentlog.open(sys.argv[1], background=False).topic('t').partition(0)\n"
         "try:\n"
         "    while True: last = log.append([b'theirs'])\n"
-        "except segmentlog.GrantExhausted as error: print(last, error.ceiling)"
+        "except segmentlog.OffsetGrantExhausted as error: print(last, error.ceiling)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, store.path], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["28", "30"]
-    with pytest.raises(GrantExhausted):
+    with pytest.raises(OffsetGrantExhausted):
         log.append([b"ours"])
 
 

@@ -131,7 +131,7 @@ class Trial:
             if self.rng.random() < 0.3:
                 tp = self.rng.choice(PLACES)
                 positions = {tp: self.log(tp).log_end_offset}
-                producer.commit_positions(Committing(self.store, self.clock.now_ms()), positions)
+                producer.commit_offsets(Committing(self.store, self.clock.now_ms()), positions)
             if self.rng.random() < 0.2:
                 del self.transactions[number]
                 self._note(sent, -1)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _GONE = (UnknownTopic, LogTruncated, OffsetOutOfRange)
 
 
-class Follower:
+class RecordWaiter:
     """A replica, and a process that has it open all the time."""
 
     label = "follower"
@@ -198,7 +198,7 @@ class Follower:
             return otherwise
 
 
-class Visitor(Follower):
+class Visitor(RecordWaiter):
     """Who reads it from where it lies, with little room here: blocks of some bytes, and files are put aside often."""
 
     label = "visitor"

@@ -29,7 +29,7 @@ MakeShipper = Callable[..., Shipper]
 
 
 class Position(NamedTuple):
-    """What a transaction commits beside its records, as a consumer would: for `Producer.commit_positions`."""
+    """What a transaction commits beside its records, as a consumer would: for `Producer.commit_offsets`."""
 
     group: str
     where: TopicPartition

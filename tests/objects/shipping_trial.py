@@ -21,13 +21,13 @@ from unittest import mock
 from logs import FakeClock
 from objects.faulty_bucket import FaultyBucket, Shelf
 from objects.shipping_checker import Checker, Event
-from objects.shipping_follower import Follower, Visitor
+from objects.shipping_follower import RecordWaiter, Visitor
 from objects.shipping_machine import Machine, MakeShipper, OpenTransaction, Position
 from objects.shipping_restores import Restores
 
 from segmentlog.errors import (
-    GrantExhausted,
     ObjectStoreError,
+    OffsetGrantExhausted,
     ProducerBusy,
     ProducerFenced,
     SegmentlogError,
@@ -94,7 +94,7 @@ class Trial:
         self._number = 0
         self._depth = 0
         self._restores = Restores(self)
-        self._followers = (Follower(self), Visitor(self))
+        self._followers = (RecordWaiter(self), Visitor(self))
         self._has_little_room = self.rng.random() < 0.2
         seen["little room"] += self._has_little_room
         draws = random.Random(f"{seed} tiered")
@@ -249,7 +249,7 @@ class Trial:
 
     def _do(self, kind: str, what: Callable[[Machine], object], machine: Machine) -> None:
         with suppress(
-            StoreFenced, GrantExhausted, ObjectStoreError, ProducerBusy, ProducerFenced, TransactionAborted,
+            StoreFenced, OffsetGrantExhausted, ObjectStoreError, ProducerBusy, ProducerFenced, TransactionAborted,
             UnknownTopic,
         ):  # fmt: skip
             what(machine)
@@ -336,7 +336,7 @@ class Trial:
                 place = f"{log.topic_id}/{log.number}"
                 self.note("ends", machine.label, number, "unknown", one.spots, place)
                 where = TopicPartition(log.topic, log.number)
-                one.producer.commit_positions(Position("txn", where, log.topic_id, log.log_end_offset, str(number)))
+                one.producer.commit_offsets(Position("txn", where, log.topic_id, log.log_end_offset, str(number)))
             self.note("ends", machine.label, number, "unknown", one.spots, place)
             if verdict == "committed":
                 one.producer.commit_transaction()

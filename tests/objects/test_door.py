@@ -17,13 +17,13 @@ from logs import values_by_offset
 
 import segmentlog
 from segmentlog.errors import (
-    GrantExhausted,
     InvalidConfig,
-    NotShipped,
     ObjectStoreError,
+    OffsetGrantExhausted,
     PartitionFailed,
     ReadOnlyStore,
     ShippingRefused,
+    ShipUnconfirmed,
     StoreFenced,
 )
 from segmentlog.log import offset_grants
@@ -161,7 +161,9 @@ def test_who_waits_while_nobody_ships_is_told(tmp_path: Path) -> None:
     """The records are there, as the error says, and are shipped once somebody does."""
     with LogStore(tmp_path / "store") as store:
         log = store.create_topic("t").partition(0)
-        with pytest.raises(NotShipped, match=r"t/0: offsets 0 to 1 are on the local disk.*no process ships") as caught:
+        with pytest.raises(
+            ShipUnconfirmed, match=r"t/0: offsets 0 to 1 are on the local disk.*no process ships"
+        ) as caught:
             log.append([b"a", b"b"], ack="shipped")
         assert (caught.value.base_offset, caught.value.end_offset) == (0, 2)
         assert log.durable_offset == 2
@@ -179,7 +181,7 @@ def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
     bucket = tmp_path / "bucket"
     bucket.rename(tmp_path / "away")
     bucket.write_text("a file stands there")
-    with pytest.raises(NotShipped, match="Not a directory"):
+    with pytest.raises(ShipUnconfirmed, match="Not a directory"):
         log.append([b"x"], ack="shipped")
     assert "Not a directory" in shipped.health()["ship"]
     bucket.unlink()
@@ -455,7 +457,7 @@ def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: L
         store.ship(bucket.url, topics=["a", "b"])
         assert log.shipped_offset == log.log_end_offset
         assert offset_grants.start_limiting(log.handle) > log.log_end_offset
-        with pytest.raises(GrantExhausted):
+        with pytest.raises(OffsetGrantExhausted):
             log.append(many * 5)
 
 
@@ -474,7 +476,7 @@ def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path:
     with LogStore(tmp_path / "store", background=False, ship=bucket.url, ship_topics="a") as store:
         for name in ("a", "b"):
             store.create_topic(name).partition(0).append([b"1"])
-        with pytest.raises(InvalidConfig, match="the topics that this process already ships there: a"):
+        with pytest.raises(InvalidConfig, match="the topics that this process already ships to it: a"):
             store.ship(bucket.url, topics=["b"])
         store.ship(bucket.url, topics=["a"])
         store.ship(bucket.url)

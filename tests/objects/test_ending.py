@@ -12,7 +12,7 @@ import pytest
 from logs import FakeClock, values_by_offset
 from objects.tiering import TIERED, fill, hurried, remote, url_of, value
 
-from segmentlog.errors import GrantExhausted, ShippingRefused
+from segmentlog.errors import OffsetGrantExhausted, ShippingRefused
 from segmentlog.log import offset_grants
 from segmentlog.log.partition import Partition
 from segmentlog.objects.bucket.base import Bucket
@@ -141,7 +141,7 @@ def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: P
     offset_grants.start_limiting(wide.handle)
     for _ in range(3):
         wide.append(LARGE)
-    with pytest.raises(GrantExhausted):
+    with pytest.raises(OffsetGrantExhausted):
         wide.append(LARGE)
     assert other.shipping.stop_permanently() is None
     assert remote(log) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -125,13 +127,18 @@ def test_a_record_that_the_program_sends_again_is_judged_again(
 
 @pytest.mark.parametrize("many", [False, True])
 def test_an_asynchronous_producer_judges_when_it_is_called(store: LogStore, clock: FakeClock, many: bool) -> None:
-    """Its record waits for its turn behind other calls, or in a chunk, for longer than the topic's limit."""
-    at_ms = clock.now_ms()
+    """A record may wait behind other calls, or in a chunk, for longer than the topic's timestamp limit."""
+    at_ms, is_called = clock.now_ms(), threading.Event()
+
+    def advance() -> None:
+        assert is_called.wait(30)
+        clock.advance(2 * _LIMIT_MS)
 
     async def sent() -> None:
         async with store.aproducer(linger_ms=60_000) as producer:
             await producer.send("t", b"before")
-            producer._strand.begin(lambda: clock.advance(2 * _LIMIT_MS))  # type: ignore[union-attr]
+            producer._bridge.queue(advance)  # type: ignore[union-attr]
+            asyncio.get_running_loop().call_soon(is_called.set)  # runs when the call below waits
             if many:
                 await producer.send_many("t", [b"0"], timestamps=[at_ms])
             else:
@@ -156,7 +163,7 @@ def test_a_log_handler_judges_when_a_line_is_logged(
     logger.addHandler(handler)
     try:
         logger.error("first")
-        assert handler.flushed(30)
+        assert handler.flush_within(30)
         with handler._turn:  # the handler's thread waits
             logger.error("full disk")
             old = logging.makeLogRecord({"name": logger.name, "msg": "old", "levelno": 40, "levelname": "ERROR"})
@@ -165,11 +172,11 @@ def test_a_log_handler_judges_when_a_line_is_logged(
             logger.error("after it")
             clock.advance(2 * _LIMIT_MS)
             fs.fail("pwritev", errno.ENOSPC)
-        assert handler.flushed(30)
+        assert handler.flush_within(30)
     finally:
         logger.removeHandler(handler)
         handler.close()
     lines = [json.loads(value)["message"] for value, _ in _appended(store, "lines") if value]
     assert sorted(lines)[1:] == ["after it", "full disk"]
-    assert "1 records that were logged here before this one were dropped" in sorted(lines)[0]
+    assert "1 earlier log records of this process were dropped" in sorted(lines)[0]
     assert "No space left" in capsys.readouterr().err

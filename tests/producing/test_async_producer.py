@@ -1,4 +1,4 @@
-"""The producer for asyncio: what it sends, when it waits, and what a cancellation leaves."""
+"""The producer for asyncio: what it sender, when it waits, and what a cancellation leaves."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from segmentlog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from segmentlog.producing.async_futures import Arrivals
-from segmentlog.producing.async_sender import QueueingProducer
+from segmentlog.producing.async_futures import AsyncFutures
+from segmentlog.producing.async_sender import EventLoopProducer
 from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
@@ -34,7 +34,7 @@ from segmentlog.testing.fault_injection import FaultyFileSystem
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """That of the store."""
+    """Return the file system of the store."""
     return FaultyFileSystem()
 
 
@@ -93,7 +93,7 @@ def test_what_is_sent_arrives_in_order(store: LogStore) -> None:
 
 
 def test_lingering_is_the_loops(store: LogStore) -> None:
-    """Nobody flushes, nobody waits: the record is there after ``linger_ms``."""
+    """The record is appended after ``linger_ms``, although no task flushes or waits."""
 
     async def send() -> None:
         async with store.aproducer(linger_ms=5) as producer:
@@ -142,7 +142,7 @@ def test_no_thread_for_a_call_nor_for_a_producer(store: LogStore) -> None:
 
 
 def test_a_sender_waits_while_too_much_is_on_its_way(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Until half of it is written; the loop goes on, and a time-out is kept."""
+    """It waits until half is written; other tasks continue, and a time-out is respected."""
 
     async def send() -> None:
         async with store.aproducer(linger_ms=1000, batch_size=10_000, max_unsent_bytes=50_000) as producer:
@@ -171,25 +171,25 @@ def test_a_sender_waits_while_too_much_is_on_its_way(store: LogStore, fs: Faulty
 
 
 def test_what_is_told_of_takes_no_room(store: LogStore) -> None:
-    """Who waits for room looks when he is told that a chunk was sent, and may be faster than who sent it."""
+    """A waiting sender checks for room when a chunk was sent, and may be faster than the sending thread."""
 
-    class Hooks:
-        def __init__(self, producer: QueueingProducer) -> None:
-            self.pump = producer.pump
+    class AccumulatorHooks:
+        def __init__(self, producer: EventLoopProducer) -> None:
+            self.accumulator = producer.accumulator
             self.seen: list[int] = []
 
-        def begun(self) -> None:
+        def on_chunk_started(self) -> None:
             pass
 
-        def sealed(self, topic: str) -> None:
-            self.pump.send_full(topic)
+        def on_sealed(self, topic: str) -> None:
+            self.accumulator.send_queued(topic)
 
-        def told(self) -> None:
-            self.seen.append(self.pump.full_bytes)
+        def on_sent(self) -> None:
+            self.seen.append(self.accumulator.sealed_bytes)
 
-    producer = store._all_producers().make_queueing(ProducerOptions(linger_ms=1000))
-    hooks = Hooks(producer)
-    producer.hook(hooks, Arrivals(cast("Any", None), producer.pump, 1))
+    producer = store._all_producers().create_event_loop_producer(ProducerOptions(linger_ms=1000))
+    hooks = AccumulatorHooks(producer)
+    producer.hook(hooks, AsyncFutures(cast("Any", None), producer.accumulator, 1))
     producer.send("one", bytes(1000))
     producer.flush()
     producer.send("one", bytes(300_000))
@@ -198,7 +198,7 @@ def test_what_is_told_of_takes_no_room(store: LogStore) -> None:
 
 
 def test_a_cancelled_send_has_not_sent(store: LogStore, fs: FaultyFileSystem) -> None:
-    """And says so; a list that was handed over says that it goes on, and does."""
+    """The cancellation has a note; a list that is being sent continues, and the note says so."""
 
     async def send() -> None:
         async with store.aproducer(linger_ms=1000, batch_size=1000, max_unsent_bytes=2000) as producer:
@@ -210,7 +210,7 @@ def test_a_cancelled_send_has_not_sent(store: LogStore, fs: FaultyFileSystem) ->
             many.cancel()
             with pytest.raises(asyncio.CancelledError) as raised:
                 await many
-            assert raised.value.__notes__ == ["segmentlog: the records are appended, or fail, all the same"]
+            assert raised.value.__notes__ == ["segmentlog: sending the records continues"]
             for task in (
                 asyncio.create_task(producer.send("four", b"never", partition=0)),
                 asyncio.create_task(producer.send_many("four", [b"never"])),
@@ -229,7 +229,7 @@ def test_a_cancelled_send_has_not_sent(store: LogStore, fs: FaultyFileSystem) ->
 
 
 def test_leaving_under_cancellation_closes(store: LogStore) -> None:
-    """What was sent is appended, though the task that sent it was cancelled."""
+    """Records are appended although the task that sent them was cancelled."""
 
     async def send() -> None:
         async def work() -> None:
@@ -287,7 +287,7 @@ def test_a_beginning_that_is_cancelled_leaves_nothing(store: LogStore) -> None:
 
 
 def test_a_beginning_that_is_cancelled_half_way_takes_no_name_from_who_comes_next(store: LogStore) -> None:
-    """It is waited for: else it would take the name whenever its thread gets on, and fence whoever has it by then."""
+    """Otherwise the cancelled start would take the name later, and fence the producer that has it by then."""
     begun, may_go_on = threading.Event(), threading.Event()
 
     async def send() -> None:

@@ -154,7 +154,7 @@ def test_each_of_several_partitions_is_in_order(store: LogStore, fs: FaultyFileS
 
 
 def test_other_partitions_are_appended_to(store: LogStore, fs: FaultyFileSystem) -> None:
-    """A partition that fails keeps no other one from its records, not even those that were sent after the failure."""
+    """A failure in one partition does not affect the records of others, even those sent after it."""
     with store.producer(linger_ms=1000, batch_size=1 << 20) as producer:
         failed = producer.send("four", b"a", partition=0)
         spread = [producer.send("four", b"b", partition=number) for number in range(4)]
@@ -167,7 +167,7 @@ def test_other_partitions_are_appended_to(store: LogStore, fs: FaultyFileSystem)
 
 
 def test_what_a_named_producer_counts_is_a_beginning_of_its_input(store: LogStore, fs: FaultyFileSystem) -> None:
-    """A run that met a full disk is run again from `last_sequence`: no record is missing, none is there twice."""
+    """A run that met a full disk resumes from `last_sequence`: no record is missing or duplicated."""
 
     def load(fails_at: int = 0) -> None:
         with store.producer(name="etl", linger_ms=1000, batch_size=BATCH_BYTES) as producer:
@@ -187,7 +187,7 @@ def test_what_a_named_producer_counts_is_a_beginning_of_its_input(store: LogStor
 
 
 def test_send_raises_what_nobody_was_told_of(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Its own record is not sent. Whoever was told already, by a delivery or by `flush`, is not told by `send`."""
+    """The new record is not sent. If a delivery or `flush` has raised the failure, `send` does not."""
     with store.producer(linger_ms=0) as producer:
         for told in (False, True):
             fs.fail("pwritev", errno.ENOSPC)
@@ -263,7 +263,7 @@ def test_a_delivery_does_not_hide_the_failure_of_another_partition(store: LogSto
     with store.producer(linger_ms=1000) as producer:
         sent = [producer.send("four", b"a", partition=number) for number in (0, 1)]
         fs.fail("pwritev", errno.ENOSPC, times=2)
-        producer.linger_tick()
+        producer.send_lingering()
         assert [delivery.done() for delivery in sent] == [False, False]
         assert isinstance(sent[0].exception(), DiskFull)
         with pytest.raises(DiskFull):
@@ -277,7 +277,7 @@ def test_a_delivery_does_not_hide_the_failure_of_another_partition(store: LogSto
 
 
 def test_send_many_raises_each_failure_of_earlier_records(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Two partitions fail while a list waits behind them: the list's own error reports one, the next call the other."""
+    """Two partitions fail while a list waits: the list's own error reports one, the next call the other."""
     with store.producer(linger_ms=1000) as producer:
         for number in (0, 1):
             producer.send("four", b"a", partition=number)
@@ -318,7 +318,7 @@ def test_records_without_a_key_are_named_by_their_place_in_the_list(store: LogSt
 
 
 def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogStore) -> None:
-    """An earlier record is too large by now: who takes that for the record in hand would drop that one."""
+    """An earlier record is too large: the error must not look like one of the current record."""
     with store.producer(linger_ms=1000, batch_size=2000) as producer:
         producer.send("one", b"x" * 1000)
         store.alter_topic("one", max_message_bytes=500)
@@ -334,7 +334,7 @@ def test_what_send_raises_of_earlier_records_is_no_fault_of_its_own(store: LogSt
 
 
 def test_what_was_sent_while_a_batch_failed_fails_too(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Another thread appends it: what its own thread sends meanwhile is not appended before it either."""
+    """Another thread appends it: what its own thread sender meanwhile is not appended before it either."""
     reached, fails = threading.Event(), threading.Event()
     with store.producer(linger_ms=1000, batch_size=BATCH_BYTES) as producer:
 
@@ -362,7 +362,7 @@ def test_what_was_sent_while_a_batch_failed_fails_too(store: LogStore, fs: Fault
 
 @pytest.mark.parametrize("call", [1, 2, 4])
 def test_an_asynchronous_producer_likewise(store: LogStore, fs: FaultyFileSystem, call: int) -> None:
-    """What coroutines sent before the failure was known fails as well; sent again it is in order."""
+    """Records that coroutines sent before the failure was known fail as well; sent again, they are in order."""
 
     async def send() -> int:
         async with store.aproducer(linger_ms=1, batch_size=BATCH_BYTES) as producer:

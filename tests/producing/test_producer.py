@@ -1,4 +1,4 @@
-"""Producers: where records go, in which order, when, and who is told what became of them."""
+"""Producers: partitions, order, timing and delivery reports of records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.errors import (
     DiskFull,
     InvalidConfig,
     InvalidRecord,
-    LocalError,
+    ProcessLimitError,
     RecordTooLarge,
     SegmentlogError,
     StoreClosed,
@@ -66,7 +66,7 @@ def test_deliveries_tell_where_records_went(store: LogStore) -> None:
             producer.send("four", b"%d" % number, key=b"%d" % number, timestamp=number) for number in range(50)
         ]
         many = producer.send_many("four", [b"x", b"y", b"z"], keys=[b"1", None, b"3"], timestamps=[7, 8, 9])
-        assert deliveries[0].done(), "send_many sends what was sent before it"
+        assert deliveries[0].done(), "send_many sender what was sent before it"
         assert len(many) == 3
         results = [delivery.result() for delivery in deliveries] + many.result()
         assert many[-1].result() == many.result()[2]
@@ -104,7 +104,7 @@ def test_a_range_partitioner_keeps_neighbours_together(store: LogStore) -> None:
 
 
 def test_lingering_gathers_records_into_one_batch(tmp_path: Path) -> None:
-    """Records sent within ``linger_ms`` share a batch, which goes out by itself when the time is up."""
+    """Records sent within ``linger_ms`` share a batch, which is sent when the time is up."""
     with segmentlog.open(tmp_path / "store") as store:
         partition = store.create_topic("t").partition(0)
         with store.producer(linger_ms=150) as producer:
@@ -163,7 +163,7 @@ def test_what_is_spread_over_partitions_is_gathered_for_each_of_them(store: LogS
 
 
 def test_durable_deliveries_are_on_disk(store: LogStore) -> None:
-    """`Delivery.durable` and ``ack="durable"`` return behind the fsync; `result` need not."""
+    """`Delivery.durable` and ``ack="durable"`` return after the fsync; `result` need not."""
     store.alter_topic("one", fsync="never")
     partition = store.topic("one").partition(0)
     with store.producer(linger_ms=1000) as producer:
@@ -181,7 +181,7 @@ def test_durable_deliveries_are_on_disk(store: LogStore) -> None:
 
 
 def test_a_failure_is_told_by_the_delivery_and_once_more_by_flush(store: LogStore) -> None:
-    """Nothing is lost in silence: `result`, `exception` and `flush` tell it, and then the producer goes on."""
+    """`result`, `exception` and `flush` report a failure, and then the producer works again."""
     producer = store.producer(linger_ms=1000)
     good = producer.send("four", b"good", key=b"k")
     bad = producer.send("one", b"x" * 2000)
@@ -204,7 +204,7 @@ def test_a_failure_is_told_by_the_delivery_and_once_more_by_flush(store: LogStor
 
 
 def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
-    """What `send_many` raises is told; what failed before it is still to be told by `flush`."""
+    """`send_many` reports its failure; `flush` still reports an earlier one."""
     store.create_topic("tiny", max_message_bytes=100)
     store.create_topic("gone")
     producer = store.producer(linger_ms=1000)
@@ -221,7 +221,7 @@ def test_send_manys_failure_hides_no_other(store: LogStore) -> None:
 @pytest.mark.parametrize("with_partition", [False, True])
 @pytest.mark.parametrize("size", [1, 500_000])
 def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, size: int) -> None:
-    """Records are sent to names: who sent to the deleted one goes on with the one that has its name."""
+    """Records are sent to names: a producer continues with the new topic of that name."""
     options: dict[str, Any] = {"partition": 0} if with_partition else {}
     store.create_topic("anew")
     with (
@@ -235,7 +235,7 @@ def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, siz
                 producer.send("anew", b"2" * size, **options)
         other.create_topic("anew")
         assert producer.send("anew", b"3" * size, **options).result().offset == 0
-        # The one that takes records meanwhile has begun before.
+        # The chunk that takes records meanwhile has started before.
         late = producer.send("anew", b"4" * size, **options)
         other.delete_topic("anew")
         other.create_topic("anew")
@@ -244,7 +244,7 @@ def test_a_topic_made_anew_is_sent_to(store: LogStore, with_partition: bool, siz
 
 
 def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed in one is not told of the records of another, to which something else may be done."""
+    """Records get the error of their own partition, not that of another."""
     topic = store.topic("four")
 
     def failing(error: Exception) -> Callable[..., int]:
@@ -253,7 +253,7 @@ def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.M
 
         return append
 
-    errors: list[Exception] = [DiskFull("/disk", 1), LocalError(errno.EMFILE, "Too many open files", "/disk")]
+    errors: list[Exception] = [DiskFull("/disk", 1), ProcessLimitError(errno.EMFILE, "Too many open files", "/disk")]
     with store.producer(linger_ms=1000) as producer:
         for number, error in enumerate(errors):
             monkeypatch.setattr(topic.partition(number), "append_columns", failing(error))
@@ -265,8 +265,7 @@ def test_each_partition_has_its_own_error(store: LogStore, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", [None, "named"])
 def test_a_handler_that_raises_is_heard_once(store: LogStore, name: str | None) -> None:
-    """Wherever a signal's handler raises an `Exception`: it is no failure of a record that is appended, and nobody is
-    told of it later on, by the next flush."""
+    """If a signal handler raises an `Exception`, appended records do not fail, and no later flush raises it again."""
     log = store.topic("one").partition(0)
     with store.producer(name=name, linger_ms=1000) as producer:
 
@@ -324,7 +323,7 @@ def test_an_error_of_a_partitioner_keeps_no_other_topic_back(store: LogStore) ->
 
 
 def test_a_store_is_closed_whatever_is_raised(tmp_path: Path) -> None:
-    """By a partitioner, by a callback of a member: all that it has is closed, and the first error is told."""
+    """If a partitioner or callback raises, everything is closed, and the first error is raised."""
 
     def fail(_: object) -> None:
         raise LookupError
@@ -390,7 +389,7 @@ def test_a_slow_batch_times_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_refused_record_leaves_no_trace(store: LogStore, options: dict[str, Any], error: type[Exception]) -> None:
-    """`send` raises at once for what a record cannot hold, and the next record has nothing of it."""
+    """`send` raises at once for an invalid record, and the next record is not affected."""
     with store.producer(linger_ms=1000) as producer:
         producer.send("one", b"before")
         with pytest.raises(error):
@@ -509,7 +508,7 @@ def test_many_threads_share_a_producer(tmp_path: Path) -> None:
 
 
 def test_a_store_takes_its_producers_along(store: LogStore) -> None:
-    """What was sent before is appended; sending after that fails with an error of this library."""
+    """Records sent before are appended; sending afterwards raises an error of this library."""
     producer = store.producer(linger_ms=1000)
     delivery = producer.send("one", b"a")
     store.close()
@@ -520,7 +519,7 @@ def test_a_store_takes_its_producers_along(store: LogStore) -> None:
 
 
 def test_the_store_s_own_topics_are_not_written_to(tmp_path):
-    """A producer is refused; whoever wants to look may."""
+    """A producer cannot write to internal topics, but consumers can read them."""
     with segmentlog.open(tmp_path / "store", background=False) as store, store.producer() as producer:
         store._topics.internal_topic("__consumer_offsets")
         with pytest.raises(segmentlog.InvalidTopicName, match="internal"):
@@ -536,7 +535,7 @@ _LARGE = b"x" * (2 << 20)
 
 @pytest.mark.parametrize("options", [{"value": _LARGE}, {"key": _LARGE}, {"headers": [("h", _LARGE)]}])
 def test_a_record_that_is_too_large_is_refused_at_send(tmp_path, options):
-    """Those that would have shared its batch are sent; and the exact limit is what counts."""
+    """Records that would have shared its batch are sent; the limit is exact."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("t")
         with store.producer(linger_ms=50) as producer:
@@ -549,7 +548,7 @@ def test_a_record_that_is_too_large_is_refused_at_send(tmp_path, options):
 
 
 def test_the_largest_record_is_sent(tmp_path):
-    """What an append takes, send takes, to the byte; one byte more, neither."""
+    """`send` accepts what an append accepts, to the byte, and rejects one byte more."""
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("t", max_message_bytes=5000).partition(0)
         size = 5000
@@ -566,7 +565,7 @@ def test_the_largest_record_is_sent(tmp_path):
 
 
 def test_what_its_topic_cannot_take_is_refused_at_send(tmp_path):
-    """No key where the topic needs one, a partition that is not there: refused alone, and not with its neighbours."""
+    """A missing key and an invalid partition are rejected alone, without affecting other records."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("c", cleanup_policy="compact")
         store.create_topic("t", partitions=2)

@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 
 class Click(msgspec.Struct):
-    """What is sent."""
+    """A value to send."""
 
     page: str
     count: int = 0
@@ -95,7 +95,7 @@ def test_an_async_iteration_has_objects(store: LogStore) -> None:
 
 
 def test_what_cannot_be_serialized_sends_nothing(store: LogStore) -> None:
-    """It is told with the index, the column and the cause; the producer goes on."""
+    """The error has the index, the column and the cause; the producer still works."""
     with store.producer(serializer=CODEC, key_serializer=text_codec()) as producer:
         with pytest.raises(SerializationError, match=r"values\[0\] cannot be serialized.*nothing was sent") as raised:
             producer.send("clicks", object())  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_what_cannot_be_serialized_sends_nothing(store: LogStore) -> None:
 
 
 class _Odd:
-    """Makes one too few of several; and says that the store is closed when it is told so."""
+    """A serializer that returns one value too few, or claims that the store is closed."""
 
     error: Exception | None = None
 
@@ -133,7 +133,7 @@ def test_what_is_not_about_an_object_is_raised_as_it_is(store: LogStore) -> None
     odd = _Odd()
     with store.producer(serializer=odd) as producer:
         producer.send("clicks", 1)
-        with pytest.raises(SerializationError, match="_Odd made 2 of 3 objects"):
+        with pytest.raises(SerializationError, match="_Odd returned 2 values for 3 objects"):
             producer.send_many("clicks", [1, 2, 3])
         odd.error = segmentlog.StoreClosed("registry")
         with pytest.raises(segmentlog.StoreClosed):
@@ -145,7 +145,7 @@ def test_what_is_not_about_an_object_is_raised_as_it_is(store: LogStore) -> None
             next(consumer)
         assert consumer.position("clicks") == 0
         odd.error = None
-        with pytest.raises(DeserializationError, match="_Odd made 0 objects of 1"):
+        with pytest.raises(DeserializationError, match="_Odd returned 0 objects for 1 values"):
             next(consumer)
 
 
@@ -195,9 +195,9 @@ def test_a_bad_record_raises_again_until_it_is_passed(store: LogStore) -> None:
 
 
 def test_bad_records_can_be_skipped(store: LogStore) -> None:
-    """And told: `Consumer.bad`; the position ends behind all."""
+    """`Consumer.bad` lists the skipped records; the position is after all of them."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, on_bad="skip") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, on_error="skip") as consumer:
         assert [record.offset for record in consumer] == [0, 1, 2, 3, 5, 6, 7]
         assert [error.offset for error in consumer.bad] == [4, 8, 9]
         assert consumer.position("clicks") == 10
@@ -209,7 +209,7 @@ def test_bad_records_can_be_skipped(store: LogStore) -> None:
 def test_bad_records_can_be_handed_over(store: LogStore) -> None:
     """With their bytes and the reason, for a topic of the dead, say."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, key_deserializer=text_codec(), on_bad="hand_over") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, key_deserializer=text_codec(), on_error="yield") as consumer:
         values: list[Any] = [record.value for record in consumer]
     assert [value for value in values if isinstance(value, Click)] == [*_clicks(4), *_clicks(8)[5:]]
     bad = values[4]
@@ -220,7 +220,7 @@ def test_bad_records_can_be_handed_over(store: LogStore) -> None:
 def test_a_seek_in_the_middle_of_a_batch_with_bad_ones(store: LogStore) -> None:
     """Goes where it says, whatever pieces of the batch were to come."""
     _with_bad_ones(store)
-    with store.consumer("clicks", deserializer=CODEC, on_bad="skip") as consumer:
+    with store.consumer("clicks", deserializer=CODEC, on_error="skip") as consumer:
         offsets = []
         for record in consumer:
             offsets.append(record.offset)
@@ -251,8 +251,8 @@ def test_what_is_no_serializer_is_refused(store: LogStore) -> None:
     for options in ({"deserializer": 3}, {"key_deserializer": json_codec}):
         with pytest.raises(segmentlog.InvalidConfig, match="a method `deserialize`"):
             store.consumer("clicks", **options)
-    with pytest.raises(segmentlog.InvalidConfig, match="on_bad"):
-        store.consumer("clicks", on_bad="ignore")  # type: ignore[call-overload]
+    with pytest.raises(segmentlog.InvalidConfig, match="on_error"):
+        store.consumer("clicks", on_error="ignore")  # type: ignore[call-overload]
 
 
 def test_what_the_checker_of_types_is_told(store: LogStore) -> None:

@@ -1,4 +1,4 @@
-"""Records that were sent and not flushed: appended by whoever closes, drops or ends what they wait in."""
+"""Records that were sent and not flushed are appended when their producer or store is closed or dropped, or at exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _count(path: Path) -> int:
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("linger_ms", [0, 5, 10_000])
 def test_a_store_that_is_closed_appends_what_was_sent(tmp_path: Path, background: bool, linger_ms: int) -> None:
-    """All of it, though nobody flushed or closed the producer."""
+    """All sent records are appended, although the program neither flushed nor closed the producer."""
     with segmentlog.open(tmp_path / "s", background=background) as store:
         store.create_topic("t", partitions=3)
         producer = store.producer(linger_ms=linger_ms)
@@ -44,7 +44,7 @@ for number in range(5):
 """
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", script, tmp_path / "s"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "5 records are appended only as the program ends" in done.stderr
+    assert "5 records are appended only at exit" in done.stderr
     assert _count(tmp_path / "s") == 5
 
 
@@ -56,7 +56,7 @@ def test_a_dropped_producer_is_flushed_by_its_store(tmp_path: Path) -> None:
             producer = store.producer(linger_ms=10_000)
             for _ in range(3):
                 producer.send("t", b"x")
-            with pytest.warns(ResourceWarning, match="3 of its records"):  # noqa: PT031
+            with pytest.warns(ResourceWarning, match="3 unsent records"):  # noqa: PT031
                 del producer
                 gc.collect()
             if how == "tick":
@@ -94,7 +94,7 @@ def test_what_cannot_be_appended_is_told_at_the_end(tmp_path: Path) -> None:
     store.alter_topic("small", max_message_bytes=1000)
     with pytest.raises(RecordTooLarge) as told:
         store.close()
-    assert "1 records of producer 'bad'" in told.value.__notes__[0]
+    assert "1 unsent records of producer 'bad'" in told.value.__notes__[0]
     assert _count(tmp_path / "s") == 1
 
 
@@ -113,11 +113,11 @@ def test_a_member_commits_as_its_store_is_closed(tmp_path: Path) -> None:
 
 
 def test_who_waits_sends_when_no_thread_does(tmp_path: Path) -> None:
-    """The thread that was to send what has lingered long enough came to an end: nobody waits for ever."""
+    """The thread that should send lingering chunks has ended; a waiting caller sends the chunk itself."""
     with segmentlog.open(tmp_path / "s") as store:
         store.create_topic("t")
         producer = store.producer(linger_ms=60_000)
         delivery = producer.send("t", b"x")
-        assert producer._pump._lingerer is not None
-        producer._pump._lingerer.stop()
+        assert producer._accumulator._lingerer is not None
+        producer._accumulator._lingerer.stop()
         assert delivery.result(timeout_s=10).offset == 0

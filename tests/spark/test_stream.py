@@ -41,7 +41,7 @@ def store(path: str) -> Iterator[segmentlog.LogStore]:
         yield opened
 
 
-class Follower:
+class RecordWaiter:
     """Collects what a query is handed, micro-batch by micro-batch."""
 
     def __init__(self, spark: SparkSession, path: str, checkpoint: Path) -> None:
@@ -99,9 +99,9 @@ class Follower:
 
 
 @pytest.fixture
-def follower(spark: SparkSession, path: str, tmp_path: Path) -> Follower:
+def follower(spark: SparkSession, path: str, tmp_path: Path) -> RecordWaiter:
     """One with a checkpoint of its own."""
-    return Follower(spark, path, tmp_path / "checkpoint")
+    return RecordWaiter(spark, path, tmp_path / "checkpoint")
 
 
 def texts(*numbers: int) -> list[str]:
@@ -118,7 +118,7 @@ def fill(log: Any, *numbers: int) -> None:
 # ---------------------------------------------------------------- with Spark
 
 
-def test_what_is_there_now_and_no_more(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_what_is_there_now_and_no_more(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """availableNow reads what is there, in micro-batches of the size asked for, ends, and goes on from there."""
     log = store.create_topic("now").partition(0)
     fill(log, *range(10))
@@ -129,7 +129,7 @@ def test_what_is_there_now_and_no_more(store: segmentlog.LogStore, follower: Fol
     assert follower.run(subscribe="now", startingOffsets="earliest") == [texts(10, 11)]
 
 
-def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """JSON offsets count for the first start; later the checkpoint does."""
     log = store.create_topic("begin").partition(0)
     fill(log, *range(5))
@@ -139,7 +139,7 @@ def test_offsets_to_begin_at(store: segmentlog.LogStore, follower: Follower) -> 
     assert follower.run(subscribe="begin", startingOffsets='{"begin": {"0": 0}}') == [texts(5)]
 
 
-def test_following(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_following(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """From the latest on by default; records, partitions and topics that come meanwhile, from their first record."""
     log = store.create_topic("follow-a").partition(0)
     fill(log, 1)
@@ -177,7 +177,7 @@ def last_offset(query: StreamingQuery) -> Any:
     return query.lastProgress["sources"][0]["endOffset"]
 
 
-def test_a_topic_of_few_partitions_gets_more(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_a_topic_of_few_partitions_gets_more(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """Records of a partition that did not exist when the query began are read, all of them."""
     fill(store.create_topic("grow-1").partition(0), 1)
     assert follower.run(subscribePattern="grow-.*", startingOffsets="latest") in ([], [[]])
@@ -185,7 +185,7 @@ def test_a_topic_of_few_partitions_gets_more(store: segmentlog.LogStore, followe
     assert follower.run(subscribePattern="grow-.*", startingOffsets="latest") == [texts(2, 3)]
 
 
-def test_retention_overtakes(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_retention_overtakes(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """Records that are gone before they were read are an error; with failOnDataLoss = false the rest is read."""
     log = store.create_topic("overtaken").partition(0)
     fill(log, 0, 1)
@@ -197,7 +197,7 @@ def test_retention_overtakes(store: segmentlog.LogStore, follower: Follower) -> 
     assert follower.run(subscribe="overtaken", failOnDataLoss="false") == [texts(4, 5)]
 
 
-def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_a_truncated_log(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """A query that had read what was cut off hears which offsets those were; with failOnDataLoss = false it goes on."""
     log = store.create_topic("cut").partition(0)
     fill(log, *range(6))
@@ -211,7 +211,7 @@ def test_a_truncated_log(store: segmentlog.LogStore, follower: Follower) -> None
     assert follower.run(subscribe="cut", maxOffsetsPerTrigger=1) == [texts(7), texts(8)]
 
 
-def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """Records that a query never saw are not taken for those that it did: it stops; or reads the new topic whole."""
     fill(store.create_topic("anew").partition(0), *range(10))
     follower.run(subscribe="anew", startingOffsets="earliest", groupId="anew")
@@ -224,7 +224,7 @@ def test_a_topic_is_made_anew_under_a_query(store: segmentlog.LogStore, follower
     assert lags_of(store, "anew") == [0]
 
 
-def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """With groupId the query's positions are those of a group, with its lag, for people to see."""
     log = store.create_topic("grouped", partitions=2)
     fill(log.partition(0), *range(6))
@@ -239,7 +239,7 @@ def test_a_group_shows_how_far_it_is(store: segmentlog.LogStore, follower: Follo
     assert lags == [0, 0]  # while it is idle
 
 
-def test_a_query_that_ends_has_told_its_group(store: segmentlog.LogStore, follower: Follower) -> None:
+def test_a_query_that_ends_has_told_its_group(store: segmentlog.LogStore, follower: RecordWaiter) -> None:
     """A query over what is there now leaves a lag of 0, and one that failed the lag of what it did not do."""
     log = store.create_topic("ended").partition(0)
     fill(log, *range(6))
@@ -257,7 +257,7 @@ def lags_of(store: segmentlog.LogStore, group: str) -> list[int]:
     return [one.lag for one in sorted(store.groups.describe(group).partitions, key=lambda one: one.partition)]
 
 
-def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: Follower, path: str) -> None:
+def test_how_far_a_query_is_behind(store: segmentlog.LogStore, follower: RecordWaiter, path: str) -> None:
     """Offsets by partition and stored bytes, from the progress of each micro-batch; Kafka's names for them."""
     topic = store.create_topic("behind", partitions=2, compression_type="none")
     for _ in range(10):

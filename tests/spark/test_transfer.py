@@ -203,7 +203,7 @@ def test_follow_until_stopped(spark: SparkSession, store: str, tmp_path: Path) -
 
 
 def test_what_does_not_parse(spark: SparkSession, store: str, tmp_path: Path) -> None:
-    """A value that is no JSON object is a row of nulls, or with strict the end of the job."""
+    """A value that is not a JSON object is a row of nulls, or with strict the end of the job."""
     fill(store, ROWS[:3])
     with segmentlog.open(store, background=False) as opened, opened.producer() as producer:
         producer.send_many("t", [b"junk", b"\xff", b"[1]"])
@@ -284,7 +284,7 @@ def test_command_line(spark: SparkSession, store: str, tmp_path: Path, capfd: py
     for args in (["--follow"], ["--mode", "overwrite", *went], ["--strict"], ["--option", "x"]):
         assert call("export", "new", "json", "x", *args)[0] == 2
     assert call("export", "nope", "json", "x") == (
-        1, "error: topic 'nope': it does not exist; 'segmentlog topics' lists those that do"
+        1, "error: topic 'nope': it does not exist; 'segmentlog topics' lists the topics"
     )  # fmt: skip
     assert spark.range(3).count() == 3
 

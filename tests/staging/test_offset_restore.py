@@ -27,7 +27,7 @@ Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None]
 
 
 def rows_at(offsets: Sequence[int]) -> list[Row]:
-    """Records at these offsets: timestamps out of order, some keys, values and headers missing."""
+    """Return records at these offsets, with unordered timestamps and some missing keys, values and headers."""
     return [
         (
             offset,
@@ -91,7 +91,7 @@ def log(tmp_path: Path) -> Partition:
     ],
 )
 def test_every_record_lands_at_its_offset(log: Partition, tmp_path: Path, offsets: Sequence[int]) -> None:
-    """With what it had, whatever offsets have no record; appends go on behind, and nothing is damaged."""
+    """Every record is unchanged at its offset, whatever the gaps are; appends continue, and nothing is damaged."""
     if offsets[0] > 2**36:
         offsets = [one - 2**40 + 2**34 for one in offsets]
     rows = rows_at(offsets)
@@ -146,7 +146,7 @@ def test_a_trailing_gap_moves_the_end(log: Partition, tmp_path: Path) -> None:
 
 
 def test_going_on_at_the_log_end(log: Partition, tmp_path: Path) -> None:
-    """What is missing is appended; what is there already cannot be appended again."""
+    """Missing records are appended; existing ones cannot be appended again."""
     restored(log, stage(tmp_path / "first", rows_at(range(0, 100, 2))))
     with pytest.raises(OffsetTaken, match=r"t/0: offset 0 cannot be restored: the log goes on at 99 already"):
         restored(log, stage(tmp_path / "again", rows_at(range(0, 200, 2))))
@@ -165,7 +165,7 @@ def test_somebody_else_appends(log: Partition, tmp_path: Path) -> None:
 
 
 def test_batches_keep_to_the_limits_of_the_topic(log: Partition, tmp_path: Path) -> None:
-    """Large batches are halved, `segment.records` is kept to; one record that is too large is told."""
+    """Large batches are split, `segment.records` is respected; a record that is too large causes an error."""
     config = TopicConfig(max_message_bytes=1000, segment_records=50)
     rows = [(at, 1, None, bytes(100), ()) for at in range(120)]
     staged = stage(tmp_path / "staged", rows, config=config)
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_not_appended(log: Partition, tmp_path: Path) -> None:
 
 
 def test_a_failed_task_leaves_nothing(tmp_path: Path) -> None:
-    """Neither the file nor a descriptor."""
+    """Neither the file nor a descriptor remains."""
     stager = OffsetStager(FS, str(tmp_path / "staged"), 0, "t", TopicConfig())
     stager.discard()
     assert list(tmp_path.iterdir()) == []

@@ -47,7 +47,7 @@ Pair = tuple[bytes | None, bytes | None]
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """The real file system, which fails when it is told to."""
+    """Return the real file system, with failures on demand."""
     return FaultyFileSystem()
 
 
@@ -75,7 +75,7 @@ def add(stager: Stager, pairs: Sequence[Pair], topic: str = "t", **options: Any)
 def folder_of(store: segmentlog.LogStore, job: str = "job") -> StagingFolder:
     """Return the folder of a job, made."""
     folder = StagingFolder(FileSystem(), store.path, job)
-    folder.make()
+    folder.create()
     return folder
 
 
@@ -85,7 +85,7 @@ def stager_of(store: segmentlog.LogStore, task: int = 0, fs: FileSystem | None =
 
 
 def staged(store: segmentlog.LogStore, pairs: Sequence[Pair], task: int = 0) -> Staged:
-    """What a task that was given these has staged."""
+    """Return the staged file of a task that got these records."""
     stager = stager_of(store, task)
     add(stager, pairs)
     return stager.finish()
@@ -114,7 +114,7 @@ def left(store: segmentlog.LogStore) -> list[str]:
 
 
 def test_keys_go_where_a_producer_sends_them(store: segmentlog.LogStore) -> None:
-    """Who writes a topic with Spark and without finds a key in one place, its records in their order."""
+    """A key is in the same partition with and without Spark, with its records in order."""
     pairs: list[Pair] = [(b"key %d" % (n % 100), b"%d" % n) for n in range(2000)]
     store.create_topic("by-hand", partitions=4)
     with store.producer() as producer:
@@ -249,7 +249,7 @@ def test_several_topics(store: segmentlog.LogStore) -> None:
 
 
 def test_null_values(store: segmentlog.LogStore) -> None:
-    """Refused where nothing is compacted, unless the caller wants them; in a compacted topic they are tombstones."""
+    """Null values are rejected in topics that are not compacted, unless allowed; otherwise they are tombstones."""
     stager = stager_of(store)
     add(stager, [(b"k", b"1"), (b"k", None)])
     with pytest.raises(InvalidRecord, match=r"value\[1\] is null; expected a value: topic 't' is not compacted"):
@@ -283,7 +283,7 @@ def test_a_record_that_is_too_large(store: segmentlog.LogStore) -> None:
 
 
 def test_a_full_disk(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
-    """The task is told so, and what it wrote is removed."""
+    """The task gets `DiskFull`, and its file is deleted."""
     stager = stager_of(store, fs=fs)
     fs.room_bytes = 500
     add(stager, [(b"k", os.urandom(2000))])
@@ -298,7 +298,7 @@ def test_a_full_disk(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
 
 
 def test_a_disk_that_fails(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
-    """An error that is not of a full disk goes on as it is."""
+    """Other disk errors are raised unchanged."""
     stager = stager_of(store, fs=fs)
     add(stager, [(b"k", b"1")])
     fs.fail("pwritev", errno.EIO)
@@ -310,7 +310,7 @@ def test_a_disk_that_fails(store: segmentlog.LogStore, fs: FaultyFileSystem) -> 
 
 
 def test_short_writes(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
-    """What the kernel takes in pieces arrives whole."""
+    """Partial writes of the kernel are completed."""
     fs.short_writes(7)
     stager = stager_of(store, fs=fs)
     add(stager, [(b"k", b"%d" % n) for n in range(100)])
@@ -323,7 +323,7 @@ def test_short_writes(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
 
 
 def test_publishing_follows_the_order_of_tasks(store: segmentlog.LogStore) -> None:
-    """Whoever was ready first: a key's records are as if one task had written them all."""
+    """Batches are in the order of tasks, whichever finished first, as if one task had written them all."""
     files = [staged(store, [(b"k", b"%d.%d" % (task, n)) for n in range(3)], task) for task in (2, 0, 1)]
     publish_all(store, files)
     (pairs,) = [pairs for pairs in read(store).values() if pairs]
@@ -331,7 +331,7 @@ def test_publishing_follows_the_order_of_tasks(store: segmentlog.LogStore) -> No
 
 
 def test_nothing_is_seen_before_the_commit(store: segmentlog.LogStore) -> None:
-    """Staged is nowhere; published within a transaction is for read_uncommitted only; aborted is for nobody."""
+    """Staged records are invisible; published in a transaction they are for read_uncommitted; aborted for no reader."""
     found = staged(store, [(b"k", b"1")])
     assert sum(map(len, read(store, isolation="read_uncommitted").values())) == 0
     assert store.topics() == ["t"]
@@ -348,7 +348,7 @@ def test_nothing_is_seen_before_the_commit(store: segmentlog.LogStore) -> None:
 
 
 def test_what_others_staged_is_not_published(store: segmentlog.LogStore) -> None:
-    """Attempts that were given up lie beside those that count."""
+    """Files of abandoned attempts are ignored."""
     wanted, other = staged(store, [(b"k", b"1")]), staged(store, [(b"k", b"never")])
     assert wanted.path != other.path
     publish_all(store, [wanted])
@@ -357,7 +357,7 @@ def test_what_others_staged_is_not_published(store: segmentlog.LogStore) -> None
 
 @pytest.mark.parametrize("where", ["header", "payload", "cut off"])
 def test_a_damaged_file_publishes_nothing(store: segmentlog.LogStore, where: str) -> None:
-    """The damage is found before the transaction is decided: none of it is visible, not even what is sound."""
+    """The damage is found before the commit: no record is visible, not even an intact one."""
     sound, harmed = staged(store, [(b"a", b"1")] * 10, 0), staged(store, [(b"b", b"2")] * 10, 1)
     data = bytearray(Path(harmed.path).read_bytes())
     if where == "cut off":
@@ -440,7 +440,7 @@ def test_the_newest_run_counts(store: segmentlog.LogStore) -> None:
 
 
 def test_runs_of_any_name(store: segmentlog.LogStore) -> None:
-    """A name that can be no file's is one run all the same, not a new one each time."""
+    """A name that is not a valid file name identifies one run, not a new one each time."""
     folder = folder_of(store)
     for name in ("a/b", "a-b-c", "ü ö", ".", "x" * 255, "A", "a"):
         number = folder.claim(name)
@@ -450,7 +450,7 @@ def test_runs_of_any_name(store: segmentlog.LogStore) -> None:
 
 
 def test_a_run_that_nobody_knows(store: segmentlog.LogStore) -> None:
-    """Whoever never claimed may not publish once somebody else did."""
+    """A run without a claim cannot publish once another run has claimed."""
     folder = folder_of(store)
     folder.claim("one")
     with pytest.raises(ProducerFenced):
@@ -551,14 +551,14 @@ def test_processes_that_claim_at_once(store: segmentlog.LogStore) -> None:
 
 
 def age(path: str | Path, seconds: float) -> None:
-    """Let everything below a folder, and itself, be that old."""
+    """Set the age of a folder and everything below it."""
     then = time.time() - seconds
     for one in [*Path(path).rglob("*"), Path(path)]:
         os.utime(one, (then, then))
 
 
 def test_abandoned_files_are_swept(store: segmentlog.LogStore) -> None:
-    """Of jobs that nobody wrote to for a day; a query keeps its fence, the folder of a batch job goes."""
+    """Files of abandoned jobs are deleted; a query keeps its fence, and the folder of a batch job is deleted."""
     batch, fresh, query = folder_of(store, "batch"), folder_of(store, "fresh"), folder_of(store, "query")
     run = query.claim("one")
     for folder in (batch, fresh, query):
@@ -595,24 +595,24 @@ def test_an_empty_folder_goes_when_it_is_old(store: segmentlog.LogStore) -> None
 
 
 def test_sweeping_nothing(tmp_path: Path) -> None:
-    """A store in which nobody ever staged has no such folder, and gets none."""
+    """A store without staging has no such folder, and gets none."""
     with segmentlog.open(tmp_path / "new", background=False) as store:
         sweep_abandoned(FileSystem(), store.path)
         assert not Path(store.path, STAGING_FOLDER).exists()
 
 
 def test_a_folder_that_others_write_to_is_removed(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
-    """A task that was given up may come in between: all of it goes; a disk that fails is told."""
+    """An abandoned task may write meanwhile: everything is deleted nevertheless; a disk error is raised."""
     folder = StagingFolder(fs, store.path, "job")
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", errno.ENOTEMPTY)
     folder.remove()
     assert not Path(folder.path).exists()
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", FileNotFoundError())
     folder.remove()
     assert not Path(folder.path).exists()
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         folder.remove()
@@ -639,7 +639,7 @@ def test_a_column_becomes_the_array_of_its_items(blobs: list[bytes | None]) -> N
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=120), st.integers(1, 9))
 def test_arrow_keys_go_where_a_producers_go(keys: list[bytes | None], count: int) -> None:
-    """Of any length, few or many, with nulls among them."""
+    """Keys of any length, few or many, with nulls among them, get the partitions of a producer."""
     array = pa.array([b"before", *keys], pa.binary()).slice(1)
     records = ArrowRecords(array, array, np.zeros(len(keys), np.int64), None)
     found = records.partitions(HashPartitioner(), count, count - 1)

@@ -389,7 +389,7 @@ _ALLOWED = {
         "queue.SimpleQueue",
     ): "has no lock that a finalizer could meet; made anew by its owner's `on_fork`",
     ("aio/pool.py", "queue.SimpleQueue"): "made anew by its owner's `on_fork`",
-    ("aio/loop_bridge.py", "queue.SimpleQueue"): "of a loop, which a child has not: `Strand.check_loop`",
+    ("aio/loop_bridge.py", "queue.SimpleQueue"): "of a loop, which a child has not: `LoopBridge.check_loop`",
     ("aio/loop_callbacks.py", "queue.SimpleQueue"): "of one call, between its thread and the loop",
     ("logs/buffer.py", "queue.SimpleQueue"): "made anew by its owner's `on_fork`",
     (

@@ -46,7 +46,7 @@ def _put(log: Partition, *pairs: tuple[bytes | None, bytes | None], at_ms: int =
 
 
 def _expected(logs: list[Partition], limits: dict[int, int] | None = None) -> dict[bytes, bytes]:
-    """What a dict makes of the records: the last of a partition, then the latest of the partitions."""
+    """Compute the table with a dict: the last record of each partition, then the latest of the partitions."""
     last: dict[bytes, dict[int, Record]] = {}
     for log in logs:
         for batch in log.read(log.log_start_offset):
@@ -58,7 +58,7 @@ def _expected(logs: list[Partition], limits: dict[int, int] | None = None) -> di
 
 
 def _check(table: Table, expected: dict[bytes, bytes]) -> None:
-    """Every way of looking at a table tells the same."""
+    """Check that all ways to read a table agree."""
     assert dict(table.items()) == expected
     assert len(table) == len(expected)
     assert sorted(table) == sorted(expected)
@@ -97,7 +97,7 @@ def test_the_whole_record_can_be_had(store: LogStore) -> None:
 
 
 def test_keys_are_bytes(store: LogStore) -> None:
-    """Text would never be found, so asking for it is an error and not a miss."""
+    """A text as key raises an error, because it would never be found."""
     table = Table(store, "users")
     wrong: list[Any] = ["ann", 1, None, bytearray(b"ann")]
     for key in wrong:
@@ -250,7 +250,7 @@ def test_the_latest_of_several_partitions_does_not_depend_on_when_they_are_read(
 
 
 def test_a_second_partition_brings_the_tombstones_of_the_first_back(store: LogStore) -> None:
-    """What a topic of one partition may forget, one of two must know."""
+    """A topic with two partitions needs tombstones that a topic with one partition may drop."""
     log = store.topic("users").partition(0)
     _put(log, (b"k", b"1"), (b"k", None), at_ms=20)
     table = Table(store, "users")
@@ -325,7 +325,7 @@ def test_a_state_that_compaction_has_taken_apart_is_an_error(store: LogStore) ->
 
 
 def test_what_retention_deletes_is_gone(store: LogStore) -> None:
-    """At once for who asks for it, and from ``len`` with the next refresh."""
+    """A deleted key is missing at once for look-ups, and for ``len`` after the next refresh."""
     log = store.topic("users").partition(0)
     _put(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
     _put(log, (b"d", b"1"), (b"e", b"1"))
@@ -340,7 +340,7 @@ def test_what_retention_deletes_is_gone(store: LogStore) -> None:
 
 
 def test_what_compaction_moves_is_found(store: LogStore) -> None:
-    """A record that a newer one replaced is read anew; one that stays is where it was."""
+    """A record that was replaced is read again; one that stays is found where it was."""
     log = store.create_topic("compacted", **_ROLL).partition(0)
     for number in range(10):
         _put(log, (b"same", b"%d" % number), (b"%d" % number, b"kept"), (b"gone", b"1"))
@@ -356,7 +356,7 @@ def test_what_compaction_moves_is_found(store: LogStore) -> None:
 
 
 def test_a_record_that_is_gone_for_good_counts_as_deleted(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing newer, nothing said, and not there: absent, for ``len``, too."""
+    """A key whose record no longer exists, without a newer one, counts as deleted, also for ``len``."""
     _put(store.topic("users").partition(0), (b"a", b"1"), (b"b", b"1"))
     table = Table(store, "users")
     monkeypatch.setattr(Table, "_read", lambda self, key, partition, offset: None)
@@ -405,7 +405,7 @@ def test_items_while_the_log_changes(store: LogStore) -> None:
 
 
 def test_changes_are_told_in_order_and_end_when_nothing_comes(store: LogStore) -> None:
-    """From where the table stands; deletions with value None; null keys are no change."""
+    """Changes start at the table's state; deletions have value None; null keys are not changes."""
     log = store.topic("users").partition(0)
     _put(log, (b"before", b"1"))
     table = Table(store, "users")
@@ -423,7 +423,7 @@ def test_changes_are_told_in_order_and_end_when_nothing_comes(store: LogStore) -
 
 
 def test_changes_wait_for_appends_without_spinning(store: LogStore) -> None:
-    """Whoever appends wakes them; new partitions are followed, too."""
+    """An append wakes the iteration; new partitions are followed, too."""
     table = Table(store, "users")
 
     def append() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
-from segmentlog.consuming.start_position import Place, parse_place, resolve
+from segmentlog.consuming.start_position import StartPosition, parse_start_position, resolve_position
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH
 from segmentlog.http.console.forms import Form, parse_number
@@ -138,15 +138,15 @@ class GroupPages:
         topic: str,
         errors: dict[str, str],
     ) -> list[Move] | None:
-        place: Place | None = None
+        place: StartPosition | None = None
         shift = 0
         try:
             if target in ("earliest", "latest"):
-                place = parse_place(target, 0)
+                place = parse_start_position(target, 0)
             elif target == "shift":
                 shift = _parse_shift(target_text)
             else:
-                place = parse_place(target_text, self._console.now_ms())
+                place = parse_start_position(target_text, self._console.now_ms())
                 if (place.kind == "time") != (target == "time"):
                     raise ValueError(f"{target_text!r} is not {'a time' if target == 'time' else 'an offset'}")
         except ValueError as error:
@@ -161,7 +161,7 @@ class GroupPages:
                 continue
             log = self._store.topic(tp.topic).partition(tp.partition)
             start, end = log.log_start_offset, log.log_end_offset
-            target_offset = one.committed.offset + shift if place is None else resolve(place, log)
+            target_offset = one.committed.offset + shift if place is None else resolve_position(place, log)
             new = min(max(target_offset, start), end)
             moves.append(Move(tp, one.committed.offset, new, log.count_offsets(new, end)))
         return moves

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from segmentlog.consuming.record_filter import DecodeValue, Filter
+from segmentlog.consuming.record_filter import DecodeValue, RecordFilter
 from segmentlog.errors import CorruptBatch, OffsetOutOfRange
 from segmentlog.http.console.formatting import LIST_CHARS, render_bytes, utc
 from segmentlog.http.console.record_search import readable_from
@@ -53,7 +53,7 @@ class TailUpdate(msgspec.Struct):
 class LiveTail:
     """Follows some partitions from a position. Not thread-safe."""
 
-    def __init__(self, logs: Sequence[Partition], record_filter: Filter, position: str = "") -> None:
+    def __init__(self, logs: Sequence[Partition], record_filter: RecordFilter, position: str = "") -> None:
         self._logs = logs
         self._filter = record_filter
         given = parse_position(position)
@@ -91,7 +91,7 @@ class LiveTail:
 
     def _read(self, log: Partition, end: int, most: int, records: list[Record]) -> int:
         """Read the newest records up to ``end``, skip the others, and return the number of offsets read."""
-        begin = max(self._at[log.number], end - (most if self._filter.is_open else _FILTERED_MAX))
+        begin = max(self._at[log.number], end - (most if self._filter.matches_all else _FILTERED_MAX))
         self._at[log.number] = end
         found: list[Record] = []
         upto, size_bytes = begin, 0

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from segmentlog.consuming.record_filter import DecodeValue, Filter
-from segmentlog.consuming.start_position import parse_place, resolve
+from segmentlog.consuming.record_filter import DecodeValue, RecordFilter
+from segmentlog.consuming.start_position import parse_start_position, resolve_position
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.http.console import formatting
 from segmentlog.http.console.forms import parse_number
@@ -91,12 +91,12 @@ class RecordPages:
         }  # fmt: skip
         return self._console.render(request, "records.html", 422 if errors else 200, nav="topics", **values)
 
-    def _filter(self, request: Request, errors: dict[str, str]) -> Filter:
+    def _filter(self, request: Request, errors: dict[str, str]) -> RecordFilter:
         try:
-            return Filter.parse(decode=self._decoder(request), **_filled_in(request.query_params))
+            return RecordFilter.parse(decode=self._decoder(request), **_filled_in(request.query_params))
         except InvalidConfig as error:
             errors["header" if error.key == "header" else "path"] = error.accepted
-            return Filter()
+            return RecordFilter()
 
     def _decoder(self, request: Request) -> DecodeValue | None:
         """Return the function that decodes values for JSON paths; None if the principal may not see schemas."""
@@ -118,7 +118,7 @@ class RecordPages:
         if at == "key":
             return self._behind_key(logs, ends, start_text, isolation, errors)
         try:
-            place = parse_place(start_text, self._console.now_ms())
+            place = parse_start_position(start_text, self._console.now_ms())
         except ValueError as error:
             errors["where"] = str(error)
             return ends
@@ -128,14 +128,14 @@ class RecordPages:
             errors["where"] = "a time is 2026-07-31T12:00, -1h (one hour ago) or @1785456000000 (ms since 1970)"
         if errors:
             return ends
-        return {log.number: readable_from(log, resolve(place, log, ends[log.number])) for log in logs}
+        return {log.number: readable_from(log, resolve_position(place, log, ends[log.number])) for log in logs}
 
     def _behind_key(
         self, logs: list[Partition], ends: dict[int, int], key: str, isolation: Isolation, errors: dict[str, str]
     ) -> dict[int, int]:
         """Return the offset of the newest record with this key for its partition, and the ends of the other
         partitions."""
-        found = search(logs, ends, Filter.parse(key=key), limit=1, backwards=True, isolation=isolation)
+        found = search(logs, ends, RecordFilter.parse(key=key), limit=1, backwards=True, isolation=isolation)
         if found.records:
             return {**ends, found.records[0].partition: found.records[0].offset}
         if found.is_complete:

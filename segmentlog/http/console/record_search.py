@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import RecordFilter
 from segmentlog.errors import CorruptBatch, LogTruncated, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class _Budget:
 
 
 def search(
-    logs: Sequence[Partition], begins: dict[int, int], record_filter: Filter, *, limit: int, backwards: bool = False,
-    isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
+    logs: Sequence[Partition], begins: dict[int, int], record_filter: RecordFilter, *, limit: int, backwards: bool =
+    False, isolation: Isolation = "read_uncommitted", seconds: float = SECONDS, size_bytes: int = BYTES,
 ) -> SearchResult:  # fmt: skip
     """Return up to ``limit`` matching records, ordered by time, from ``begins`` forward or backward in each partition.
 
@@ -133,7 +133,7 @@ def _by_time(record: Record) -> tuple[int, int, int]:
 
 
 def _search_forward(
-    log: Partition, start_offset: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, start_offset: int, record_filter: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """Return (records, offset to continue at, whether the end was reached)."""
     records: list[Record] = []
@@ -153,7 +153,7 @@ def _search_forward(
 
 
 def _search_backward(
-    log: Partition, start_offset: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, start_offset: int, record_filter: RecordFilter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """Return (records, newest first; offset to continue at; whether the log's start was reached)."""
     records: list[Record] = []

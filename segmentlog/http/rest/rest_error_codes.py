@@ -33,7 +33,7 @@ _CODES: Final[tuple[tuple[type[BaseException], HTTPStatus, int], ...]] = (
     (errors.InvalidTopicName, HTTPStatus.NOT_FOUND, TOPIC_NOT_FOUND),
     (errors.ReadOnlyStore, HTTPStatus.FORBIDDEN, FORBIDDEN),
     (errors.ConsumerFenced, HTTPStatus.CONFLICT, ILLEGAL_STATE),
-    (errors.GroupHeld, HTTPStatus.CONFLICT, ILLEGAL_STATE),
+    (errors.GroupInUse, HTTPStatus.CONFLICT, ILLEGAL_STATE),
     (errors.GroupNotEmpty, HTTPStatus.CONFLICT, ILLEGAL_STATE),
     (errors.InvalidConfig, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_CONSUMER_CONFIG),
     (errors.InvalidRecord, HTTPStatus.UNPROCESSABLE_ENTITY, INVALID_PAYLOAD),

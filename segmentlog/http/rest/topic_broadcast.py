@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.consuming.wakeup import announce
+from segmentlog.consuming.wakeup import announce_waiting
 from segmentlog.errors import SegmentlogError
 from segmentlog.http.rest.event_ids import EventChunk, StreamView, check_partitions, read_events, topic_mark
 from segmentlog.storage import fork_safety
@@ -312,7 +312,7 @@ class BroadcastHub:
         must_poll = False
         for broadcast in broadcasts:
             with contextlib.suppress(SegmentlogError, OSError):
-                must_poll |= announce(watch, broadcast.logs)
+                must_poll |= announce_waiting(watch, broadcast.logs)
         if any([broadcast.advance() for broadcast in broadcasts]):
             return
         is_durable = any(broadcast.view.durable_only for broadcast in broadcasts)

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from segmentlog.config import OFFSET_CEILING_STEP
-from segmentlog.errors import GrantExhausted, InvalidWireBatch, ProducerFenced, SegmentlogError
+from segmentlog.errors import InvalidWireBatch, OffsetGrantExhausted, ProducerFenced, SegmentlogError
 from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.active_segment import ActiveSegmentWriter, Observed
@@ -96,9 +96,9 @@ class Appender:
         Unless ``wakes``, the caller must wake followers with `Handle.wake_followers`, and this call does not wait until
         the object store grants more offsets.
 
-        Raises `DiskFull`, `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`, `GrantExhausted`,
-        `StoreFenced`, and `LocalError` for a limit of this process. After an error the log is unchanged for all
-        processes.
+        Raises `DiskFull`, `PartitionFailed`, `UnknownTopic`, `ProducerFenced`, `OutOfOrderSequence`,
+        `OffsetGrantExhausted`, `StoreFenced`, and `ProcessLimitError` for a limit of this process. After an error the
+        log is unchanged for all processes.
         """
         handle = self._handle
         exhausted = None
@@ -122,7 +122,7 @@ class Appender:
             except OSError as error:
                 handle.raise_local_error(error, "nothing was appended")
                 raise
-            except GrantExhausted as error:
+            except OffsetGrantExhausted as error:
                 exhausted = error
             finally:
                 self._wakes = True
@@ -475,7 +475,7 @@ class Appender:
         if granted is not None:
             if next_offset >= granted.end_offset:
                 handle.ledger.request_offsets(next_offset)
-                raise GrantExhausted(handle.log_name, granted.end_offset)
+                raise OffsetGrantExhausted(handle.log_name, granted.end_offset)
             ceiling = min(ceiling, granted.end_offset)
         with handle.sync_locked():
             try:

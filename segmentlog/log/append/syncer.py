@@ -42,8 +42,8 @@ class Syncer:
 
         The process that gets the sync lock syncs everything written so far, so that waiting processes find their
         records durable. Raises `PartitionFailed` if an fsync fails now or failed before: it is never retried. Raises
-        `LocalError` with ``appended`` if this process cannot open the files: nothing was synced, and the call may be
-        repeated.
+        `ProcessLimitError` with ``appended`` if this process cannot open the files: nothing was synced, and the call
+        may be repeated.
         """
         handle = self._handle
         page = handle.page

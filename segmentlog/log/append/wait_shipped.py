@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from segmentlog.errors import NotShipped, StoreFenced
+from segmentlog.errors import ShipUnconfirmed, StoreFenced
 from segmentlog.log.handle import Handle
 from segmentlog.storage.grant_file import read_grant
 from segmentlog.storage.state_page import CONFIG_WORD, SHIPPED_WORD
@@ -20,12 +20,12 @@ _POLL_S: Final = 0.5
 def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
     """Return once everything below ``next_offset``, which is on disk, was shipped.
 
-    Raises `NotShipped` if no process ships the store, or if that takes longer than `WAIT_S`; `StoreFenced`.
+    Raises `ShipUnconfirmed` if no process ships the store, or if that takes longer than `WAIT_S`; `StoreFenced`.
     """
     signals = handle.ship_signals
     words = handle.page.words
     if signals is None:
-        raise NotShipped(handle.log_name, base_offset, next_offset, "the partition does not belong to a store")
+        raise ShipUnconfirmed(handle.log_name, base_offset, next_offset, "the partition does not belong to a store")
     ends_s = time.monotonic() + WAIT_S
     check_s = 0.0
     while handle.page.words[SHIPPED_WORD] < next_offset:
@@ -38,10 +38,10 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
             check_s = now_s + _POLL_S
             signals.request_cycle()
             if not signals.is_shipping:
-                raise NotShipped(handle.log_name, base_offset, next_offset, "no process ships this store")
+                raise ShipUnconfirmed(handle.log_name, base_offset, next_offset, "no process ships this store")
         if now_s >= ends_s:
             why = signals.error or f"the shipper did not upload them within {WAIT_S:.0f} s"
-            raise NotShipped(handle.log_name, base_offset, next_offset, why)
+            raise ShipUnconfirmed(handle.log_name, base_offset, next_offset, why)
         signals.wait(min(_POLL_S, ends_s - now_s))
 
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.errors import GroupHeld, GroupNotEmpty, InvalidConfig
+from segmentlog.errors import GroupInUse, GroupNotEmpty, InvalidConfig
 from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import TopicPartition
@@ -63,7 +63,7 @@ class GroupCoordinator(GroupManager):
             if not cached.is_claimed and cached.machine.would_add_member(request):
                 try:
                     self._claim(cached, request.session_timeout_ms, request.protocol_type)
-                except GroupHeld as error:
+                except GroupInUse as error:
                     self._warn_refused(group, error)
                     return JoinAnswer(error=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id)
             with self._dropping_on_error(cached):
@@ -94,7 +94,7 @@ class GroupCoordinator(GroupManager):
             if not cached.is_claimed and machine.would_add_consumer(request):
                 try:
                     self._claim(cached, settings.consumer_session_timeout_ms, CONSUMER)
-                except GroupHeld as error:
+                except GroupInUse as error:
                     self._warn_refused(group, error)
                     return HeartbeatAnswer(error=ErrorCode.GROUP_ID_NOT_FOUND, message=str(error))
                 machine.raise_generation(former.generation)
@@ -211,7 +211,7 @@ class GroupCoordinator(GroupManager):
                 return error, self._server_groups.commit_offsets(group, positions, generation, member_id, stamp)
             try:
                 return error, self._server_groups.commit_without_members(group, positions, stamp)
-            except GroupHeld as held:
+            except GroupInUse as held:
                 self._warn_refused(group, held)
                 return ErrorCode.UNKNOWN_MEMBER_ID, None
 

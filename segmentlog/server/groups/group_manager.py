@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from segmentlog.clock import Clock
-from segmentlog.errors import GroupHeld, InvalidConfig, SegmentlogError
+from segmentlog.errors import GroupInUse, InvalidConfig, SegmentlogError
 from segmentlog.groups.server_groups import ServerGroups
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.cached_group import AnswerWaiter, CachedGroup, GroupUnavailable
@@ -137,13 +137,13 @@ class GroupManager:
         return configured(self.settings, self._configs.find(group))
 
     def _claim(self, cached: CachedGroup, session_timeout_ms: int, protocol_type: str) -> None:
-        """Record clients as owners of the group in its file, before the first one joins. Raises `GroupHeld`."""
+        """Record clients as owners of the group in its file, before the first one joins. Raises `GroupInUse`."""
         saved = msgspec.structs.replace(
             cached.machine.snapshot(), session_timeout_ms=session_timeout_ms, protocol_type=protocol_type
         )
         try:
             cached.machine.raise_generation(self._server_groups.claim(cached.name, saved))
-        except GroupHeld:
+        except GroupInUse:
             raise
         except (SegmentlogError, OSError) as error:
             self._drop_failed(cached, error)
@@ -231,7 +231,7 @@ class GroupManager:
             if self._entries.get(cached.name) is cached:
                 del self._entries[cached.name]
 
-    def _warn_refused(self, group: str, error: GroupHeld) -> None:
+    def _warn_refused(self, group: str, error: GroupInUse) -> None:
         now_ms = self._now_ms()
         if now_ms - self._warned_ms.get(group, -_WARNING_INTERVAL_MS) >= _WARNING_INTERVAL_MS:
             if len(self._warned_ms) >= _WARNED_GROUPS_MAX:
@@ -252,9 +252,7 @@ class GroupManager:
         """
         try:
             self._start()
-        except (
-            GroupUnavailable
-        ):  # the former process with this number still runs: the first request starts the sessions
+        except GroupUnavailable:  # the former process still runs: the first request starts the sessions
             pass
         except (SegmentlogError, OSError) as error:
             logger.warning("sessions of group members are not expired until a client sends a request: %s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from segmentlog.errors import InvalidConfig, ProducerHeld, SegmentlogError
+from segmentlog.errors import InvalidConfig, ProducerNameInUse, SegmentlogError
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.server.codec.generated.describe_producers import (
@@ -63,7 +63,7 @@ def _take_over(call: RequestContext, name: str, request: InitProducerIdRequest) 
         numbers = call.broker.store.transactions.server_transactions.register(
             name, request.transaction_timeout_ms, expected
         )
-    except ProducerHeld as error:
+    except ProducerNameInUse as error:
         logger.warning("a client was rejected: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))
     except InvalidConfig:

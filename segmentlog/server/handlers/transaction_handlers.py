@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.errors import NotShipped, ProducerFenced, SegmentlogError, TransactionAborted
+from segmentlog.errors import ProducerFenced, SegmentlogError, ShipUnconfirmed, TransactionAborted
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.generated.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from segmentlog.server.codec.generated.add_partitions_to_txn import (
@@ -174,7 +174,7 @@ def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
         )
         if request.committed and call.broker.settings.acks_all == "shipped":
             transactions.wait_shipped()
-    except NotShipped:  # the outcome is decided; a repeated request waits again
+    except ShipUnconfirmed:  # the outcome is decided; a repeated request waits again
         return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)

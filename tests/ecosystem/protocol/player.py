@@ -12,7 +12,7 @@ from delivery_process import Process, serve
 from ecosystem.protocol.client_jobs import ClientProcess
 from full_disk import FlaggedDisk
 
-from segmentlog.errors import DiskFull, GroupHeld, ProducerBusy, TransactionAborted
+from segmentlog.errors import DiskFull, GroupInUse, ProducerBusy, TransactionAborted
 
 
 class LibraryPlayer(LibraryProcess):
@@ -29,7 +29,7 @@ class LibraryPlayer(LibraryProcess):
         while not self.stopping:
             try:
                 job()
-            except (DiskFull, GroupHeld, ProducerBusy, TransactionAborted) as error:
+            except (DiskFull, GroupInUse, ProducerBusy, TransactionAborted) as error:
                 self.say("*met", type(error).__name__)
                 time.sleep(0.02)
 

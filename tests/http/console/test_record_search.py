@@ -1,4 +1,4 @@
-"""Looking for records: nothing is missed, nothing is shown twice, and it says how far it came."""
+"""Searches of records find every match once, and report how far they came."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from seeds import seeds
 
-from segmentlog.consuming.record_filter import Filter
+from segmentlog.consuming.record_filter import RecordFilter
 from segmentlog.http.console.record_search import find_record, search
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def logs(store: LogStore) -> list[Partition]:
-    """Three partitions with records of rising times, in batches of several sizes, in several segments."""
+    """Provide three partitions with rising timestamps, batches of several sizes and several segments."""
     store.create_topic("t", 3, {"segment.records": 40, "retention.ms": "unlimited"})
     found = store.topic("t").partitions()
     for at in range(300):
@@ -39,11 +39,11 @@ def _all(logs: list[Partition]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("limit", [4, 50, 1000])
 def test_going_on_comes_by_every_record_once(logs: list[Partition], limit: int, *, backwards: bool) -> None:
-    """In the order of time, or against it, whatever fits on a page."""
+    """Continued searches return every record once, in either order of time and with any page size."""
     cursors = {log.number: log.log_end_offset if backwards else 0 for log in logs}
     seen = []
     for _ in range(1000):
-        found = search(logs, cursors, Filter(), limit=limit, backwards=backwards)
+        found = search(logs, cursors, RecordFilter(), limit=limit, backwards=backwards)
         assert len(found.records) <= limit
         seen += found.records
         cursors = found.cursors
@@ -57,7 +57,7 @@ def test_going_on_comes_by_every_record_once(logs: list[Partition], limit: int, 
 
 @pytest.mark.parametrize("seed", seeds("console-search"))
 def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition], seed: int) -> None:
-    """By key, value, JSON path and header, and all of them together; forwards, backwards, with hardly any time."""
+    """Filters by key, value, JSON path and header, alone and combined, in both directions and with little time."""
     rng = random.Random(seed)
     for _ in range(12):
         given = {
@@ -66,7 +66,7 @@ def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition],
             "path": f"at >= {rng.randrange(300)}" if rng.random() < 0.5 else "",
             "header": rng.choice(["h", f"h={rng.randrange(6)}", "none"]) if rng.random() < 0.3 else "",
         }
-        record_filter = Filter.parse(**given)
+        record_filter = RecordFilter.parse(**given)
         expected = {
             (record.partition, record.offset)
             for log in logs
@@ -99,18 +99,18 @@ def _has(headers: object, record_filter: str) -> bool:
 
 
 def test_a_search_that_is_cut_short_says_where_it_came_to(logs: list[Partition]) -> None:
-    """And gets on, however little it may take."""
-    found = search(logs, {0: 0, 1: 0, 2: 0}, Filter.parse(value="nowhere"), limit=10, seconds=0.0)
+    """Every search advances, however small its budget is."""
+    found = search(logs, {0: 0, 1: 0, 2: 0}, RecordFilter.parse(value="nowhere"), limit=10, seconds=0.0)
     assert not found.is_complete
     assert found.limit == "time"
     assert found.cursors[0] > 0
-    found = search(logs, {0: 0, 1: 0, 2: 0}, Filter.parse(value="nowhere"), limit=10, size_bytes=1)
+    found = search(logs, {0: 0, 1: 0, 2: 0}, RecordFilter.parse(value="nowhere"), limit=10, size_bytes=1)
     assert found.limit == "bytes"
     assert all(found.cursors.values())
 
 
 def test_damage_is_stepped_over_and_told(tmp_path: Path) -> None:
-    """With the offsets that could not be looked at."""
+    """Damaged batches are skipped and reported with their offsets."""
     with LogStore(tmp_path / "store") as store:
         store.create_topic("t", 1, {"compression.type": "none"})
         log = store.topic("t").partition(0)
@@ -123,20 +123,20 @@ def test_damage_is_stepped_over_and_told(tmp_path: Path) -> None:
     with LogStore(tmp_path / "store") as store:
         log = store.topic("t").partition(0)
         for backwards in (False, True):
-            found = search([log], {0: 5 * backwards}, Filter(), limit=10, backwards=backwards)
+            found = search([log], {0: 5 * backwards}, RecordFilter(), limit=10, backwards=backwards)
             assert sorted(record.offset for record in found.records) == [0, 1, 3, 4]
             assert [(one.base_offset, one.end_offset) for one in found.damage] == [(2, 3)]
 
 
 def test_a_lost_range_and_trimmed_records_are_passed(logs: list[Partition]) -> None:
-    """A position in the middle of what is gone goes on behind it."""
+    """A search that starts within deleted or lost offsets continues after them."""
     log = logs[0]
     log.truncate(60)
     log.append([b"behind"])
     log.trim(20)
-    found = search([log], {0: 0}, Filter(), limit=1000)
+    found = search([log], {0: 0}, RecordFilter(), limit=1000)
     assert [record.offset for record in found.records] == [*range(20, 60), log.log_end_offset - 1]
-    found = search([log], {0: log.log_end_offset}, Filter(), limit=1000, backwards=True)
+    found = search([log], {0: log.log_end_offset}, RecordFilter(), limit=1000, backwards=True)
     assert [record.offset for record in found.records] == [log.log_end_offset - 1, *range(59, 19, -1)]
     assert find_record(log, 61) is None
     assert find_record(log, 19) is None
@@ -147,7 +147,7 @@ def test_a_lost_range_and_trimmed_records_are_passed(logs: list[Partition]) -> N
 
 
 def test_what_was_aborted_is_left_out_on_request(store: LogStore) -> None:
-    """Committed records only, also where the end is asked for."""
+    """With read_committed, aborted records are omitted, and the end is the last stable offset."""
     store.create_topic("t")
     with store.producer(name="p") as producer:
         producer.send("t", b"first").result()
@@ -159,6 +159,6 @@ def test_what_was_aborted_is_left_out_on_request(store: LogStore) -> None:
     for isolation, count in (("read_uncommitted", 2), ("read_committed", 1)):
         for backwards in (False, True):
             begin = log.log_end_offset if backwards else 0
-            found = search([log], {0: begin}, Filter(), limit=9, backwards=backwards, isolation=isolation)  # type: ignore[arg-type]
+            found = search([log], {0: begin}, RecordFilter(), limit=9, backwards=backwards, isolation=isolation)  # type: ignore[arg-type]
             assert len(found.records) == count
             assert found.is_complete

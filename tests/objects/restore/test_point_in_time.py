@@ -267,7 +267,7 @@ def test_killed_anywhere_it_goes_on(shipped: Shipped, options: dict[str, Any]) -
     with shipped.store.producer(name="p") as producer, producer.transaction():
         producer.send_many("a", [b"x"])
         producer.send_many("b", [b"y"])
-        producer.commit_positions(Committing(shipped.store, 0), {TopicPartition("a", 0): 8})
+        producer.commit_offsets(Committing(shipped.store, 0), {TopicPartition("a", 0): 8})
     shipped.ship()
     if "at" in options:
         options = {"at": shipped.clock.now_ms() - 4_500}
@@ -302,7 +302,7 @@ def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
     shipped.store.groups.reset("plain", {other: 1})
     with shipped.store.producer(name="p") as producer, producer.transaction():
         producer.send_many("out", [b"x"])
-        producer.commit_positions(Committing(shipped.store, 0), {source: 7})
+        producer.commit_offsets(Committing(shipped.store, 0), {source: 7})
     shipped.ship()
     done = shipped.restore(offsets={("out", 0): 2, ("other", 0): 2})
     assert "committed offsets were moved back, of groups: group" in done.warnings
@@ -326,7 +326,7 @@ def test_a_position_that_was_the_first(shipped: Shipped, compacted: bool) -> Non
     source = TopicPartition("in", 0)
     with shipped.store.producer(name="p") as producer, producer.transaction():
         producer.send_many("out", [b"x"])
-        producer.commit_positions(Committing(shipped.store, 0), {source: 7})
+        producer.commit_offsets(Committing(shipped.store, 0), {source: 7})
     positions = shipped.store.topic("__consumer_offsets").partition(0)
     positions.flush()
     if compacted:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, until
 
-from segmentlog.errors import DiskFull, GroupHeld
+from segmentlog.errors import DiskFull, GroupInUse
 from segmentlog.groups import group_folder
 from segmentlog.groups.server_group_file import read_saved_group, write_saved_group
 from segmentlog.security.acls import OpenAuthorizer
@@ -295,7 +295,7 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
         return store.groups.describe("g").state == "Empty"
 
     until(is_given_up)
-    with store.consumer("t", group="g"), pytest.raises(GroupHeld):
+    with store.consumer("t", group="g"), pytest.raises(GroupInUse):
         store.consumer("t", group="other")
 
 
@@ -316,7 +316,7 @@ def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestCloc
         first.resume_groups()
         second.resume_groups()
         Client(first.groups, "x", "another").heartbeat()  # so that the worker that had the group before is seen to live
-        with pytest.raises(GroupHeld):
+        with pytest.raises(GroupInUse):
             store.consumer("t", group=moved)
 
         def is_given_up() -> bool:

@@ -273,7 +273,7 @@ def test_what_a_transaction_commits_is_unstable(door: _Door) -> None:
         consumer.poll_group()
         with producer.transaction():
             producer.send("t", b"y", partition=1)
-            producer.commit_positions(consumer, {("t", 0): 1})
+            producer.commit_offsets(consumer, {("t", 0): 1})
             producer.flush()
             found = door.fetch(require_stable=True).topics[0].partitions[0]
             assert found.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT

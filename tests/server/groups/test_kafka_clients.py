@@ -13,7 +13,7 @@ from server.groups.serving import PARTITIONS, WAIT_S, Served, close_all, poll_un
 from server.groups.serving import served as served
 from server.groups.serving import store as store
 
-from segmentlog.errors import GroupHeld
+from segmentlog.errors import GroupInUse
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
@@ -51,7 +51,7 @@ def test_three_consumers_one_dies(consumer: Callable[..., Any], served: Served, 
         TopicPartition("t", number) for number in range(PARTITIONS)
     }
     served.kill()
-    with pytest.raises(GroupHeld, match=f"pid {served.pid}"):
+    with pytest.raises(GroupInUse, match=f"pid {served.pid}"):
         store.consumer("t", group="g")
     served.start()
     done_s = time.monotonic() + 3

@@ -16,7 +16,7 @@ import pytest
 from server.groups.clients import SETTINGS, Client, until
 
 import segmentlog
-from segmentlog.errors import GroupHeld
+from segmentlog.errors import GroupInUse
 from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
@@ -63,18 +63,18 @@ def test_clients_of_a_server_that_is_killed(store: LogStore, start: Callable[...
     """The library is refused while the server runs and while its clients could come back, and no longer."""
     worker = start(_WORKER, store.path, "g", _SESSION_MS)
     assert _line(worker).endswith(b"work".hex())
-    with pytest.raises(GroupHeld, match=f"held by 1 member of the server with pid {worker.pid} on "):
+    with pytest.raises(GroupInUse, match=f"held by 1 member of the server with pid {worker.pid} on "):
         store.consumer("t", group="g")
     worker.kill()
     worker.wait()
-    with pytest.raises(GroupHeld, match=f"pid {worker.pid}"):
+    with pytest.raises(GroupInUse, match=f"pid {worker.pid}"):
         store.consumer("t", group="g")
     died_s = time.monotonic()
 
     def join() -> Any:
         try:
             return store.consumer("t", group="g")
-        except GroupHeld:
+        except GroupInUse:
             return None
 
     with until(join) as consumer:
@@ -91,12 +91,12 @@ def test_a_killed_server_that_comes_back(store: LogStore, start: Callable[..., A
     told = _line(first)
     first.kill()
     first.wait()
-    with pytest.raises(GroupHeld):
+    with pytest.raises(GroupInUse):
         store.consumer("t", group="g")
     member, generation, _ = told.split()
     second = start(_WORKER, store.path, "g", 30_000, member, generation)
     assert _line(second) == told
-    with pytest.raises(GroupHeld, match=f"pid {second.pid}"):
+    with pytest.raises(GroupInUse, match=f"pid {second.pid}"):
         store.consumer("t", group="g")
 
 
@@ -149,7 +149,7 @@ def test_both_kinds_at_the_same_time(store: LogStore) -> None:
             consumer = None
             try:
                 consumer = store.consumer("t", group=group)
-            except GroupHeld:
+            except GroupInUse:
                 pass
             thread.join()
             assert errors == [ErrorCode.NONE if consumer is None else ErrorCode.INCONSISTENT_GROUP_PROTOCOL]

@@ -14,7 +14,7 @@ from server.transactions.conftest import MakeDesk
 from server.wire_client import Desk
 from wire import Sent, foreign
 
-from segmentlog.errors import ProducerFenced, ProducerHeld
+from segmentlog.errors import ProducerFenced, ProducerNameInUse
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -272,7 +272,7 @@ def test_a_name_belongs_to_one_door(desk: Desk) -> None:
     store.producer(name="library").close()
     assert Client(desk, "library", is_new=True).begin() == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     Client(desk, "remote", is_new=True).begin()
-    with pytest.raises(ProducerHeld, match="belongs to a client of the server"):
+    with pytest.raises(ProducerNameInUse, match="belongs to a client of the server"):
         store.producer(name="remote")
 
 
@@ -582,8 +582,8 @@ def test_deleted_topics_take_their_part_along(desk: Desk) -> None:
 def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
     """With the epochs, for who embeds it."""
     transactions = desk.broker.store.transactions.server_transactions
-    numbers = transactions.begin("x", 1000)
-    transactions.begin("x", 1000)
+    numbers = transactions.register("x", 1000)
+    transactions.register("x", 1000)
     with pytest.raises(ProducerFenced) as raised:
         transactions.end("x", numbers, committed=True)
     assert (raised.value.epoch, raised.value.current_epoch) == (0, 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from segmentlog.errors import OutOfOrderSequence, SegmentlogError
-from segmentlog.exchange.record_files import Fields, TransferError, records_of
+from segmentlog.exchange.record_files import FieldNames, TransferError, records_of
 from segmentlog.format.file_names import check_topic_name
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import media_types
@@ -176,7 +176,7 @@ def _parsed(found: list[bytes], first: int) -> RecordLists:
     if not documents:
         return RecordLists([])
     try:
-        (rows,) = records_of(iter(documents), Fields(), max(len(documents), 1), first, sys.maxsize)
+        (rows,) = records_of(iter(documents), FieldNames(), max(len(documents), 1), first, sys.maxsize)
     except TransferError as error:
         raise _unprocessable(str(error)) from None
     headers = None if rows.headers is None else [tuple(pairs) for pairs in rows.headers]
