@@ -118,10 +118,10 @@ def fill(folder: Path) -> None:
             with store.producer(name=name) as producer, producer.transaction():
                 for topic in _TOPICS:
                     producer.send(topic, _VALUE, partition=0)
-        remote = store.transactions.remote
+        transactions = store.transactions.server_transactions
         for name in ("hidden-txn", "open-txn"):
-            numbers = remote.begin(name, 600_000)
-            remote.add(name, numbers, [store.open_partition(topic, 0) for topic in _TOPICS])
+            numbers = transactions.register(name, 600_000)
+            transactions.add_partitions(name, numbers, [store.open_partition(topic, 0) for topic in _TOPICS])
         for group in ("hidden-group", "open-group"):
             store.groups.reset(group, {TopicPartition(topic, 0): 1 for topic in _TOPICS})
 

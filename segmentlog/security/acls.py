@@ -138,7 +138,8 @@ class Authorizer:
     def _change(self, change: Callable[[bytes], tuple[bytes, list[Rule] | None]]) -> list[Rule]:
         def change_existing(before: bytes | None) -> tuple[bytes | None, list[Rule]]:
             if before is None:
-                raise SecurityFileError(self.path, "the file was deleted; its rules stay in effect, unchanged")
+                why = "the file was deleted, so its rules cannot be changed; they stay in effect"
+                raise SecurityFileError(self.path, why)
             after, result = change(before)
             return after, result or []
 
@@ -166,7 +167,7 @@ class OpenAuthorizer(Authorizer):
         return True
 
     def refresh(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, because there is no file to read."""
 
     def reload(self) -> None:
-        """Do nothing: there is no file."""
+        """Do nothing, because there is no file to read."""

@@ -80,7 +80,7 @@ def _matches(name: str, host: str) -> bool:
 
 
 def names_in(cert_path: str) -> tuple[str, ...]:
-    """Return the names of the first certificate in a PEM file; () if it cannot be read or has none."""
+    """Return the names of the first certificate in a PEM file; () if the file is unusable."""
     return _names_in(cert_path) or ()
 
 

@@ -22,7 +22,7 @@ def change_file(
     path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
     fs: FileSystem | None = None,
 ) -> T:  # fmt: skip
-    """Replace a file with the bytes that ``change`` returns for its present bytes (None if there is no file).
+    """Replace a file with the bytes that ``change`` returns for its present bytes, or for None if it does not exist.
 
     ``change`` returns (new bytes, result), and None as bytes to change nothing; the result is returned. A lock excludes
     other writers that use this function. Readers see the old file or the new one, also after a power cut. Without

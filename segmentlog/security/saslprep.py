@@ -25,7 +25,7 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """Return the prepared form of ``text``. Raise ValueError, without the text, if it has none."""
+    """Return the prepared form of ``text``. Raise ValueError if it has none; the message does not quote it."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text

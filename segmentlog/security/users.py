@@ -205,7 +205,7 @@ def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
         return _encode(msgspec.structs.replace(document, users=users)), True
 
     if not (fs or FileSystem()).exists(path):  # before a lock file is created
-        raise SecurityFileError(path, "the file does not exist, so there are no users")
+        raise SecurityFileError(path, f"the file does not exist, so user {name!r} cannot be removed")
     return change_file(path, remove, mode=PRIVATE, fs=fs)
 
 

@@ -15,7 +15,7 @@ from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
-"""Logger of reloads. Of several processes that read one file, only one has it enabled."""
+"""Logger of reloads. If several processes read one file, only one of them enables it."""
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Complete acknowledgements after an fsync, or after shipping, for all connections together.
 
 A thread of a small pool syncs a partition for all requests that wait for it; requests that arrive while its fsync runs
-are covered by the next fsync. So there is no fsync for each request, and partitions do not wait for each other.
+are covered by the next fsync. So many requests share an fsync, and partitions do not wait for each other.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class ServerLock:
 
 def _holder_of(fs: FileSystem, fd: int) -> str:
     try:
-        said = json.loads(fs.pread(fd, 4096, 0))
-        return f" by process {said['pid']}, which listens on {said['address']}"
+        holder = json.loads(fs.pread(fd, 4096, 0))
+        return f" by process {holder['pid']}, which listens on {holder['address']}"
     except (ValueError, KeyError, TypeError):
         return ""
 

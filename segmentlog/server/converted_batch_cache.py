@@ -132,7 +132,7 @@ class DiskBatchCache:
                 self._by_key[key] = file
 
     def _start_file(self) -> _CacheFile | None:
-        """Return a new file, deleting old ones if necessary; None if there is no room."""
+        """Return a new file, after deleting old ones if necessary; None without room."""
         now_s = self._clock_s()
         room = (free_bytes(self._folder) + self.size_bytes) // _FREE_PART
         with self._mutex:

@@ -50,7 +50,7 @@ class Dispatcher:
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
-            connection.apply_sasl_state()  # which ends the connection if there is no answer
+            connection.apply_sasl_state()  # which ends the connection after a failure
             return answer
         started_s = time.perf_counter()
         try:

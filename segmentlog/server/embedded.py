@@ -12,7 +12,7 @@ from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, cluster_id_of, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.supervisor import FINISH_S
-from segmentlog.server.worker import ServerWorker
+from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import WorkerCluster
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class Server:
         self._http: Sidecar | None = None
         self._lock = ServerLock(store.path)
         sockets: list[socket.socket] = []
-        worker: ServerWorker | None = None
+        worker: KafkaWorker | None = None
         try:
             sockets.append(listen(host, port))
             nodes, self.bootstrap_servers = worker_nodes(host, sockets, advertised)
             warn_uncovered_names(security.tls_cert, nodes)
             cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
-            worker = self.worker = ServerWorker(store, sockets, cluster, settings, security, host)
+            worker = self.worker = KafkaWorker(store, sockets, cluster, settings, security, host)
             if metrics_at is not None:
                 from segmentlog.server.metrics import MetricsServer
 

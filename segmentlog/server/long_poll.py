@@ -25,7 +25,7 @@ logger = logging.getLogger("segmentlog.server")
 RECHECK_S: Final = 1.0
 """Interval at which every parked fetch is rechecked, whether a file changed or not."""
 _POLL_S: Final = 0.005
-"""The same interval where file changes cannot be watched."""
+"""Shorter interval for systems where file changes cannot be watched."""
 _WATCHED_MAX: Final = 8192
 """Watched files. With more, a new watch starts with the awaited files, once these are less than half of them."""
 

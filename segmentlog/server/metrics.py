@@ -1,6 +1,6 @@
 """Serve metrics and health of a worker over HTTP: ``/metrics``, ``/healthz``, ``/readyz``.
 
-For Prometheus and for orchestrators. There is no authentication. Responses contain names of topics and groups, but no
+For Prometheus and for orchestrators, without authentication. Responses contain names of topics and groups, but no
 record data; so the server listens on loopback by default, and rejects requests for foreign host names and from pages of
 other sites (`security.cross_site`).
 """
@@ -28,7 +28,7 @@ from segmentlog.storage import fork_safety
 if TYPE_CHECKING:
     from email.message import Message
 
-    from segmentlog.server.worker import ServerWorker
+    from segmentlog.server.worker import KafkaWorker
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -57,7 +57,7 @@ class MetricsServer:
     OSError for an address in use, and SegmentlogError if prometheus-client is missing.
     """
 
-    def __init__(self, worker: ServerWorker, host: str, port: int, is_first: bool) -> None:
+    def __init__(self, worker: KafkaWorker, host: str, port: int, is_first: bool) -> None:
         try:
             # Imported on demand: it takes 0.1 s.
             from segmentlog.server.telemetry.worker_metrics import WorkerTelemetry

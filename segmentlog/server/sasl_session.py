@@ -108,7 +108,7 @@ class SaslSession:
             self._state = _State.FAILED
             return ErrorCode.ILLEGAL_SASL_STATE, enabled
         is_again = self._state is _State.AUTHENTICATED
-        # Re-authentication needs framed tokens: a bare token cannot be told from another request.
+        # Re-authentication needs framed tokens: a bare token looks like the start of a request.
         if mechanism not in self._mechanisms or (is_again and (mechanism != self._mechanism or version == 0)):
             self._state = _State.FAILED
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled

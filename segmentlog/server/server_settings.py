@@ -77,8 +77,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_partitions: int = 1
     """`num.partitions`: partitions of a topic that is created without a number."""
     acks_all: AcksAll = "durable"
-    """What ``acks=all`` waits for: fsync (``durable``); the write, as in Kafka (``written``); or the object store
-    (``shipped``)."""
+    """Condition for acknowledging ``acks=all``: fsync (``durable``); the write, as in Kafka (``written``); or the
+    object store (``shipped``)."""
     durable_reads: bool = False
     """Return to consumers only records that no crash can lose."""
     allowed_hosts: tuple[str, ...] = ()

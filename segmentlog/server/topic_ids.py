@@ -39,7 +39,7 @@ class TopicIds:
         self._names: dict[bytes, tuple[str, str]] = {}
 
     def lookup(self, topic_id: bytes) -> tuple[str, str] | None:
-        """Return (the topic's current name, its id as text), or None if the cache has no topic with this id.
+        """Return (the topic's current name, its id as text), or None if the id is not cached.
 
         Reads at most one file. Call `scan` for ids that are not cached.
         """

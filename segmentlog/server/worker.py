@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 
-class ServerWorker:
+class KafkaWorker:
     """Serves a store on listening sockets. The caller closes the store."""
 
     def __init__(

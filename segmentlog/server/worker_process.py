@@ -8,7 +8,7 @@ from typing import Final
 import segmentlog
 from segmentlog.server.addresses import cluster_id_of
 from segmentlog.server.supervisor import FINISH_S, ServerPlan
-from segmentlog.server.worker import ServerWorker
+from segmentlog.server.worker import KafkaWorker
 from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.server.worker_lifecycle import send_heartbeats, stop_with_supervisor
 
@@ -22,7 +22,7 @@ def run(
     stop = stop_with_supervisor(alive_fd)
     with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
         cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, number)
-        worker = ServerWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
+        worker = KafkaWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
         metrics = None
         if plan.metrics is not None:
             from segmentlog.server.metrics import MetricsServer

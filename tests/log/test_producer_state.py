@@ -290,7 +290,7 @@ def test_a_named_producer_is_forgotten_once_no_name_has_its_id(tmp_path: Path) -
             assert job.send("t", b"b").result().offset == 4
         clock.advance(1001)
         assert [one.producer_id for one in log.producers()] == [named_id]
-        store.transactions._finisher.delete_name("job")
+        store.transactions._abandoned.delete_name("job")
         clock.advance(1001)
         assert log.producers() == []
 

@@ -198,8 +198,8 @@ class World:
         """One transactional id is hidden, the other is not there."""
         transactions = self.store.transactions
         for name in (HIDDEN, MISSING):
-            transactions._finisher.delete_name(name)
-        transactions.remote.begin(HIDDEN, 60_000)
+            transactions._abandoned.delete_name(name)
+        transactions.server_transactions.register(HIDDEN, 60_000)
 
     @property
     def hidden_id(self) -> bytes:

@@ -166,7 +166,7 @@ def test_a_topic_is_deleted_by_its_id_alone(race: _Race) -> None:
     old_id = race.other.topic("t").id
     race.other.delete_topic("t")
     new = race.other.create_topic("t")
-    with pytest.raises(LookupError, match="another one has the name"):
+    with pytest.raises(LookupError, match="another topic has the name now"):
         race.store.delete_topic("t", old_id)
     assert race.store.topic("t").id == new.id
     race.store.delete_topic("t", new.id)

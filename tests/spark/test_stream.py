@@ -637,13 +637,13 @@ def test_a_topic_is_made_anew_under_a_micro_batch(
     fill(store.create_topic(name).partition(0), *range(9))
     if when == "before it is planned":
         tasks = [(lenient, lenient.partitions(start, end))]
-        with pytest.raises(DataLoss, match="another one has the name"):
+        with pytest.raises(DataLoss, match="another topic has the name now"):
             strict.partitions(start, end)
     else:
-        with pytest.raises(DataLoss, match="another one has the name"):
+        with pytest.raises(DataLoss, match="another topic has the name now"):
             [list(strict.read(task)) for task in tasks[0][1]]
     assert [list(lenient.read(task)) for task in tasks[-1][1]] in ([], [[]])
-    assert "another one has the name" in caplog.text
+    assert "another topic has the name now" in caplog.text
     (task,) = lenient.partitions(end, latest(lenient, end))
     assert sum(batch.num_rows for batch in lenient.read(task)) == 9
 

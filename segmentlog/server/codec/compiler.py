@@ -82,7 +82,7 @@ def data_codec(
             raise truncated()
         (version,) = _version.unpack_from(data, 0)
         if version < versions.start:
-            raise MalformedMessage(f"{name} of version {version}")
+            raise MalformedMessage(f"{name} of version {version} is not supported")
         return version, decode_body(data, _version.size, min(version, versions[-1]))
 
     def encode(message: _M, version: int) -> bytes:

@@ -35,7 +35,7 @@ class _EncoderWriter(SourceLines):
         with_records = has_records(self._message.struct)
         if with_records:
             self.emit("out = []")
-        self._begin()
+        self._start_parts()
         self._struct(self._message.struct, "message")
         self._flush()
         if with_records:
@@ -46,7 +46,7 @@ class _EncoderWriter(SourceLines):
             self.emit('return [b"".join(parts)]')
         return self._shortened()
 
-    def _begin(self) -> None:
+    def _start_parts(self) -> None:
         self.emit("parts = []")
         self.emit("add = parts.append")
 
@@ -58,7 +58,7 @@ class _EncoderWriter(SourceLines):
     def _helper(self, struct: StructLayout, field: FieldLayout) -> str:
         """Write a function that encodes the bytes of a tagged field; return its name."""
         nested = _EncoderWriter(self._message, self._version)
-        nested._begin()
+        nested._start_parts()
         nested._field(replace(field, tagged=range(0)), "value")
         nested._flush()
         nested.emit('return b"".join(parts)')

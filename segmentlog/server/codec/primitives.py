@@ -72,7 +72,7 @@ TAKE: Final = _READERS
 """Reader of N bytes at index N. Twice as fast as decoding a slice of a memoryview."""
 
 TAKE_COMPACT: Final = (_READERS[0], *_READERS[: SHORT - 1])
-"""The same readers at index N + 1: flexible versions store the size plus 1."""
+"""Readers of N bytes at index N + 1: flexible versions store the size plus 1."""
 
 UVARINTS: Final = tuple(bytes((value,)) for value in range(SHORT))
 
@@ -89,7 +89,7 @@ def malformed(problem: Exception, name: str, version: int) -> MalformedMessage:
 
 def unknown_version(name: str, version: int) -> UnsupportedVersion:
     """Return the error for a version that the codec does not support."""
-    return UnsupportedVersion(f"{name} of version {version}")
+    return UnsupportedVersion(f"{name} of version {version} is not supported")
 
 
 def wrong_count(field: str, count: int) -> MalformedMessage:

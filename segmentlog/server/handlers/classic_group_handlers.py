@@ -140,7 +140,7 @@ def sync_group(call: RequestContext, request: SyncGroupRequest) -> SyncGroupResp
 
 
 def heartbeat(call: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
-    """Renew a member's session. The response tells the member to rejoin if a rebalance is in progress."""
+    """Renew a member's session. The response makes the member rejoin if a rebalance is in progress."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is ErrorCode.NONE:
         try:

@@ -102,9 +102,9 @@ def _heartbeat(call: RequestContext, request: ConsumerGroupHeartbeatRequest) -> 
 def _ids(owned: Iterable[beats.TopicPartitions]) -> frozenset[PartitionId]:
     return frozenset(
         PartitionId(topic_id, number)
-        for one in owned
-        for topic_id in (str(uuid.UUID(bytes=bytes(one.topic_id))),)
-        for number in one.partitions
+        for topic in owned
+        for topic_id in (str(uuid.UUID(bytes=bytes(topic.topic_id))),)
+        for number in topic.partitions
     )
 
 
@@ -138,20 +138,22 @@ def _describe(call: RequestContext, group: str, request: ConsumerGroupDescribeRe
         if found is None:
             message = call.text_if_room(f"Group {group} is not a consumer group.")
             return DescribedGroup(group_id=group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
-        names = store.topic_names({topic_id for one in found.members for topic_id in (*one.assigned, *one.target)})
+        names = store.topic_names(
+            {topic_id for member in found.members for topic_id in (*member.assigned, *member.target)}
+        )
     except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
-    shown = {*names.values(), *(name for one in found.members for name in one.topics)}
+    shown = {*names.values(), *(name for member in found.members for name in member.topics)}
     if not all(call.may_see(Thing.TOPIC, name) for name in shown):
         return DescribedGroup(group_id=group, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    sizes = [_member_size_bytes(one, names) for one in found.members]
+    sizes = [_member_size_bytes(member, names) for member in found.members]
     if not call.reserve_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     described = DescribedGroup(
         group_id=group, group_state=found.state, group_epoch=found.epoch, assignment_epoch=found.epoch,
-        assignor_name=found.assignor, members=[_member(one, names) for one in found.members],
+        assignor_name=found.assignor, members=[_member(member, names) for member in found.members],
     )  # fmt: skip
     if request.include_authorized_operations:
         described.authorized_operations = call.broker.authorizer.authorized_operations(
@@ -160,19 +162,21 @@ def _describe(call: RequestContext, group: str, request: ConsumerGroupDescribeRe
     return described
 
 
-def _member_size_bytes(one: ConsumerDescription, names: dict[str, str]) -> tuple[int, int]:
+def _member_size_bytes(member: ConsumerDescription, names: dict[str, str]) -> tuple[int, int]:
     """Return (elements, characters of text) that a member takes in a response."""
-    described = [names[topic_id] for topic_id in (*one.assigned, *one.target) if topic_id in names]
-    numbers = sum(map(len, (*one.assigned.values(), *one.target.values())))
-    return 1 + len(one.topics) + len(described) + numbers, sum(map(len, (*one.topics, *described, one.regex or "")))
+    described = [names[topic_id] for topic_id in (*member.assigned, *member.target) if topic_id in names]
+    numbers = sum(map(len, (*member.assigned.values(), *member.target.values())))
+    return 1 + len(member.topics) + len(described) + numbers, sum(
+        map(len, (*member.topics, *described, member.regex or ""))
+    )
 
 
-def _member(one: ConsumerDescription, names: dict[str, str]) -> Member:
+def _member(member: ConsumerDescription, names: dict[str, str]) -> Member:
     return Member(
-        member_id=one.id, instance_id=one.instance_id, rack_id=one.rack_id, member_epoch=one.epoch,
-        client_id=one.client_id, client_host=one.client_host, subscribed_topic_names=list(one.topics),
-        subscribed_topic_regex=one.regex or None, assignment=_assignment(one.assigned, names),
-        target_assignment=_assignment(one.target, names), member_type=_CLASSIC if one.is_classic else _CONSUMER,
+        member_id=member.id, instance_id=member.instance_id, rack_id=member.rack_id, member_epoch=member.epoch,
+        client_id=member.client_id, client_host=member.client_host, subscribed_topic_names=list(member.topics),
+        subscribed_topic_regex=member.regex or None, assignment=_assignment(member.assigned, names),
+        target_assignment=_assignment(member.target, names), member_type=_CLASSIC if member.is_classic else _CONSUMER,
     )  # fmt: skip
 
 

@@ -313,8 +313,8 @@ def _after_lost_range(
 
     Kafka's tools compute lag as log end offset minus committed offset. A consumer commits the offset after its last
     record, and a lost range has no records; so the lag of a group that has read everything would stay at the length of
-    the range. There is no record between the two offsets. An offset inside a lost range is not moved, so that the
-    client's fetch reports the loss.
+    the range. No record is between the two offsets. An offset inside a lost range is not moved, so that the client's
+    fetch reports the loss.
     """
     try:
         found = call.broker.store.topic(topic)

@@ -140,7 +140,7 @@ def _append(
     except (SegmentlogError, OSError) as error:
         answer = _error(data.index, _code_of(call, error), call.explain_error(error))
         if isinstance(error, InvalidRecord | InvalidWireBatch):
-            # KIP-467: tells the client which records to leave out of a retry. Without room only the first one.
+            # KIP-467: shows the client which records to leave out of a retry. Without room only the first one.
             indices = error.indices if call.reserve_room(len(error.indices)) else error.indices[:1]
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in indices]
         return answer

@@ -18,7 +18,7 @@ from segmentlog.speedups import COMPILED
 
 if TYPE_CHECKING:
     from segmentlog.server.telemetry.definitions import Family
-    from segmentlog.server.worker import ServerWorker
+    from segmentlog.server.worker import KafkaWorker
 
 _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 
@@ -26,7 +26,7 @@ _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 class WorkerTelemetry:
     """Metrics of a worker. Thread-safe."""
 
-    def __init__(self, worker: ServerWorker, version: str) -> None:
+    def __init__(self, worker: KafkaWorker, version: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_WorkerCollector(worker, version))
         ProcessCollector(registry=self._registry)
@@ -37,7 +37,7 @@ class WorkerTelemetry:
 
 
 class _WorkerCollector(Collector):
-    def __init__(self, worker: ServerWorker, version: str) -> None:
+    def __init__(self, worker: KafkaWorker, version: str) -> None:
         self._worker = worker
         self._version = version
 
