@@ -56,7 +56,7 @@ class BatchWriter(DataSourceArrowWriter):
                 store.topic(options.topic)
         sweep_abandoned(FileSystem(), options.path)
         # Here and not by the tasks: those that Spark has given up may begin when the folder is removed already.
-        self._folder().make()
+        self._folder().create()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task. On an executor."""

@@ -1,1 +1,1 @@
-"""Batches written by many workers and appended by one, or not at all."""
+"""Staging: many workers write batches to files, and one process appends all of them or none."""

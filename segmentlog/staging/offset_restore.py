@@ -1,9 +1,9 @@
-"""Restoring: records come back at the offsets that they had.
+"""Restore records at their original offsets.
 
-Workers encode batches that know their base offset and stage them in files, as `segmentlog.staging.staging` does; one
-`Restorer` a partition appends them where the log has reached just that offset. Between them, where the log had no
-records (compaction, aborted transactions, control batches), go batches without any. So a restoration that was cut
-off is gone on with: what lies in the log says how far it came.
+Workers encode batches with their base offsets, and stage them in files like `segmentlog.staging.staging`. One
+`Restorer` per partition appends each batch when the log end offset has reached the batch's base offset. For offsets
+without records (after compaction, aborted transactions, control batches), it appends batches without records. An
+interrupted restore can therefore resume at the log end offset.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.format.batch_split import encode_until_it_fits
+from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import Int64Array
-from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap
+from segmentlog.format.encode import EncodedBatch, encode_batch, encode_gap
 from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, RecordColumns, check_items
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
@@ -28,13 +28,13 @@ from segmentlog.storage.fs import FileSystem
 _BATCH_BYTES: Final = 512 * 1024
 _APPENDED_AT_ONCE_BYTES: Final = 64 << 20
 _GAP_MAX: Final = 1 << 32
-# Of one batch without records.
+# Largest number of offsets of one batch without records.
 _SPAN_MAX: Final = 1 << 31
-# Of the offsets of one batch; and a longer gap ends its segment, whose index counts from its base in 32 bits.
+# Largest number of offsets of one batch. A longer gap ends its segment, because the index has 32-bit relative offsets.
 
 
 class OffsetTaken(SegmentlogError):
-    """Something else lies at an offset that is to be restored. Nothing was overwritten."""
+    """The log already has an offset that is to be restored. Nothing was overwritten."""
 
     def __init__(self, log: str, offset: int, log_end_offset: int) -> None:
         super().__init__(log, offset, log_end_offset)
@@ -42,8 +42,8 @@ class OffsetTaken(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.log}: offset {self.offset} cannot be restored: the log goes on at {self.log_end_offset} already;"
-            " restore into a new topic"
+            f"{self.log}: offset {self.offset} cannot be restored, because the log end offset is already"
+            f" {self.log_end_offset}. Nothing was overwritten. Restore into a new topic"
         )
 
 
@@ -51,10 +51,10 @@ class OffsetTaken(SegmentlogError):
 
 
 class OffsetEncoder:
-    """Encodes records as batches that know their offsets: what is restored, and what verifies that it can be."""
+    """Encodes records as batches with given offsets, to restore them, or to check that they can be restored."""
 
     def __init__(self, config: TopicConfig) -> None:
-        """Keep to the limits of ``config``."""
+        """Use the limits and the compression of ``config``."""
         self._limit_bytes = config.max_message_bytes
         self._limit_records = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         self._compression = config.compression
@@ -62,9 +62,9 @@ class OffsetEncoder:
     def batches(
         self, offsets: Int64Array, columns: RecordColumns, size_bytes: int
     ) -> Iterator[tuple[int, EncodedBatch]]:
-        """Yield (base offset, batch) of records of about ``size_bytes`` with these offsets, ascending, and timestamps.
+        """Yield (base offset, batch) of records of about ``size_bytes``; ``offsets`` must ascend.
 
-        Raises `InvalidRecord`, `RecordTooLarge`.
+        The columns must have timestamps. Raise `InvalidRecord` or `RecordTooLarge`.
         """
         check_items(columns)
         count = len(offsets)
@@ -72,10 +72,10 @@ class OffsetEncoder:
         for part in range(parts):
             begin, end = count * part // parts, count * (part + 1) // parts
             for start, stop in _within_reach(offsets, begin, end):
-                yield from encode_until_it_fits(partial(self._encode, offsets, columns), start, stop)
+                yield from encode_in_parts(partial(self._encode, offsets, columns), start, stop)
 
     def _encode(self, offsets: Int64Array, columns: RecordColumns, start: int, stop: int) -> tuple[int, EncodedBatch]:
-        """(base offset, batch) of the records ``[start, stop)``."""
+        """Return (base offset, batch) of the records ``[start, stop)``."""
         offsets, columns = offsets[start:stop], columns.part(start, stop)
         base_offset = int(offsets[0])
         has_gaps = int(offsets[-1]) - base_offset != len(offsets) - 1
@@ -93,7 +93,7 @@ class OffsetEncoder:
 
 
 class OffsetStager:
-    """Stages records as batches that know their offsets. For one thread; records come in the order of offsets."""
+    """Stages records as batches with their offsets, in the order of offsets. Not thread-safe."""
 
     def __init__(self, fs: FileSystem, path: str, task: int, topic: str, config: TopicConfig) -> None:
         self._file = StagedFile(fs, path, task)
@@ -101,25 +101,25 @@ class OffsetStager:
         self._encoder = OffsetEncoder(config)
 
     def add(self, partition: int, offsets: Int64Array, columns: RecordColumns, size_bytes: int) -> None:
-        """Stage records of about ``size_bytes`` that have these offsets, ascending, and timestamps.
+        """Stage records of about ``size_bytes``; ``offsets`` must ascend.
 
-        Raises `InvalidRecord`, `RecordTooLarge`, `DiskFull`.
+        The columns must have timestamps. Raise `InvalidRecord`, `RecordTooLarge` or `DiskFull`.
         """
         tp = TopicPartition(self._topic, partition)
         for base_offset, batch in self._encoder.batches(offsets, columns, size_bytes):
             self._file.write(tp, batch, base_offset)
 
     def finish(self) -> Staged:
-        """What is in the file."""
+        """Close the file and return its contents."""
         return self._file.finish()
 
     def discard(self) -> None:
-        """The task failed: nothing of it is left."""
+        """Delete the file of a failed task."""
         self._file.discard()
 
 
 def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The records ``[start, stop)`` in ranges, none of which reaches over more offsets than a batch can."""
+    """Split the records ``[start, stop)`` into ranges that each span at most `_SPAN_MAX` offsets."""
     while start < stop:
         end = min(stop, int(np.searchsorted(offsets, offsets[start] + _SPAN_MAX)))
         yield start, end
@@ -130,7 +130,7 @@ def _within_reach(offsets: Int64Array, start: int, stop: int) -> Iterator[tuple[
 
 
 class Restorer:
-    """Appends to one partition, each batch at the offset that it names. Nobody else may append meanwhile."""
+    """Appends batches to one partition at their offsets. No other process may append during a restore."""
 
     def __init__(self, log: Partition) -> None:
         self._log = log
@@ -141,13 +141,13 @@ class Restorer:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind all that was put."""
+        """The offset after all batches that were added."""
         return self._next
 
-    def put(self, base_offset: int, batch: EncodedBatch) -> None:
-        """Append ``batch`` at ``base_offset``, with a gap before it if need be; once `flush` returns at the latest.
+    def add(self, base_offset: int, batch: EncodedBatch) -> None:
+        """Append ``batch`` at ``base_offset``, after a gap if necessary. The append is complete when `flush` returns.
 
-        Raises `OffsetTaken`, and what `Partition.append_batches` raises.
+        Raise `OffsetTaken`, and the errors of `Partition.append_batches`.
         """
         if base_offset < self._next:
             raise OffsetTaken(self._name, base_offset, self._next)
@@ -155,14 +155,14 @@ class Restorer:
         self._take(batch)
 
     def fill_to(self, offset: int) -> None:
-        """Let the log reach ``offset``: what is missing are offsets without records."""
+        """Append batches without records until the log end offset is ``offset``."""
         is_leading = self._log.log_end_offset == 0 and self._next == 0
         filled = offset - self._next
         while self._next < offset:
-            self._take(encoded_gap(min(offset - self._next, _GAP_MAX)))
+            self._take(encode_gap(min(offset - self._next, _GAP_MAX)))
         if filled > 0 and (is_leading or filled >= _SPAN_MAX):
             self.flush()
-            self._log.roll()  # so that a trim can delete the gap, and no index has to reach over it
+            self._log.roll()  # so that a trim can delete the gap, and the gap is not within an index
 
     def _take(self, batch: EncodedBatch) -> None:
         self._batches.append(batch)
@@ -172,9 +172,9 @@ class Restorer:
             self.flush()
 
     def flush(self) -> None:
-        """Append what is waiting. Raises `OffsetTaken` when somebody else has appended meanwhile.
+        """Append the waiting batches. Raise `OffsetTaken` if another process has appended.
 
-        What cannot be appended still waits: nothing that is put later gets its offsets.
+        Batches whose append failed stay queued, so that later batches cannot get their offsets.
         """
         if not self._batches:
             return
@@ -188,13 +188,13 @@ class Restorer:
 
 
 def restore_staged(fs: FileSystem, logs: dict[int, Restorer], staged: Staged) -> int:
-    """Append all that one task has staged, in the order of offsets; how many records. Raises `CorruptBatch`."""
+    """Append the batches of a task in the order of offsets, and return the number of records. Raise `CorruptBatch`."""
     if not staged.runs:
         return 0
     view = map_staged(fs, staged.path)
     for run in staged.runs:
         restorer = logs[run.partition]
         for base_offset, batch in read_run(view, staged.path, run):
-            restorer.put(base_offset, batch)
+            restorer.add(base_offset, batch)
         restorer.flush()  # its batches are views of this file
     return staged.record_count

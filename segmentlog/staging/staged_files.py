@@ -1,4 +1,4 @@
-"""The files that tasks write: batches one after another, and who reads them knows what is where."""
+"""Staged files: batches one after another, with an index that the writing task returns to the reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.batch import decode_header
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.stored_batch import read_encoded
+from segmentlog.format.stored_batch import read_stored_batch
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import NO_ROOM, FileSystem
@@ -19,7 +19,7 @@ from segmentlog.storage.interrupt_check import failures_ignored
 
 
 class StagedRun(msgspec.Struct, frozen=True, array_like=True):
-    """Batches of one partition that lie in a file one after another."""
+    """Consecutive batches of one partition in a staged file."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class StagedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """What one task has written: a file, and what is where in it."""
+    """The staged file of one task, and the positions of its batches."""
 
     path: str
     task: int
@@ -41,7 +41,7 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class StagedFile:
-    """The file that one task writes: batches, one after another. For one thread."""
+    """Writer of the staged file of one task. Not thread-safe."""
 
     def __init__(self, fs: FileSystem, path: str, task: int) -> None:
         self._fs = fs
@@ -52,7 +52,7 @@ class StagedFile:
         self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, tp: TopicPartition, batch: EncodedBatch, base_offset: int = 0) -> None:
-        """Write a batch, which knows the offset that it is to have, or none yet. Raises `DiskFull`."""
+        """Write a batch, with its base offset if that is already known. Raise `DiskFull`."""
         buffers = (batch.placed_at(base_offset, 0), batch.payload)
         try:
             write_all(self._fs, self._fd, buffers, self._position)
@@ -69,7 +69,7 @@ class StagedFile:
         self._position += batch.size_bytes
 
     def finish(self) -> Staged:
-        """Close it, and say what is in it."""
+        """Close the file and return its contents."""
         self.close()
         return Staged(self._path, self._task, tuple(self._runs))
 
@@ -80,30 +80,30 @@ class StagedFile:
             self._fd = -1
 
     def discard(self) -> None:
-        """The task failed: nothing of it is left."""
+        """Delete the file of a failed task."""
         self.close()
         with failures_ignored():
             self._fs.unlink(self._path)
 
 
 def read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[tuple[int, EncodedBatch]]:
-    """(base offset, batch) of a run, as views of the file. Raises `CorruptBatch`."""
+    """Yield (base offset, batch) of a run, as views of the file. Raise `CorruptBatch`."""
     position = run.position
     for _ in range(run.batch_count):
         base_offset = decode_header(view, position, path).base_offset
-        batch = read_encoded(view, position, path)
+        batch = read_stored_batch(view, position, path)
         position += batch.size_bytes
         yield base_offset, batch
 
 
 def map_staged(fs: FileSystem, path: str) -> memoryview:
-    """What a task has written. Raises `SegmentlogError` where the driver does not see the file."""
+    """Return a memory map of a staged file. Raise `SegmentlogError` if the driver does not see the file."""
     try:
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno != errno.ENOENT:
             raise
-        why = "it is not there: whoever publishes must see the file system that the workers write to"
+        why = "the driver cannot find it. Driver and workers must see the same file system. Nothing was appended"
         raise SegmentlogError(f"staged file {path}: {why}") from None
     try:
         return fs.map_file(fd, fs.fstat(fd).st_size)

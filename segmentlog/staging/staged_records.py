@@ -1,4 +1,4 @@
-"""Records on their way into staged batches: what `Stager` does with them, whatever they are made of."""
+"""The interface of records that `Stager` stages, for example Arrow columns."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from segmentlog.policy.partitioner import Partitioner, Partitions, Rows
 
 
 class StagedRecords(Protocol):
-    """Columns of records that have timestamps."""
+    """Columns of records with timestamps."""
 
     def __len__(self) -> int: ...
 
     def partitions(self, partitioner: Partitioner, count: int, sticky: int) -> Partitions:
-        """Of each record, by its key; ``sticky`` without one."""
+        """Return the partition of each record by its key; ``sticky`` for a record without a key."""
 
     def take(self, rows: Rows) -> Self:
-        """These of them, in this order."""
+        """Return the records of these rows, in the order of ``rows``."""
 
     def part(self, start: int, stop: int) -> Self:
-        """Those in ``[start, stop)``."""
+        """Return the records ``[start, stop)``."""
 
     def followed_by(self, others: Sequence[Self]) -> Self:
-        """These, and then the others."""
+        """Return these records followed by the others."""
 
     def first_null_value(self) -> int | None:
-        """Which record has no value; None when all have."""
+        """Return the index of the first record with a null value, or None."""
 
     def encode(self, config: TopicConfig) -> list[EncodedBatch]:
-        """Finished batches, none above the topic's limits. Raises `InvalidRecord`, `RecordTooLarge`."""
+        """Return batches within the topic's limits. Raise `InvalidRecord` or `RecordTooLarge`."""

@@ -1,7 +1,7 @@
-"""Staging: many workers encode and write batches that no reader sees, and one commit publishes all of them.
+"""Stage records: workers encode and write batches that readers do not see, and one commit publishes all of them.
 
-Where they write is told in `segmentlog.staging.staging_folder`. Nothing here is synced: what is not published is staged
-again after a crash.
+`segmentlog.staging.staging_folder` describes the files. They are not synced: after a crash, a job stages again whatever
+was not published.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PUBLISHED_AT_ONCE_BYTES: Final = 64 << 20
 
 
 class _Pending:
-    """Records of one partition that wait to become a batch."""
+    """Records of one partition that have not been encoded yet."""
 
     def __init__(self) -> None:
         self.chunks: list[Any] = []
@@ -41,12 +41,12 @@ class _Pending:
 
 
 class Stager:
-    """Spreads records over partitions as a producer does, and stages them as finished batches. For one thread.
+    """Distributes records over partitions like a producer, and stages them as encoded batches. Not thread-safe.
 
-    topic_of     `LogStore.topic`: how many partitions a topic has, and its settings
-    path         of the file to write
-    task         number of the task: batches are published in the order of tasks
-    allow_null_values  take null values for topics that are not compacted, too
+    topic_of           `LogStore.topic`, for the number of partitions and the settings of a topic
+    path               path of the file to write
+    task               number of the task: batches are published in the order of tasks
+    allow_null_values  accept null values also for topics that are not compacted
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class Stager:
         self._pending_bytes = 0
 
     def add(self, topic: str, records: StagedRecords, size_bytes: int, partitions: Partitions | None = None) -> None:
-        """Take records of about ``size_bytes``, in their order; ``partitions`` of -1 are chosen, by key.
+        """Stage records of about ``size_bytes``. A partition of -1 is replaced with the partition of the key.
 
-        They are of one kind for each topic. Raises `InvalidRecord`, `RecordTooLarge`, `UnknownTopic`, `DiskFull`.
+        All records of a topic must have the same class. Raise `InvalidRecord`, `RecordTooLarge`, `UnknownTopic` or
+        `DiskFull`.
         """
         count = self._topic(topic).partition_count
         numbers = self._partitions_of(topic, records, count, partitions)
@@ -134,13 +135,13 @@ class Stager:
                 self._file.write(tp, batch)
 
     def finish(self) -> Staged:
-        """Stage what is left, and say what is in the file."""
+        """Stage the remaining records, close the file and return its contents."""
         for tp in sorted(self._pending):
             self._stage(tp)
         return self._file.finish()
 
     def discard(self) -> None:
-        """The task failed: nothing of it is left."""
+        """Delete the file of a failed task."""
         self._file.discard()
 
 
@@ -148,7 +149,7 @@ class Stager:
 
 
 def publish(producer: Producer, fs: FileSystem, staged: Sequence[Staged]) -> int:
-    """Append everything that was staged, in the order of tasks; how many records. In the producer's transaction."""
+    """Append all staged batches, in the order of tasks, in the producer's transaction. Return the number of records."""
     files = sorted((file for file in staged if file.runs), key=lambda file: file.task)
     runs: dict[TopicPartition, list[tuple[str, StagedRun]]] = {}
     for file in files:

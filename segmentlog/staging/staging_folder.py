@@ -1,10 +1,10 @@
-"""The folder in which a job's tasks write: which run of the job counts, and what the others left behind.
+"""The folder of staged files of a job, and the fencing of older runs of the job.
 
-    @staging/<job>/run-<number>-<name>              who works on the job: the highest number is the one that counts
-    @staging/<job>/<run>-<task>-<random>.batches    finished batches, as `format.batch` has them, in no log yet
+    @staging/<job>/run-<number>-<name>              a run of the job: the run with the highest number is current
+    @staging/<job>/<run>-<task>-<random>.batches    encoded batches (`format.batch`) that are not in a log yet
 
-A task that is done again writes another file; who publishes says which files count. A run that is
-new takes the next number, which fences the older ones and lets it remove what they left behind.
+A repeated task writes a new file, and the publisher decides which files to append. A new run takes the next number.
+That fences older runs, and the new run deletes their files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE, interrupt_safe_context
 
 STAGED_SUFFIX: Final = ".batches"
 ABANDONED_AFTER_S: Final = 7 * 24 * 3600
-"""Files of a job that nobody wrote to for so long are those of one that died."""
+"""A job without a write for this time has died, and its files can be deleted."""
 _RUN_PREFIX: Final = "run-"
 _REMOVE_ATTEMPTS: Final = 5
 
 
 class StagingFolder:
-    """The folder in which a job's tasks write; of every worker that sees the store's folder."""
+    """The staging folder of a job. Every worker needs access to the store's folder."""
 
     def __init__(self, fs: FileSystem, store_path: str, job: str) -> None:
         self._fs = fs
@@ -41,11 +41,11 @@ class StagingFolder:
         self.path = f"{store_path}/{STAGING_FOLDER}/{folder_name_of(job, 'job')}"
 
     def claim(self, run: str) -> int:
-        """The number of a run, which becomes the newest when it is new: the older ones' files are removed then.
+        """Return the number of a run. A new run becomes the current run, and the files of older runs are deleted.
 
-        Raises `ProducerFenced` when another run has become the newest since.
+        Raise `ProducerFenced` if a newer run exists.
         """
-        self.make()
+        self.create()
         run = folder_name_of(run, "run")  # as it is read back from the folder
         with self._locked():
             known = self._runs()
@@ -57,7 +57,7 @@ class StagingFolder:
             return known[run]
 
     def check(self, run: str) -> None:
-        """Raise `ProducerFenced` when another run has become the newest."""
+        """Raise `ProducerFenced` if a newer run exists."""
         self._check(folder_name_of(run, "run"), self._runs())
 
     def _check(self, run: str, known: dict[str, int]) -> None:
@@ -67,16 +67,16 @@ class StagingFolder:
             raise ProducerFenced(self._job, mine, newest, "another run of the same job has started since")
 
     def file_for(self, run_number: int, task: int) -> str:
-        """A path that no other attempt of the task uses."""
+        """Return a path that no other attempt of the task uses."""
         return f"{self.path}/{run_number}-{task}-{secrets.token_hex(8)}{STAGED_SUFFIX}"
 
     def discard(self, staged: Staged) -> None:
-        """Remove what one task has staged."""
+        """Delete the staged file of one task."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(staged.path)
 
     def clear(self, run: str | None = None) -> None:
-        """Remove what a run has staged, and nothing that is a newer one's; None: all. Keeps who may stage."""
+        """Delete the staged files of a run (None: of all runs). The numbers of the runs stay."""
         with contextlib.suppress(FileNotFoundError):
             if run is None:
                 self._remove_files()
@@ -84,19 +84,19 @@ class StagingFolder:
                 self._remove_files(f"{number}-")
 
     def remove(self) -> None:
-        """Remove all of it: the job is done, or given up."""
+        """Delete the folder of a job that is finished or abandoned."""
         for _ in range(_REMOVE_ATTEMPTS):
             try:
                 self._fs.remove_tree(self.path)
                 return
             except FileNotFoundError:
-                pass  # all of it, or a file that a task which was given up has just removed itself
+                pass  # the folder was already deleted, or an abandoned task has just deleted its own file
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # or such a task has just made one
+                if error.errno != errno.ENOTEMPTY:  # an abandoned task has just created a file
                     raise
 
-    def make(self) -> None:
-        """Make it, unless it is there."""
+    def create(self) -> None:
+        """Create the folder if it does not exist."""
         for folder in (os.path.dirname(self.path), self.path):
             with contextlib.suppress(FileExistsError):
                 self._fs.mkdir(folder)
@@ -128,16 +128,16 @@ class StagingFolder:
 
 
 def sweep_abandoned(fs: FileSystem, store_path: str, now_s: float | None = None) -> None:
-    """Remove the staged files of jobs that died: those that nobody wrote to for `ABANDONED_AFTER_S`."""
+    """Delete the staged files of jobs without a write for `ABANDONED_AFTER_S`."""
     folder = f"{store_path}/{STAGING_FOLDER}"
     oldest = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     with contextlib.suppress(FileNotFoundError):
         for job in fs.listdir(folder):
-            with failures_ignored():  # somebody else is at it
+            with failures_ignored():  # another process may be deleting the same files
                 names = fs.listdir(f"{folder}/{job}")
                 if max((fs.stat(f"{folder}/{job}/{name}").st_mtime for name in names), default=oldest) > oldest:
                     continue
-                if any(name.startswith(_RUN_PREFIX) for name in names):  # a query that may come back: so keep the fence
+                if any(name.startswith(_RUN_PREFIX) for name in names):  # keep the fence: the query may be restarted
                     for name in names:
                         if name.endswith(STAGED_SUFFIX):
                             fs.unlink(f"{folder}/{job}/{name}")

@@ -1,10 +1,9 @@
-"""What a compaction would remove, by groups of keys (those that begin alike), without doing it.
+"""Count the records that a compaction would remove, by groups of keys with a common prefix, without a compaction.
 
-Which records stay is decided as `segmentlog.log.compaction.cleaner` does, over all that a pass
-would clean: the last ``compaction.keep.last`` of each key, none before a tombstone, none whose
-time is over, no tombstone behind its delete horizon. Memory is bounded by one `OffsetMap`:
-where it has no room for all keys they are parted by their hashes, and the log is read for
-each part anew.
+The rules are those of `segmentlog.log.compaction.cleaner`, for all offsets that a pass would clean: the last
+``compaction.keep.last`` records of each key stay, except records before a tombstone, expired records, and
+tombstones after their delete horizon. One `OffsetMap` bounds the memory. If it has no room for all keys, the
+keys are split by their hashes, and the log is read once for each part.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from segmentlog.policy.expiry import expiry_times
 from segmentlog.policy.offset_map import OffsetMap
 
 WITHOUT: Final = "(none)"
-"""The group of keys that the separator does not occur in."""
+"""The group of keys without the separator."""
 KEYLESS: Final = "(no key)"
-"""The group of records without a key, from before the topic was compacted: they stay."""
+"""The group of records without a key, from before the topic was compacted. Compaction keeps them."""
 REST: Final = "(rest)"
-"""Where keys go that would be one group too many."""
+"""The group of all further keys when the number of groups has reached its limit."""
 
 MAX_GROUPS: Final = 100_000
 MAX_PARTS: Final = 64
-# A log is not read more often than twice for each: a map that is still too small grows.
+# The log is read at most about twice per part. A map that is still too small grows instead.
 
 GroupName = bytes | str
-"""What the keys begin with, or the name of one of the groups above."""
+"""The common prefix of the keys, or the name of one of the groups above."""
 GroupOf = Callable[[bytes], GroupName]
 Flags = npt.NDArray[np.bool_]
 
@@ -51,24 +50,24 @@ _HALF: Final = np.uint64(32)
 
 
 class KeyGroup(msgspec.Struct):
-    """Records of keys that begin alike; bytes are those of keys and values, uncompressed."""
+    """Counts of the records whose keys have a common prefix. Sizes are those of keys and values, uncompressed."""
 
     records: int = 0
     kept: int = 0
     """Records that would stay."""
     tombstones: int = 0
-    """Those of them that have a null value."""
+    """Records that would stay and have a null value."""
     size_bytes: int = 0
     removed_bytes: int = 0
 
     def add(self, other: KeyGroup) -> None:
-        """Count the other's records here, too."""
+        """Add the counts of another group."""
         for field in self.__struct_fields__:
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
 def before_separator(separator: bytes) -> GroupOf:
-    """Groups keys by what stands before the first ``separator``."""
+    """Return a function that groups keys by the bytes before the first ``separator``."""
 
     def group_of(key: bytes) -> GroupName:
         prefix, found, _ = key.partition(separator)
@@ -78,12 +77,12 @@ def before_separator(separator: bytes) -> GroupOf:
 
 
 def first_bytes(length: int) -> GroupOf:
-    """Groups keys by their first ``length`` bytes; a shorter key is all of it."""
+    """Return a function that groups keys by their first ``length`` bytes, or by the whole of a shorter key."""
     return lambda key: key[:length]
 
 
 class KeyStatistics:
-    """Counts partitions, one after the other, into ``groups``. Not thread-safe."""
+    """Counts the records of partitions into ``groups``. Not thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class KeyStatistics:
     ) -> None:
         self.groups: dict[GroupName, KeyGroup] = {}
         self.unreadable: dict[tuple[int, int], UnreadableBatch] = {}
-        """By partition and offset: batches that were left out, and that a pass would keep."""
+        """By partition and offset: batches that are not counted, and that a pass would keep."""
         self._group_of = group_of
         self._buffer_bytes = buffer_bytes
         self._pace = pace
@@ -103,16 +102,16 @@ class KeyStatistics:
         self._seed = int.from_bytes(os.urandom(8), "little")
 
     def total(self) -> KeyGroup:
-        """The sum of all groups."""
+        """Return the sum of all groups."""
         total = KeyGroup()
         for group in self.groups.values():
             total.add(group)
         return total
 
     def count(self, log: Partition, now_ms: int) -> None:
-        """Count the records of a partition's sealed segments, as far as a pass would clean them by ``now_ms``.
+        """Count the records of a partition that a pass at ``now_ms`` would clean.
 
-        Raises `CorruptBatch`, and what ``pace`` raises, which is told how many bytes were read.
+        ``pace`` is called with the size of each batch that is read. Raise `CorruptBatch`, and the errors of ``pace``.
         """
         config = log.config
         end = _cleanable_end(log, config, now_ms)
@@ -132,7 +131,7 @@ class KeyStatistics:
     def _fill(
         self, log: Partition, config: TopicConfig, end: int, now_ms: int, modulus: int, number: int, buffer_bytes: int
     ) -> OffsetMap | None:
-        """A map of one part of the keys; None when it has too little room."""
+        """Return the map of one part of the keys, or None if it has too little room."""
         offset_map = OffsetMap(buffer_bytes, config.compaction_keep_last)
         for batch in self._batches(log, end):
             low, high, is_null = batch.key_identities(self._seed)
@@ -184,21 +183,21 @@ class KeyStatistics:
         return group
 
     def _batches(self, log: Partition, end: int) -> Iterator[RecordBatch]:
-        """Batches with records below ``end``, cut off there."""
+        """Yield batches with records below ``end``; the last batch is cut off there."""
         start = log.log_start_offset
         if start >= end:
             return
 
-        def note(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
+        def record_skip(base_offset: int, end_offset: int, damage: CorruptBatch) -> None:
             if not isinstance(damage, UnreadableBatch):
                 raise damage
             if base_offset < end:
                 self.unreadable[log.number, damage.offset] = damage
 
         try:
-            found = log.read(start, on_skip=note)
-        except LogTruncated as truncated:  # trimmed to an offset inside a range that a crash took
-            found = log.read(truncated.lost.end_offset, on_skip=note)
+            found = log.read(start, on_skip=record_skip)
+        except LogTruncated as truncated:  # the log start offset is inside a lost range
+            found = log.read(truncated.lost.end_offset, on_skip=record_skip)
         for batch in found:
             if batch.base_offset >= end:
                 return
@@ -212,14 +211,14 @@ class KeyStatistics:
 
 
 def _cleanable_end(log: Partition, config: TopicConfig, now_ms: int) -> int:
-    """Where a pass would end: before the active segment, and what is too young."""
+    """Return the offset at which a pass would end: before the active segment and segments that are too young."""
     dirty_offset = max(log.cleaned_offset, log.log_start_offset)
-    behind = [segment for segment in log.segments() if segment.active or segment.end_offset > dirty_offset]
-    return cleanable_end(config, behind, dirty_offset, log.last_stable_offset, now_ms)
+    dirty = [segment for segment in log.segments() if segment.active or segment.end_offset > dirty_offset]
+    return cleanable_end(config, dirty, dirty_offset, log.last_stable_offset, now_ms)
 
 
 def _part_of(low: Uint64Array, high: Uint64Array, modulus: int) -> Uint64Array:
-    """For each identity its part, of ``modulus`` parts (a power of two)."""
+    """Return the part of each identity, of ``modulus`` parts (a power of two)."""
     mixed = low * _MIX_A ^ high * _MIX_B
     mixed ^= mixed >> _HALF
     mixed *= _MIX_A

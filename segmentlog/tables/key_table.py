@@ -1,19 +1,19 @@
-"""Where the latest record of each key is: sorted numpy arrays, 32 bytes a key, no Python object.
+"""The positions of the latest record of each key: sorted numpy arrays, 32 bytes a key, without Python objects.
 
 An entry is the last record of a key in one partition::
 
-    hash    u64    a mix of the key's 16-byte identity, see `segmentlog.format.key_hashes`: what runs are sorted by
-    high    u64    the upper half of the identity; with it the hash tells the lower half, too
+    hash    u64    a mix of the key's 16-byte identity, see `segmentlog.format.key_hashes`; runs are sorted by it
+    high    u64    the upper half of the identity; together with the hash it determines the lower half
     place   u64    partition (17 bits), offset (46 bits), 1 if the record deletes the key
     time    i64    timestamp of the record, milliseconds
 
-Entries lie in *runs*, oldest first. What is added becomes a new run; it is merged into the
-one before it when it is larger than an eighth of it. So ten million keys lie in five or six
-runs, adding one record moves few, and a look-up is a binary search in each run.
+Entries are stored in *runs*, oldest first. An addition becomes a new run. It is merged into the run
+before it when its size is more than an eighth of that run. So ten million keys take five or six runs,
+adding a record moves few entries, and a look-up is a binary search in each run.
 
-Of a key that has entries in several partitions the one with the latest timestamp counts, and
-of equal ones that in the highest partition. All of them are kept, tombstones included: so
-the outcome does not depend on the order in which partitions were read.
+If a key has entries in several partitions, the entry with the latest timestamp is current; of equal
+timestamps, that of the highest partition. The table keeps all these entries, including tombstones, so
+that the result does not depend on the order in which partitions are read.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _WORD: Final = 2**64 - 1
 _FACTORS: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-class Run(NamedTuple):
-    """Entries in the order of their hashes; of one key and one partition there is one at most. Never changed."""
+class SortedRun(NamedTuple):
+    """Entries in the order of their hashes, at most one per key and partition. Immutable."""
 
     hashes: Uint64Array
     highs: Uint64Array
     places: Uint64Array
     times: Int64Array
 
-    def where(self, wanted: Flags) -> Run:
-        """Some of the entries."""
-        if wanted.all():
+    def select(self, kept: Flags) -> SortedRun:
+        """Return a run with the entries for which ``kept`` is true."""
+        if kept.all():
             return self
-        return Run(self.hashes[wanted], self.highs[wanted], self.places[wanted], self.times[wanted])
+        return SortedRun(self.hashes[kept], self.highs[kept], self.places[kept], self.times[kept])
 
     def matches(self, hashes: Uint64Array, highs: Uint64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Pairs (index of a key asked for, index of its entry) as arrays; in each such pair of arrays a key is once."""
+        """Yield pairs of arrays: indices of given keys, indices of their entries. A key occurs once in each array."""
         if not len(self.hashes):
             return
         at = np.searchsorted(self.hashes, hashes)
@@ -72,22 +72,22 @@ class Run(NamedTuple):
 
 
 class KeyTable:
-    """The entries of all keys. Not thread-safe; a `snapshot` is not disturbed by what is added later.
+    """The entries of all keys. Not thread-safe. Later additions do not change a `snapshot`.
 
-    seed        makes the hashes differ from table to table
-    keep_dead   keep tombstones: needed where another partition may hold an older value of the key
-    small       runs of fewer entries are merged at once
+    seed        makes the hashes of tables differ
+    keep_dead   keep tombstones: necessary if another partition may have an older value of the key
+    small       runs with fewer entries are merged immediately
     """
 
     def __init__(self, seed: int, *, keep_dead: bool = True, small: int = _SMALL) -> None:
         self._seed = seed
         self._keep_dead = keep_dead
         self._small = small
-        self._runs: tuple[Run, ...] = ()
+        self._runs: tuple[SortedRun, ...] = ()
         self._count = 0
 
     def __len__(self) -> int:
-        """How many keys have a value."""
+        """Return the number of keys with a value."""
         return self._count
 
     @property
@@ -96,7 +96,7 @@ class KeyTable:
         return sum(column.nbytes for run in self._runs for column in run)
 
     def snapshot(self) -> KeyTable:
-        """The same entries, for good."""
+        """Return an immutable copy that shares the arrays."""
         copy = KeyTable(self._seed, keep_dead=self._keep_dead, small=self._small)
         copy._runs, copy._count = self._runs, self._count
         return copy
@@ -104,17 +104,17 @@ class KeyTable:
     # ------------------------------------------------------------ looking up
 
     def find(self, low: int, high: int) -> tuple[int, int] | None:
-        """(partition, offset) of the record that holds a key's value; None when it has none."""
+        """Return (partition, offset) of the record with a key's value, or None if the key has no value."""
         latest = self._find_latest(low, high)
         return None if latest is None else (latest[1] >> _PARTITION_SHIFT, (latest[1] >> 1) & OFFSET_MAX)
 
     def _find_latest(self, low: int, high: int) -> tuple[int, int] | None:
-        """(time, place) of the entry that counts; None when the key has no value."""
+        """Return (time, place) of the current entry, or None if the key has no value."""
         wanted = np.uint64(self._mix_one(low, high))
         latest: dict[int, tuple[int, int]] = {}
         for run in reversed(self._runs):
             hashes = run.hashes
-            # A needle of the same type: with a Python int numpy would convert the whole run.
+            # Search for a numpy uint64: with a Python int numpy would convert the whole run.
             at = int(hashes.searchsorted(wanted))
             while at < len(hashes) and hashes[at] == wanted:
                 if int(run.highs[at]) == high:
@@ -122,22 +122,22 @@ class KeyTable:
                     latest.setdefault(place >> _PARTITION_SHIFT, (int(run.times[at]), place))
                 at += 1
             if latest and not self._keep_dead:
-                break  # there is one partition
-        # A place begins with its partition, so that of equal times the highest partition wins.
+                break  # there is only one partition
+        # A place begins with its partition, so that the highest partition wins if times are equal.
         best = max(latest.values(), default=(0, 1))
         return None if best[1] & 1 else best
 
     def are_current(self, partition: int, low: Uint64Array, high: Uint64Array, offsets: Int64Array) -> Flags:
-        """Which of these records hold the value of their key."""
+        """Return which of these records have the current value of their key."""
         hashes = self._mix(low, high)
-        order = _order_of(hashes)  # neighbours are found near each other: a quarter of the time
+        order = _order_of(hashes)  # searching in sorted order takes a quarter of the time
         places, _ = self._current(hashes[order], high[order])
         current = np.empty(len(order), np.bool_)
         current[order] = places == _places(partition, offsets, None)[order]
         return current
 
     def _current(self, hashes: Uint64Array, highs: Uint64Array) -> tuple[Uint64Array, Flags]:
-        """(place of the entry that counts, or `_ABSENT`; whether there are entries in several partitions)."""
+        """Return (place of the current entry, or `_ABSENT`; whether entries in several partitions exist) per key."""
         places = np.full(len(hashes), _ABSENT)
         mixed = np.zeros(len(hashes), np.bool_)
         for run in self._runs:
@@ -152,7 +152,7 @@ class KeyTable:
         return places, mixed
 
     def _winners(self, hashes: Uint64Array, highs: Uint64Array) -> Uint64Array:
-        """Places of the entries that count, of keys that have some in several partitions."""
+        """Return the places of the current entries, for keys with entries in several partitions."""
         found = [
             (asked, run.places[at], run.times[at], np.full(len(at), age))
             for age, run in enumerate(self._runs)
@@ -177,10 +177,10 @@ class KeyTable:
         times: Int64Array,
         dead: Flags | None = None,
     ) -> None:
-        """Take in records of one partition in the order of their offsets, behind all that were added before.
+        """Add records of one partition, in the order of offsets and after all its records that were added before.
 
-        ``low`` and ``high`` are the identities of their keys; ``dead`` marks tombstones. Raises
-        ValueError for an offset of more than 46 bits.
+        ``low`` and ``high`` are the identities of the keys; ``dead`` marks tombstones. Raise ValueError for an
+        offset of more than 46 bits.
         """
         if not len(low):
             return
@@ -194,10 +194,10 @@ class KeyTable:
         if contested.any():
             alive[contested] = _are_live(self._current(run.hashes[contested], run.highs[contested])[0])
         self._count += int(np.count_nonzero(alive)) - int(np.count_nonzero(_are_live(before)))
-        self._settle()
+        self._merge_runs()
 
-    def bury(self, low: int, high: int) -> None:
-        """Treat a key as deleted by the very record that holds its value: that record is gone."""
+    def mark_deleted(self, low: int, high: int) -> None:
+        """Mark a key as deleted at the offset of its current record, because that record no longer exists."""
         latest = self._find_latest(low, high)
         if latest is not None:
             time_ms, place = latest
@@ -211,25 +211,25 @@ class KeyTable:
             )
 
     def drop_below(self, partition: int, offset: int) -> None:
-        """Forget the entries of records of a partition below an offset."""
+        """Remove the entries of a partition's records below an offset."""
         first, end = _places(partition, np.array([0, offset]), None)
-        kept = [run.where((run.places < first) | (run.places >= end)) for run in self._runs]
+        kept = [run.select((run.places < first) | (run.places >= end)) for run in self._runs]
         if all(map(lambda now, before: now is before, kept, self._runs)):
             return
         whole = reduce(lambda old, new: _merged(old, new, drop_dead=not self._keep_dead), kept)
         self._runs = (whole,)
         self._count = self._recount(whole)
 
-    def _settle(self) -> None:
-        """Merge the newest run into the one before it as long as it is large beside it."""
+    def _merge_runs(self) -> None:
+        """Merge the newest run into the run before it as long as it is large compared to that run."""
         runs = list(self._runs)
         while len(runs) > 1 and len(runs[-2].hashes) < max(self._small, _RATIO * len(runs[-1].hashes)):
             new, old = runs.pop(), runs.pop()
             runs.append(_merged(old, new, drop_dead=not runs and not self._keep_dead))
         self._runs = tuple(runs)
 
-    def _recount(self, run: Run) -> int:
-        """Keys with a value, when all entries lie in one run."""
+    def _recount(self, run: SortedRun) -> int:
+        """Return the number of keys with a value if all entries are in one run."""
         counts = _are_live(run.places)
         same = run.hashes[1:] == run.hashes[:-1]
         twins = np.flatnonzero(np.append(same, False) | np.append(False, same))
@@ -238,8 +238,8 @@ class KeyTable:
 
     # ------------------------------------------------------------ hashing
 
-    # The identities themselves do not spread: of keys of up to eight bytes the upper halves are all the same.
-    # For each `high` the mix maps `low` one to one, so equal hashes and highs mean equal keys.
+    # The identities themselves are not well distributed: keys of the same length up to eight bytes have the same upper
+    # half. For each `high` the mix maps `low` one to one, so equal hashes and highs mean equal keys.
 
     def _mix(self, low: Uint64Array, high: Uint64Array) -> Uint64Array:
         first, second, third = map(np.uint64, _FACTORS)
@@ -277,60 +277,60 @@ def _are_live(places: Uint64Array) -> Flags:
 
 
 def _is_last(*columns: npt.NDArray[np.generic]) -> Flags:
-    """Which items differ from the next one in some column; the last one always does."""
+    """Return which items differ from the next item in some column. The last item always counts as different."""
     last = np.ones(len(columns[0]), np.bool_)
     last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return last
 
 
-def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, times: Int64Array) -> Run:
-    """A run of records of one partition in the order of their offsets: the last one of each key."""
+def _sorted_run(hashes: Uint64Array, highs: Uint64Array, places: Uint64Array, times: Int64Array) -> SortedRun:
+    """Return a run with the last record of each key, from records of one partition in the order of offsets."""
     order = _order_of(hashes)
     sorted_hashes, sorted_highs = hashes[order], highs[order]
     last = _is_last(sorted_hashes, sorted_highs)
     if np.any((sorted_hashes[1:] == sorted_hashes[:-1]) & (sorted_highs[1:] != sorted_highs[:-1])):
-        # Two keys of one hash, their records mixed: a few in a thousand million million pairs.
+        # Interleaved records of two keys with the same hash: a few in 10^15 pairs of keys.
         order = np.lexsort((highs, hashes))  # stable
         last = _is_last(hashes[order], highs[order])
     order = order[last]
-    return Run(hashes[order], highs[order], places[order], times[order])
+    return SortedRun(hashes[order], highs[order], places[order], times[order])
 
 
 def _order_of(hashes: Uint64Array) -> Int64Array:
-    """What `np.argsort` gives, stable: by sorting numbers that end in the index, a fifth of the time."""
+    """Return the stable `np.argsort`, in a fifth of the time: sorts hashes with the index in their low bits."""
     bits = max(len(hashes) - 1, 1).bit_length()
     index_mask = np.uint64((1 << bits) - 1)
     packed = (hashes & ~index_mask) | np.arange(len(hashes), dtype=np.uint64)
     packed.sort()
     order = (packed & index_mask).astype(np.int64)
     in_order = hashes[order]
-    if np.any(in_order[1:] < in_order[:-1]):  # the index took the place of bits that decide
+    if np.any(in_order[1:] < in_order[:-1]):  # the index replaced low bits that matter for the order
         order = np.argsort(hashes, kind="stable")
     return order
 
 
-def _merged(old: Run, new: Run, *, drop_dead: bool) -> Run:
-    """One run of two; of the entries of one key and partition the newer one stays."""
+def _merged(old: SortedRun, new: SortedRun, *, drop_dead: bool) -> SortedRun:
+    """Merge two runs. If both have an entry of a key and partition, keep the newer."""
     kept = np.ones(len(old.hashes), np.bool_)
     for asked, at in old.matches(new.hashes, new.highs):
         same = _partitions(new.places[asked]) == _partitions(old.places[at])
         kept[at[same]] = False
     if drop_dead:
         kept &= _are_live(old.places)
-        new = new.where(_are_live(new.places))
-    old = old.where(kept)
+        new = new.select(_are_live(new.places))
+    old = old.select(kept)
     is_new = np.zeros(len(old.hashes) + len(new.hashes), np.bool_)
     is_new[np.searchsorted(old.hashes, new.hashes) + np.arange(len(new.hashes))] = True
     is_old = ~is_new
 
-    def woven(older: npt.NDArray[_Number], newer: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    def interleave(older: npt.NDArray[_Number], newer: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         column = np.empty(len(is_new), older.dtype)
         column[is_old], column[is_new] = older, newer
         return column
 
-    return Run(
-        woven(old.hashes, new.hashes),
-        woven(old.highs, new.highs),
-        woven(old.places, new.places),
-        woven(old.times, new.times),
+    return SortedRun(
+        interleave(old.hashes, new.hashes),
+        interleave(old.highs, new.highs),
+        interleave(old.places, new.places),
+        interleave(old.times, new.times),
     )

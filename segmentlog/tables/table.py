@@ -1,16 +1,16 @@
 """A topic as a table: the latest value of each key.
 
-The topic is read once. What stays in memory is where the latest record of each key is, 32
-bytes a key (`segmentlog.tables.key_table`); values stay in the log, and a look-up reads the one
-batch that its record lies in. `refresh` reads what was appended since.
+A table reads the topic once. It keeps only the position of the latest record of each key in memory, 32
+bytes a key (`segmentlog.tables.key_table`). Values stay in the log: a look-up reads one batch. `refresh`
+reads the records that were appended since.
 
-    a record with a key       is the key's value from now on
-    one with a null value     deletes the key
-    one with a null key       says nothing about any key; `keyless_count` counts them
+    a record with a key            sets the value of the key
+    a record with a null value     deletes the key
+    a record with a null key       has no effect; `keyless_count` counts them
 
-Within a partition the record with the higher offset counts. Of a key that was written to
-several partitions (partitions were added to the topic) the latest record of the partition
-where its timestamp is latest counts; of equal timestamps, the one in the highest partition.
+Within a partition, the record with the highest offset is current. A key may have records in several
+partitions if partitions were added to the topic. Then the partition whose last record of the key has the
+latest timestamp decides; of equal timestamps, the highest partition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from segmentlog.records import Record
 from segmentlog.storage import fork_safety
 from segmentlog.storage.watch import Watch
 from segmentlog.tables.key_table import KeyTable
-from segmentlog.tables.table_source import Rewritten, Source
+from segmentlog.tables.table_source import PartitionSource, Rewritten
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
@@ -47,21 +47,20 @@ _SMALL: Final = 1024
 class Table(Mapping[bytes, bytes]):
     """The latest value of each key of a topic, over all its partitions: a read-only mapping.
 
-    Get one from `LogStore.table`. It shows the topic as it was when the table was made, and
-    after each `refresh`; with ``follow`` every access refreshes it first if the topic has
-    changed. ``isolation`` and ``durable_only`` are those of a consumer.
+    Create a table with `LogStore.table`. It shows the topic as of its creation or of the last
+    `refresh`. With ``follow`` every access first refreshes the table if the topic has changed.
+    ``isolation`` and ``durable_only`` have the same meaning as for a consumer.
 
-    Keys of up to 15 bytes are told apart exactly; of longer ones two count as one key when
-    120 bits of their hashes agree. The key of the record that is read is compared, so that a
-    wrong value is never returned, but ``len`` counts such a pair as one.
+    Keys of up to 15 bytes are distinguished exactly. Two longer keys count as one if 120 bits of
+    their hashes agree. Every look-up compares the key of the record that it reads, so it never
+    returns a wrong value, but ``len`` counts such a pair as one key.
 
-    A record may go after the table met it: a newer one stands in its place after compaction,
-    or retention deleted it. An access that meets such a record refreshes the table and tries
-    again; a record that is gone for good counts as deleted.
+    Compaction may replace a record with a newer one, or retention may delete it, after the table
+    has read it. An access to such a record refreshes the table and tries again. If the record no
+    longer exists, its key counts as deleted.
 
-    Thread-safe: one lock is held by whatever reads or changes the table's state. A batch that was
-    read is kept decoded, the last 16 of them. Nothing needs closing; once the store is closed,
-    accesses raise `StoreClosed`. Raises `UnknownTopic`.
+    Thread-safe: all accesses share a lock. The table caches the last 16 batches decoded. It need
+    not be closed; after the store is closed, accesses raise `StoreClosed`. Raises `UnknownTopic`.
     """
 
     def __init__(
@@ -84,8 +83,8 @@ class Table(Mapping[bytes, bytes]):
         self._limits = limits
         self._small_run = small_run
         self._lock = fork_safety.reentrant_lock(self, "_lock")
-        self._torn = False
-        """A change is being made, or was, by a thread that is not there in this forked child."""
+        self._is_changing = False
+        """A thread is changing the table; after a fork, that thread may not exist in this process."""
         self._seed = secrets.randbits(64)
         self._reset()
         self._check_limits()
@@ -97,33 +96,33 @@ class Table(Mapping[bytes, bytes]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the table takes at rest, without the batches that it keeps decoded."""
+        """Bytes of the table, without its cached batches."""
         return self._keys.nbytes
 
     @property
     def keyless_count(self) -> int:
-        """Records with a null key that were met."""
+        """Number of records with a null key that the table has read."""
         return sum(source.keyless_count for source in self._sources)
 
-    # ------------------------------------------------------------ keeping up
+    # ------------------------------------------------------------ refreshing
 
     def refresh(self) -> int:
-        """Take in what was appended, and forget what was deleted from the front; returns how many records it read.
+        """Read appended records, drop records that retention deleted, and return the number of records read.
 
-        After a truncation, or when a second partition was added, the whole topic is read anew.
-        A table `as_of` an offset has nothing to read: 0.
+        After a truncation, or when a second partition was added, the table reads the whole topic again.
+        A table `as_of` an offset returns 0.
         """
         with self._lock:
-            if self._torn:
+            if self._is_changing:
                 self._reset()
             self._check_usable()
-            self._torn = True
+            self._is_changing = True
             try:
                 count = self._catch_up()
-            except Exception:  # what it took in up to there counts
-                self._torn = False
+            except Exception:  # the records that it has read so far are valid
+                self._is_changing = False
                 raise
-            self._torn = False
+            self._is_changing = False
             return count
 
     def _catch_up(self) -> int:
@@ -135,8 +134,8 @@ class Table(Mapping[bytes, bytes]):
                 self._reset()
 
     def _reset(self) -> None:
-        """An empty table that has read nothing."""
-        self._sources: list[Source] = []
+        """Make the table empty, so that it reads the topic again."""
+        self._sources: list[PartitionSource] = []
         self._add_partitions()
         self._keys = KeyTable(self._seed, keep_dead=len(self._sources) > 1, small=self._small_run)
         self._batches: OrderedDict[tuple[int, int], RecordBatch] = OrderedDict()
@@ -144,9 +143,9 @@ class Table(Mapping[bytes, bytes]):
     def _add_partitions(self) -> None:
         count = len(self._limits) if self._limits is not None else self._topic.partition_count
         if len(self._sources) == 1 < count:
-            raise Rewritten  # tombstones of the first one were not kept
+            raise Rewritten  # the table has no tombstones of the first partition
         for number in range(len(self._sources), count):
-            source = Source(
+            source = PartitionSource(
                 self._topic.partition(number),
                 self._seed,
                 isolation=self._isolation,
@@ -156,13 +155,13 @@ class Table(Mapping[bytes, bytes]):
             self._sources.append(source)
 
     def _check_usable(self) -> None:
-        """Raise `StoreClosed`, or `UnknownTopic` when the topic was deleted or renamed meanwhile."""
+        """Raise `StoreClosed`, or `UnknownTopic` if the topic was deleted or renamed."""
         if self._topics.open_partition(self._topic.name, 0, self._topic.id) is not self._sources[0].log:
             raise UnknownTopic(self._topic.name, "it was deleted or renamed while in use")
 
     def _prepare_access(self) -> None:
-        """What every access begins with: is the store open, and for a table that follows, has the topic changed?"""
-        if self._torn:
+        """Check that the store is open, and refresh a table that follows its topic. Each access calls this first."""
+        if self._is_changing:
             self.refresh()
         self._check_usable()
         if self._follow and (
@@ -179,10 +178,10 @@ class Table(Mapping[bytes, bytes]):
         return record.value
 
     def record(self, key: bytes) -> Record | None:
-        """The whole record that holds the value of a key; None when the key has none.
+        """Return the whole record with the value of a key, or None if the key has no value.
 
-        Raises TypeError for a key that is not bytes. Of a table `as_of` an offset it raises
-        `OffsetOutOfRange` when the record has been deleted or compacted away since.
+        Raise TypeError for a key that is not bytes. A table `as_of` an offset raises
+        `OffsetOutOfRange` if retention or compaction has since removed the record.
         """
         low, high = identity_of(_checked(key), self._seed)
         with self._lock:
@@ -194,11 +193,11 @@ class Table(Mapping[bytes, bytes]):
                 self._check_limits()
                 self.refresh()
                 if self._keys.find(low, high) == place:
-                    self._keys.bury(low, high)
+                    self._keys.mark_deleted(low, high)
             return None
 
     def _read(self, key: bytes, partition: int, offset: int) -> Record | None:
-        """The record at an offset; None when it is gone. A short key is known to be the record's own."""
+        """Return the record at an offset, or None if it no longer exists. A short key need not be decoded."""
         batch = self._kept_batch(partition, offset)
         if batch is None:
             batch = self._sources[partition].batch_at(offset)
@@ -246,32 +245,32 @@ class Table(Mapping[bytes, bytes]):
             yield from (keys[at] for at in wanted)  # type: ignore[misc]
 
     def items(self) -> ItemsView[bytes, bytes]:
-        """(key, value) pairs by partition and offset, read from the log from front to end.
+        """Return (key, value) pairs in the order of partition and offset. An iteration reads the whole log once.
 
-        They are those of the moment when the iteration begins, except that a key whose record is deleted or
-        replaced and compacted away before the iteration comes to it is left out (of a table `as_of`
-        an offset: `OffsetOutOfRange` at the end).
+        The pairs are those at the start of the iteration, except keys whose record is deleted or compacted away
+        before the iteration reaches it: these are skipped. (A table `as_of` an offset raises `OffsetOutOfRange`
+        at the end of such an iteration.)
         """
         return _Items(self)
 
     def values(self) -> ValuesView[bytes]:
-        """The values, in the order of `items`."""
+        """Return the values, in the order of `items`."""
         return _Values(self)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """What iterating over `items` does."""
+        """Yield the pairs of `items`."""
         for batch, wanted in self._current():
             keys, values = batch.keys, batch.values
             yield from ((keys[at], values[at]) for at in wanted)  # type: ignore[misc]
 
     def _current(self) -> Iterator[tuple[RecordBatch, list[int]]]:
-        """Batches that hold values of keys, with the indices of those records."""
+        """Yield batches with current values, and the indices of the records with these values."""
         with self._lock:
             self._prepare_access()
             keys = self._keys.snapshot()
             positions = [(source, source.start, source.position) for source in self._sources]
         for source, start, end in positions:
-            for batch in source.batches_still_there(start, end):
+            for batch in source.surviving_batches(start, end):
                 low, high, is_null = batch.key_identities(self._seed)
                 current = keys.are_current(source.number, low, high, batch.offsets)
                 if is_null is not None:
@@ -283,17 +282,18 @@ class Table(Mapping[bytes, bytes]):
                     yield batch, np.flatnonzero(current).tolist()
         self._check_limits()
 
-    # ------------------------------------------------------------ at another time
+    # ------------------------------------------------------------ earlier states, and changes
 
     def as_of(self, offsets: int | Mapping[int, int]) -> Table:
-        """The table as it was when the log ended at an offset: made of the records below it. It never changes.
+        """Return the table of the records below an offset. It never changes.
 
-        ``offsets`` is one offset for a topic of one partition, or an offset for every partition:
-        ``{0: 17, 1: 4}``. Raises `OffsetOutOfRange` for an offset outside of the log, and for one
-        below `Partition.compacted_below`: compaction has removed records there because newer ones
-        follow, and some of them were the latest of their keys at that offset. It raises the same
-        from an access later on, once compaction or retention got there. Raises `InvalidConfig` unless
-        every partition has an offset.
+        ``offsets`` is an offset for a topic of one partition, or an offset for every partition:
+        ``{0: 17, 1: 4}``.
+
+        Raise `OffsetOutOfRange` for an offset outside of the log, and for an offset below
+        `Partition.compacted_below`: compaction may have removed records that were the latest of their
+        keys at that offset. Later accesses raise the same when compaction or retention reaches the
+        offset. Raise `InvalidConfig` unless every partition has an offset.
         """
         count = self._topic.partition_count
         if isinstance(offsets, Mapping):
@@ -313,18 +313,19 @@ class Table(Mapping[bytes, bytes]):
         )
 
     def _check_limits(self) -> None:
-        """Raise `OffsetOutOfRange` unless the log can still tell the state that `as_of` asked for."""
+        """Raise `OffsetOutOfRange` unless the log still has the state at the offsets of `as_of`."""
         for source in self._sources:
             source.check_limit()
 
     def changes(self, timeout_s: float | None = None) -> Iterator[Record]:
-        """Every change from where the table stands now, as it comes: the record, its value None for a deleted key.
+        """Yield every record with a key after the table's current state, as it is appended.
 
-        The table has taken a record in when it is handed out, and maybe some that follow. It
-        waits for more until nothing came for ``timeout_s``; None: for ever. Partitions that are
-        added meanwhile are read from their beginning. Raises `LogTruncated` when records that
-        it has handed out were truncated, `OffsetOutOfRange` when retention overtakes it. Of a
-        table `as_of` an offset there are none.
+        A record with the value None deletes its key. When the iterator yields a record, the table includes
+        that record, and maybe later ones. The iterator ends when no record came for ``timeout_s``; None: never.
+        Partitions that are added during the iteration are read from their beginning.
+
+        Raise `LogTruncated` if records that it has yielded were truncated, and `OffsetOutOfRange` if retention
+        deletes records before they are read. A table `as_of` an offset has no changes.
         """
         if self._limits is not None:
             return
@@ -335,7 +336,7 @@ class Table(Mapping[bytes, bytes]):
             watch.add(self._topic.folder, folder=True)  # partitions may be added
             waiting_since = time.monotonic()
             while True:
-                for record in self._changes_behind(positions):
+                for record in self._changes_after(positions):
                     yield record
                     waiting_since = time.monotonic()
                 left_s = WAIT_S if timeout_s is None else min(WAIT_S, waiting_since + timeout_s - time.monotonic())
@@ -343,8 +344,8 @@ class Table(Mapping[bytes, bytes]):
                     return
                 self._wait(watch, positions, left_s)
 
-    def _changes_behind(self, positions: dict[int, int]) -> Iterator[Record]:
-        """Records with keys behind the positions, which move on; those of a batch once the table has them."""
+    def _changes_after(self, positions: dict[int, int]) -> Iterator[Record]:
+        """Yield records with keys from the positions on, and advance these. The table reads a batch first."""
         self.refresh()
         for source in list(self._sources):
             number, log = source.number, source.log
@@ -358,7 +359,7 @@ class Table(Mapping[bytes, bytes]):
             positions[number] = max(positions[number], end_offset)
 
     def _wait(self, watch: Watch, positions: Mapping[int, int], timeout_s: float) -> None:
-        """Sleep until an appender wakes whoever follows, or the time is up."""
+        """Wait until a process appends, or until the timeout."""
         self._prepare_access()
         watch.drain()
         must_poll = announce(watch, (source.log for source in self._sources))
@@ -383,5 +384,5 @@ class _Values(ValuesView[bytes]):
 def _checked(key: object) -> bytes:
     if not isinstance(key, bytes):
         hint = ": encode it first, key.encode()" if isinstance(key, str) else ""
-        raise TypeError(f"keys are bytes, not {type(key).__name__}{hint}")
+        raise TypeError(f"a key must be bytes, not {type(key).__name__}{hint}")
     return key

@@ -1,4 +1,4 @@
-"""One partition as a table reads it: how far, up to where, and what became of it since."""
+"""Read one partition for a table, and detect truncation, retention and compaction since the last read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Isolation, Partition
 
 _CHUNK_RECORDS: Final = 1 << 19
-"""So many records are sorted at once. Half of it took 8 % longer; it is 75 MB while they are sorted."""
+"""Number of records that are sorted together, which takes 75 MB. Half as many took 8 % longer."""
 
 
 class Rewritten(Exception):
-    """Records that the table knows were truncated: what stood before them is known to the log alone."""
+    """Records that the table has read were truncated. It must read the topic again to find the values before them."""
 
 
-class Source:
-    """One partition and the position up to which a table has taken it in. Not thread-safe.
+class PartitionSource:
+    """A partition, and the position up to which a table has read it. Not thread-safe.
 
-    limit   the offset that the table ends at; None when it goes on to the end of the log
-    seed    of the identities of keys
+    limit   the offset at which the table ends; None for the end of the log
+    seed    seed of the identities of keys
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class Source:
         self._epoch = log.epoch
         self.start = self.position = log.log_start_offset
 
-    # ------------------------------------------------------------ what became of the log
+    # ------------------------------------------------------------ checks of the log
 
     def end_offset(self) -> int:
-        """Where reading ends now."""
+        """Return the offset at which reading ends now."""
         end_offset = self.log.end_offset(isolation=self._isolation, durable_only=self._durable_only)
         return end_offset if self.limit is None else min(self.limit, end_offset)
 
     def has_changed(self) -> bool:
-        """Whether `catch_up` has something to do: a few look-ups in shared memory."""
+        """Return whether `catch_up` has anything to do. Cheap: reads only shared memory."""
         log = self.log
         if self.position < self.end_offset():
             return True
         return self.start != log.log_start_offset or self._epoch != log.epoch
 
     def check_limit(self) -> None:
-        """Raise `OffsetOutOfRange` when the state at the limit cannot be told, or not any more."""
+        """Raise `OffsetOutOfRange` if the log does not have the state at the limit, or no longer has it."""
         if self.limit is None:
             return
         log = self.log
@@ -69,19 +69,19 @@ class Source:
             raise OffsetOutOfRange(f"{log.topic}/{log.number}", self.limit, first, end_offset)
 
     def _check_history(self) -> None:
-        """Raise `Rewritten` when records below the position were truncated since the last look."""
+        """Raise `Rewritten` if records below the position were truncated since the last check."""
         epoch = self.log.epoch
         if epoch != self._epoch:
             if any(lost.epoch > self._epoch and lost.base_offset < self.position for lost in self.log.lost_ranges()):
                 raise Rewritten
             self._epoch = epoch
 
-    # ------------------------------------------------------------ taking it in
+    # ------------------------------------------------------------ catching up
 
     def catch_up(self, keys: KeyTable) -> int:
-        """Forget what was deleted from the front, and add what is behind the position; returns how many records.
+        """Drop deleted records from ``keys``, add records from the position on, and return how many were read.
 
-        Raises `Rewritten`, `LogTruncated`: the table must be made anew.
+        Raise `Rewritten` or `LogTruncated` if the table must read the topic again.
         """
         self._check_history()
         read = 0
@@ -114,10 +114,10 @@ class Source:
         chunk.next_offset = end_offset
         yield chunk
 
-    # ------------------------------------------------------------ reading it
+    # ------------------------------------------------------------ reading
 
     def batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """The records from ``offset`` to before ``end_offset``. Raises `OffsetOutOfRange`, `LogTruncated`."""
+        """Yield the records ``[offset, end_offset)``. Raise `OffsetOutOfRange` or `LogTruncated`."""
         if offset >= end_offset:
             return
         for batch in self.log.read(offset, isolation=self._isolation, durable_only=self._durable_only):
@@ -129,8 +129,8 @@ class Source:
                 batch = batch.slice(0, int(np.searchsorted(batch.offsets, np.int64(end_offset))))
             yield batch
 
-    def batches_still_there(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-        """The same, going on behind what is deleted or truncated meanwhile."""
+    def surviving_batches(self, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+        """Yield the records ``[offset, end_offset)``; skip those that are deleted or truncated meanwhile."""
         while offset < end_offset:
             try:
                 for batch in self.batches(offset, end_offset):
@@ -146,14 +146,14 @@ class Source:
                 offset = error.lost.end_offset
 
     def batch_at(self, offset: int) -> RecordBatch | None:
-        """The records of one batch from ``offset`` on, or from the next one that there is; None without any."""
+        """Return the records from ``offset`` on of the first batch there, or None if there are none."""
         with contextlib.suppress(OffsetOutOfRange, LogTruncated):
             return next(self.log.read(offset, 1), None)
         return None
 
 
 class _Chunk:
-    """Records of one partition, batch by batch, as columns: identities low and high, offsets, times, tombstones."""
+    """Columns of the records of several batches: low and high identities, offsets, times, tombstones."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -163,7 +163,7 @@ class _Chunk:
         self.next_offset = 0
 
     def add(self, batch: RecordBatch) -> None:
-        dead = _tombstones(batch)  # decompresses all columns at once
+        dead = _tombstones(batch)  # this decompresses all columns
         low, high, is_null = batch.key_identities(self._seed)
         columns: tuple[Any, ...] = (low, high, batch.offsets, batch.timestamps, dead)
         if is_null is not None:

@@ -134,7 +134,7 @@ def test_range_bounds_must_be_bytes():
 
 def test_ranges_fit_the_topic():
     """One bound makes two partitions: a topic of three is refused."""
-    with pytest.raises(ValueError, match="1 bounds divide keys among 2 partitions, and the topic has 3"):
+    with pytest.raises(ValueError, match="1 bounds divide keys among 2 partitions, but the topic has 3"):
         RangePartitioner([b"m"]).partitions([b"a"], 3, 0)
 
 

@@ -75,7 +75,7 @@ def add(stager: Stager, pairs: Sequence[Pair], topic: str = "t", **options: Any)
 def folder_of(store: segmentlog.LogStore, job: str = "job") -> StagingFolder:
     """Return the folder of a job, made."""
     folder = StagingFolder(FileSystem(), store.path, job)
-    folder.make()
+    folder.create()
     return folder
 
 
@@ -378,7 +378,7 @@ def test_a_file_that_is_not_there(store: segmentlog.LogStore) -> None:
     """The error says whose file system it must be on."""
     found = staged(store, [(b"a", b"1")])
     os.unlink(found.path)
-    with pytest.raises(SegmentlogError, match="it is not there: whoever publishes must see the file system"):
+    with pytest.raises(SegmentlogError, match="Driver and workers must see the same file system"):
         publish_all(store, [found])
 
 
@@ -604,15 +604,15 @@ def test_sweeping_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_others_write_to_is_removed(store: segmentlog.LogStore, fs: FaultyFileSystem) -> None:
     """A task that was given up may come in between: all of it goes; a disk that fails is told."""
     folder = StagingFolder(fs, store.path, "job")
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", errno.ENOTEMPTY)
     folder.remove()
     assert not Path(folder.path).exists()
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", FileNotFoundError())
     folder.remove()
     assert not Path(folder.path).exists()
-    folder.make()
+    folder.create()
     fs.fail("remove_tree", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         folder.remove()

@@ -102,7 +102,7 @@ def test_keys_are_bytes(store: LogStore) -> None:
     wrong: list[Any] = ["ann", 1, None, bytearray(b"ann")]
     for key in wrong:
         for access in (table.__getitem__, table.get, table.__contains__, table.record):
-            with pytest.raises(TypeError, match="keys are bytes"):
+            with pytest.raises(TypeError, match="a key must be bytes"):
                 access(key)
 
 

@@ -364,7 +364,7 @@ class LocalPartition:
 
     def _aborted(self, segment: LocalSegment) -> SegmentAborts:
         handle, base = self._handle, segment.base_offset
-        return read_sealed_aborts(handle, base, lambda: handle.around(base, segment.end_offset))
+        return read_sealed_aborts(handle, base, lambda: handle.segment_context(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
         """See to it that nobody needs a sealed segment's bytes to find a place in it, or to step over what was aborted.

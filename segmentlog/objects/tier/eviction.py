@@ -64,7 +64,7 @@ class Evicting:
                     done = self._turn(part, there, left, now_ms) if stays else self._recall(part.local)
                     left -= done
                     if done:
-                        self._turns.note_served(where)
+                        self._turns.record_served(where)
                         self._looked.pop(where, None)  # there may be more
                         self.is_behind |= left <= 0 or not stays
                 self.troubles.pop(name, None)

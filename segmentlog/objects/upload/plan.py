@@ -122,7 +122,7 @@ class Planning:
                 continue
             room_bytes -= to_do.size_bytes
             if to_do.size_bytes:
-                self._turns.note_served(where)
+                self._turns.record_served(where)
             if to_do.is_behind:
                 one.part.look_again()
             rounds[where] = Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling), data, same=same)

@@ -76,7 +76,7 @@ class SegmentUploads:
             upload = self._uploading(where, rounds[where], segment)
             if not self._uploads.begin((where, segment.base_offset), upload):
                 break  # all places are taken
-            self._turns.note_served(where)
+            self._turns.record_served(where)
             left -= 1
         self.left_bytes = self._puts.missing_bytes(_to_upload(rounds))
         return len(self._uploads) + left

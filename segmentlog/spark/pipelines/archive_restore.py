@@ -118,7 +118,7 @@ def restore(
         target, notes = _target(store, topic, manifest, config, largest)
         sweep_abandoned(fs, store.path)
         staging = StagingFolder(fs, store.path, f"restore-{topic}")
-        staging.make()
+        staging.create()
         with locked(f"{staging.path}/lock", "another restoration of the topic"):
             staging.clear()  # of one that was killed
             logs = {entry.partition: target.partition(entry.partition) for entry in manifest.partitions}
