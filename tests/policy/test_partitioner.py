@@ -100,7 +100,7 @@ def test_a_partition_that_does_not_exist_is_refused(partition_count, sticky):
 
 def test_no_partitions_for_a_single_key():
     """The same for one key."""
-    with pytest.raises(ValueError, match="partition 0 is not one of 0"):
+    with pytest.raises(ValueError, match="partition 0 is not one of the 0 partitions"):
         partition_for_key(b"k", 0)
 
 
