@@ -81,8 +81,8 @@ types: $(VENV)/.installed-test  ## mypy, strict
 codec: $(VENV)/.installed-test  ## generate the classes of Kafka's messages from its schemas
 	$(PY) -m tools.codec.generate
 
-# Anew each time: what is wrong with a page that did not change is not said again.
-docs: $(VENV)/.installed-docs  ## README, docs/ and the API as a site: build/docs/index.html
+# From scratch each time: Sphinx reports a fault in a page only when it reads that page.
+docs: $(VENV)/.installed-docs  ## README and docs/ as a site: build/docs/index.html
 	$(PY) -m sphinx --quiet --fresh-env --fail-on-warning --doctree-dir build/doctrees --conf-dir docs . build/docs
 
 # Users run the distribution's Python, which is optimised: benches run on it, in an environment of its own where .venv has

@@ -226,7 +226,7 @@ def _put_times(bucket: Bucket, count: int) -> tuple[list[float], list[float]]:
         started = time.perf_counter()
         bucket.put(f"plain/{number}", b"x" * 1000)
         put = time.perf_counter()
-        tag = bucket.swap("plain.json", b"x" * 1500, tag)
+        tag = bucket.compare_and_swap("plain.json", b"x" * 1500, tag)
         puts.append(put - started)
         swaps.append(time.perf_counter() - put)
     return puts[1:], swaps[1:]  # the first of them also asks whether conditions count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -25,40 +26,46 @@ _WIDTH: Final = 110
 _CONFIG: Final = """\
 # Settings of a topic
 
-Kafka's keys with Kafka's meanings, and a few of ours. Dots on the command line (`segmentlog create -c
-segment.bytes=16MiB`), underscores in Python (`segment_bytes="16MiB"`). Sizes read `64MiB`, times `7d` or `1h30m`. They
-change while a topic is in use (`segmentlog alter`, `store.alter_topic`); `segmentlog details` shows them.
+For people who create or change a topic. Most keys are Kafka's and have Kafka's meaning.
 
-What each `fsync` policy gives is in [durability.md](durability.md#fsync-policies), what retention and compaction do in
-[retention.md](retention.md). This page is made by `docs/generate.py`.
+- Write dots on the command line (`segmentlog create -c segment.bytes=16MiB`), underscores in Python
+  (`segment_bytes="16MiB"`). Sizes are written `64MiB`, times `7d` or `1h30m`.
+- You can change a setting while the topic is in use: `segmentlog alter`, `store.alter_topic`. `segmentlog details`
+  shows the settings.
+- [durability.md](durability.md#fsync-policies) explains the `fsync` policies, [retention.md](retention.md) retention
+  and compaction, [tiered-storage.md](tiered-storage.md) the `remote` and `local` keys.
+
+`docs/generate.py` makes this page.
 
 """
 
 _CLI: Final = """\
-# The command line
+# Command line
 
-`python -m segmentlog` is the same program. Results go to stdout, everything else to stderr. A closed pipe (`| head`)
-is no failure. This page is made by `docs/generate.py`, of what `--help` says.
+For people who look up a command or an option. [commands.md](commands.md) is a guide to the commands for daily work.
+
+`python -m segmentlog` is the same program as `segmentlog`. Results go to stdout, everything else to stderr. A closed
+pipe (`| head`) is not an error. `docs/generate.py` makes this page from the output of `--help`.
 
 ## Exit statuses
 
 | status | meaning |
 |---:|---|
 | 0 | done |
-| 1 | failed; one line on stderr says what happened and what to do |
+| 1 | failed; one line on stderr says what happened and what to do ([errors.md](errors.md)) |
 | 2 | wrong usage |
-| 3 | damage was found |
-| 4 | no damage, but a batch whose checksum is right and whose records do not decode |
+| 3 | damage was found ([damage.md](damage.md)) |
+| 4 | no damage, but an unreadable batch: its checksum is right, and its records do not decode |
 
 ## Shell completion
 
-Commands, options and names of topics. In `~/.bashrc` (bash 4.4 or newer):
+The shell completes commands, options and names of topics. Add to `~/.bashrc` (bash 4.4 or newer):
 
 ```sh
 eval "$(_SEGMENTLOG_COMPLETE=bash_source segmentlog)"
 ```
 
-In `~/.zshrc` with `zsh_source`; for fish, in `~/.config/fish/completions/segmentlog.fish`:
+For zsh add the same line with `zsh_source` to `~/.zshrc`. For fish create `~/.config/fish/completions/segmentlog.fish`:
 
 ```sh
 _SEGMENTLOG_COMPLETE=fish_source segmentlog | source
@@ -67,11 +74,14 @@ _SEGMENTLOG_COMPLETE=fish_source segmentlog | source
 
 
 _SERVER: Final = """\
-# What the server answers
+# Requests of Kafka's protocol
 
-For each request of Kafka's protocol the versions that are answered. ApiVersions of a version that is not known is
-answered as Kafka does, so that newer clients ask again; Produce is announced from version 0 on, which old clients look
-for, and answered from 3 on. This page is made by `docs/generate.py`.
+For people who want to know whether a Kafka client or tool works with `segmentlog serve`. The table lists the versions
+of each request that the server answers.
+
+The server answers ApiVersions of an unknown version as Kafka does, so that newer clients ask again. It announces
+Produce from version 0 on, because old clients expect that, and answers it from version 3 on. `docs/generate.py` makes
+this page.
 """
 
 _SETTINGS: Final = """\
@@ -101,6 +111,7 @@ are in [api.md](api.md#schemas). This page is made by `docs/generate.py` from `s
 """
 
 _ERROR_GROUPS: Final = {
+    "Base class": (errors.SegmentlogError(),),
     "Arguments and records": (
         errors.InvalidConfig(
             "fsync", "sometimes", "always, everysec, never, <n>ms, <n>s, <n>records, <n>bytes or a size"
@@ -137,7 +148,7 @@ _ERROR_GROUPS: Final = {
         errors.ProducerHeld("etl-1", "a client of the server"),
         errors.OutOfOrderSequence("orders/0", 7, 10, 12),
         errors.TransactionAborted("'etl-1'", "no room on the disk"),
-        errors.OtherInput("the input differs"),
+        errors.OtherInput(),
     ),
     "Consumers and groups": (
         errors.ConsumerFenced("billing", "consumer-1", "does not have orders/0 any more"),
@@ -189,7 +200,7 @@ def server_page() -> str:
 def errors_page() -> str:
     """Each public exception: an example of its message, and the paragraphs of its docstring."""
     parts = [_ERRORS]
-    shown = {"SegmentlogError"}
+    shown = set()
     for group, examples in _ERROR_GROUPS.items():
         parts.append(f"## {group}\n")
         for example in examples:
@@ -199,7 +210,7 @@ def errors_page() -> str:
             parts.append(f"### {kind.__name__}\n\n{_error_text(kind)}\n")
             if bases:
                 parts.append(f"Base class: {bases}.\n")
-            if kind is not errors.OtherInput:
+            if str(example):
                 parts.append(f"```text\n{example}\n```\n")
     missing = {name for name in segmentlog.__all__ if name in vars(errors)} - shown
     assert not missing, f"_ERROR_GROUPS lacks {missing}"
@@ -240,6 +251,17 @@ def _with_us(name: str) -> str:
     return "the same"
 
 
+def api_page() -> str:
+    """Docstrings and signatures of all public names."""
+    spec = importlib.util.spec_from_file_location("api_reference", HERE / "api_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page: str = module.api_page()
+    return page
+
+
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     with click.Context(command, info_name=name.rpartition(" ")[2], parent=parent, **settings) as context:
@@ -256,6 +278,7 @@ PAGES: Final = {
     "cli.md": cli_page,
     "server-reference.md": server_page,
     "errors.md": errors_page,
+    "api.md": api_page,
 }
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ _NO_POLICY = "none"
 _CLEANUP_POLICY = _Kind(
     _parse_cleanup_policy,
     lambda policy: policy or _NO_POLICY,
-    f"delete, compact, delete,compact or {_NO_POLICY}, which retains records for ever",
+    f"delete, compact, delete,compact or {_NO_POLICY}, which keeps records forever",
 )
 PRODUCER = "producer"
 """The `compression.type` of a topic that keeps the codec of each Kafka client's batch, as Kafka calls it."""
@@ -310,60 +310,62 @@ class TopicConfig:
     """
 
     segment_bytes: int = _key(
-        64 * MIB, _size(_SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX), "a segment is sealed before it outgrows this"
+        64 * MIB, _size(_SEGMENT_BYTES_MIN, _SEGMENT_BYTES_MAX), "seal a segment before it becomes larger than this"
     )
     segment_ms: int = _key(
         7 * 86_400_000,
         _duration(1, UNLIMITED_MS),
-        "a segment is sealed once its first record is so old, however small it is",
+        "seal a segment when its first record is this old, whatever its size",
     )
     segment_records: int | None = _key(
-        None, _count(1, unlimited=None), "a segment is sealed at so many records (kafkaesque's page size)"
+        None, _count(1, unlimited=None), "seal a segment at this number of records (kafkaesque's page size)"
     )
     index_interval_bytes: int = _key(
-        4096, _size(0, 2**31 - 1), "how far apart index entries are: less finds faster, more takes less room"
+        4096, _size(0, 2**31 - 1), "distance of index entries: smaller finds faster, larger saves space"
     )
     retention_ms: int = _key(
-        7 * 86_400_000, _duration(0, UNLIMITED), "a sealed segment goes once its newest record is so old"
+        7 * 86_400_000, _duration(0, UNLIMITED), "delete a sealed segment when its newest record is this old"
     )
     retention_bytes: int = _key(
         UNLIMITED,
         _size(0, INT64_MAX, UNLIMITED),
-        "the oldest segments go while a partition is larger than this",
+        "delete the oldest segments while a partition is larger than this",
     )
     # Not 0: that means "no limit" to as many people as it means "keep nothing".
-    retention_segments: int | None = _key(None, _count(1, unlimited=None), "how many sealed segments a partition keeps")
+    retention_segments: int | None = _key(
+        None, _count(1, unlimited=None), "number of sealed segments that a partition keeps"
+    )
     retention_closed_ms: int | None = _key(
-        None, _duration(1, unlimited=None), "a segment goes so long after it was sealed"
+        None, _duration(1, unlimited=None), "delete a segment this long after it was sealed"
     )
     cleanup_policy: CleanupPolicy = _key(
         "delete",
         _CLEANUP_POLICY,
-        "old segments are deleted, or compacted to the last record of each key, or both, or neither (none)",
+        "delete old segments, compact to the last record of each key, both, or neither (none)",
     )
     min_cleanable_dirty_ratio: float = _key(0.5, _RATIO, "compaction waits until this part of the log is uncompacted")
     delete_retention_ms: int = _key(
-        86_400_000, _duration(0, UNLIMITED_MS), "how long compaction leaves a tombstone for readers to see"
+        86_400_000, _duration(0, UNLIMITED_MS), "how long compaction keeps a tombstone for readers"
     )
     min_compaction_lag_ms: int = _key(
-        0, _duration(0, UNLIMITED_MS), "a record is not compacted away before it is so old"
+        0, _duration(0, UNLIMITED_MS), "compaction does not remove a record before it is this old"
     )
     max_compaction_lag_ms: int = _key(
-        UNLIMITED_MS, _duration(1, UNLIMITED_MS), "a record this old is compacted whatever the dirty ratio"
+        UNLIMITED_MS, _duration(1, UNLIMITED_MS), "compact a record that is this old whatever the dirty ratio"
     )
-    compaction_keep_last: int = _key(1, _count(1), "how many of the last records of each key compaction keeps")
+    compaction_keep_last: int = _key(1, _count(1), "number of records of each key that compaction keeps")
     record_ttl_ms: int | None = _key(
-        None, _duration(1, unlimited=None), "compaction drops a record so long after its timestamp"
+        None, _duration(1, unlimited=None), "compaction drops a record this long after its timestamp"
     )
     max_message_bytes: int = _key(
         1_048_588,
         _because(_size(1, _MESSAGE_BYTES_MAX), "each reader holds a whole batch in memory"),
-        "the largest batch, uncompressed, and so the largest record",
+        "largest batch before compression, so also the largest record",
     )
     max_decompressed_message_bytes: int = _key(
         _DECOMPRESSED_BYTES_MAX,
         _size(1, _DECOMPRESSED_BYTES_MAX),
-        "the largest record, decompressed, of a compressed batch that a Kafka client sends",
+        "largest record, decompressed, in a compressed batch of a Kafka client",
     )
     message_timestamp_type: TimestampType = _key(
         "CreateTime",
@@ -377,7 +379,7 @@ class TopicConfig:
         " the library",
     )
     message_timestamp_before_max_ms: int = _key(
-        UNLIMITED_MS, _CLOCK_LIMIT, "how far a record's timestamp may be behind the clock"
+        UNLIMITED_MS, _CLOCK_LIMIT, "how far a record's timestamp may be in the past"
     )
     compression_type: CompressionType = _key(
         "producer",
@@ -389,26 +391,26 @@ class TopicConfig:
         None, _LEVEL, f"how hard the codec tries, where it has levels ({_LEVELS_IN_WORDS})"
     )
     file_delete_delay_ms: int = _key(
-        60_000, _duration(0), "how long a removed segment's file stays for readers that have it open"
+        60_000, _duration(0), "how long the file of a deleted segment stays for readers that have it open"
     )
     producer_id_expiration_ms: int = _key(
         86_400_000, _duration(1), "how long a producer without a name is remembered after its last append"
     )
     remote_storage_enable: bool = _key(
-        False, _FLAG, "old segments lie in the object store alone, once the store is shipped there (tiered storage)"
+        False, _FLAG, "tiered storage: evict old segments from the local disk once the object store has them"
     )
     local_retention_ms: int = _key(
         AS_RETENTION,
         _as_retention(_duration(0, UNLIMITED), "retention.ms"),
-        "with tiered storage: a segment leaves this machine once its newest record is so old",
+        "with tiered storage: evict a segment when its newest record is this old",
     )
     local_retention_bytes: int = _key(
         AS_RETENTION,
         _as_retention(_size(0, INT64_MAX, UNLIMITED), "retention.bytes"),
-        "with tiered storage: the oldest segments leave this machine while more than this lies here",
+        "with tiered storage: evict the oldest segments while the local ones are larger than this",
     )
     fsync: FsyncPolicy = _key(
-        FsyncPolicy("ms", 1000), _FSYNC, "when records are forced to the disk: what a power cut may take"
+        FsyncPolicy("ms", 1000), _FSYNC, "when records are synced to the disk, which decides what a power cut can lose"
     )
 
     def __post_init__(self) -> None:

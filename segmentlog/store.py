@@ -29,19 +29,19 @@ from segmentlog.records import RecoveryMode, RecoveryReport
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.lazy_remote_reader import Reaching
+from segmentlog.storage.lazy_remote_reader import LazyRemoteReader
 from segmentlog.topics.topic_registry import Topic as Topic
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
-    from segmentlog.groups.committed_offsets import CommittedPositions
+    from segmentlog.groups.committed_offsets import CommittedOffsets
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Isolation
-    from segmentlog.objects.replica.remote_store import Attached
-    from segmentlog.objects.tier.remote_reader import Tiered
-    from segmentlog.objects.upload.service import Shipping
-    from segmentlog.objects.upload.shipper import ShippedNow
+    from segmentlog.objects.replica.remote_store import RemoteStore
+    from segmentlog.objects.tier.remote_reader import RemoteReader
+    from segmentlog.objects.upload.service import ShippingService
+    from segmentlog.objects.upload.shipper import ShipResult
     from segmentlog.schemas.registry import SchemaRegistry
     from segmentlog.tables.table import Table
     from segmentlog.transactions.transaction_coordinator import Transactions
@@ -87,14 +87,14 @@ class LogStore(Clients):
     ) -> None:
         create, read_only = as_bool("create", create), as_bool("read_only", read_only)
         background = as_bool("background", background)
-        self._attached: Attached | None = None
+        self._attached: RemoteStore | None = None
         url = path if isinstance(path, str) and "://" in path else None
         if url is not None:
             if ship is not None:
                 raise InvalidConfig("ship", ship, "nothing: what is read from an object store is not shipped")
-            from segmentlog.objects.replica.remote_store import Attached
+            from segmentlog.objects.replica.remote_store import RemoteStore
 
-            self._attached = Attached(url, topics=only_topics, cache_bytes=cache_bytes, cache_dir=cache_dir,
+            self._attached = RemoteStore(url, topics=only_topics, cache_bytes=cache_bytes, cache_dir=cache_dir,
                                       refresh_ms=refresh_ms, threads=background, clock=clock)  # fmt: skip
             path, fs, create, read_only = self._attached.path, self._attached.fs, False, True
         elif only_topics:
@@ -110,25 +110,25 @@ class LogStore(Clients):
         clock = clock or Clock()
         clock.steady_ms()  # from here on a jump of the wall clock is noticed
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._group_offsets: CommittedPositions | None = None
+        self._group_offsets: CommittedOffsets | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._schemas: SchemaRegistry | None = None
-        self._shipping: Shipping | None = None
+        self._shipping: ShippingService | None = None
         self._members = weakref.WeakSet()
         fs, cache_bytes = fs or FileSystem(), as_int("cache_bytes", cache_bytes, 1)
 
-        def make_tiered() -> Tiered:
-            from segmentlog.objects.tier.remote_reader import Tiered
+        def make_tiered() -> RemoteReader:
+            from segmentlog.objects.tier.remote_reader import RemoteReader
 
-            return Tiered(cache_bytes=cache_bytes, cache_dir=cache_dir)
+            return RemoteReader(cache_bytes=cache_bytes, cache_dir=cache_dir)
 
-        self._reaching: Reaching[Tiered] = Reaching(fs, make_tiered)
-        """How segments are reached that lie in an object store alone."""
+        self._remote_reader: LazyRemoteReader[RemoteReader] = LazyRemoteReader(fs, make_tiered)
+        """Reads evicted segments, whose bytes only the object store has."""
         if self._attached is None:
-            self._reaching.begin()
+            self._remote_reader.install()
         if ship is not None:
-            self._reaching.know(ship)
+            self._remote_reader.add_url(ship)
         self._topics = Topics(
             fs,
             clock,
@@ -154,7 +154,7 @@ class LogStore(Clients):
         self._topics.background.ensure_running()
         if ship is not None:
             try:
-                self.shipping.begin(
+                self.shipping.start(
                     ship, topics=ship_topics, interval_ms=ship_interval_ms, max_bytes=ship_bytes,
                     bytes_per_s=ship_bytes_per_s, threads=background,
                 )  # fmt: skip
@@ -294,7 +294,7 @@ class LogStore(Clients):
 
     def _make_positions(self) -> Partition:
         """The log of committed positions, for transactions that commit some."""
-        return self.group_offsets.make_log()
+        return self.group_offsets.open_or_create_log()
 
     @property
     def transactions(self) -> Transactions:
@@ -326,17 +326,17 @@ class LogStore(Clients):
         with failures_ignored(SegmentlogError):
             if not self._topics.has(TRANSACTIONS_TOPIC):
                 return False
-            return transactions is None or transactions.may_hold(producer_id)
+            return transactions is None or transactions.may_have_producer_id(producer_id)
         return True
 
     @property
-    def group_offsets(self) -> CommittedPositions:
+    def group_offsets(self) -> CommittedOffsets:
         """The committed positions of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.committed_offsets import CommittedPositions
+            from segmentlog.groups.committed_offsets import CommittedOffsets
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or CommittedPositions(self._topics)
+                self._group_offsets = self._group_offsets or CommittedOffsets(self._topics)
         return self._group_offsets
 
     @property
@@ -364,12 +364,12 @@ class LogStore(Clients):
     def _forget_positions(self) -> None:
         """Forget groups' positions in topics that are gone. Nobody takes them for another topic's: it may be late."""
         if self._topics.has(OFFSETS_TOPIC):
-            self.group_offsets.forget_topics(self._topics.missing(self.group_offsets.topic_ids()))
+            self.group_offsets.delete_offsets_of_topics(self._topics.missing(self.group_offsets.topic_ids()))
 
     def _tidy_up(self, now_ms: int) -> None:
         """What background work does for the store now and then."""
         self._topics.administration.sweep()
-        if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_tick(now_ms, self._offsets_retention_ms):
+        if self._topics.has(OFFSETS_TOPIC) and self.groups.expire_if_due(now_ms, self._offsets_retention_ms):
             self._forget_positions()
 
     def table(
@@ -384,19 +384,19 @@ class LogStore(Clients):
     # ------------------------------------------------------------ shipping
 
     @property
-    def shipping(self) -> Shipping:
-        """How it is shipped to an object store: begin, end, status; see docs/replicate.md."""
+    def shipping(self) -> ShippingService:
+        """How this store is shipped to an object store: start, stop, status; see docs/replicate.md. Thread-safe."""
         if self._shipping is None:
-            from segmentlog.objects.upload.service import Shipping
+            from segmentlog.objects.upload.service import ShippingService
 
             with self._mutex:
-                self._shipping = self._shipping or Shipping(self._topics)
+                self._shipping = self._shipping or ShippingService(self._topics)
         return self._shipping
 
     def ship(
         self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> ShippedNow:  # fmt: skip
+    ) -> ShipResult:  # fmt: skip
         """Ship all that was appended so far to an object store; returns once it lies there.
 
         ``topics`` are names and patterns, none for those of the last time, at first all; ``bytes_per_s`` limits what is
@@ -404,7 +404,7 @@ class LogStore(Clients):
         there, another process is at it, or a partition cannot be shipped), `StoreFenced`, `ObjectStoreError`,
         `InvalidConfig`.
         """
-        self._reaching.know(url)
+        self._remote_reader.add_url(url)
         return self.shipping.ship(url, topics=topics, bytes_per_s=bytes_per_s, progress=progress)
 
     def ship_tick(self, now_ms: int | None = None) -> float:
@@ -412,7 +412,7 @@ class LogStore(Clients):
 
         Returns the seconds until the next. Raises what `ship` does.
         """
-        return self.shipping.tick(now_ms)
+        return self.shipping.run_cycle(now_ms)
 
     def refresh_tick(self) -> bool:
         """Look for what was shipped since to the URL that the store was opened at; with ``background`` a thread does.
@@ -423,7 +423,7 @@ class LogStore(Clients):
         if self._attached is None:
             raise InvalidConfig("path", self.path, "the URL of an object store")
         self._topics.check_open()
-        return self._attached.turn()
+        return self._attached.refresh()
 
     # ------------------------------------------------------------ background, closing
 
@@ -469,7 +469,7 @@ class LogStore(Clients):
         """What is wrong, by name: failed partitions and background work that keeps failing. Empty when all is well."""
         problems = self._topics.health()
         if self._transactions is not None:
-            for producer, why in self._transactions.troubles.items():
+            for producer, why in self._transactions.errors.items():
                 problems[f"transaction of {producer}"] = f"cannot be finished: {why}"
         if self._attached is not None:
             if self._attached.status.error:
@@ -480,7 +480,7 @@ class LogStore(Clients):
             status = replica_status(self.path, fs=self._topics.fs, clock=self._topics.clock)
             if status is not None and status.error:
                 problems["replica"] = status.error
-        if (tiered := self._reaching.made) is not None:
+        if (tiered := self._remote_reader.reader) is not None:
             problems |= tiered.health()
         return problems if self._shipping is None else problems | self._shipping.health()
 
@@ -510,7 +510,7 @@ class LogStore(Clients):
             first = first or error
         if self._attached is not None:
             self._attached.close()
-        self._reaching.close()
+        self._remote_reader.close()
         open_stores.discard(self)
         if first is not None:
             raise first

@@ -156,7 +156,7 @@ class CompactionTrial:
             log.close()
             self._writers[at] = self._open(self.disk)
         elif what < 0.96:
-            log.retain()
+            log.apply_retention()
             self._note_start(log)
         elif what < 0.98:
             self._trim(at)

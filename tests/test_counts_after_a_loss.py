@@ -101,7 +101,7 @@ def test_counts_and_lags_of_the_console(store: LogStore) -> None:
                 # Nothing but the positions and ends themselves, and those only on the page of the group.
                 ends = {f"{one.log_end_offset:,}" for one in store.topic("words").partitions()}
                 assert set(re.findall(r"\d,\d{3},\d{3}", page.text)) <= (ends if "group=" in path else set()), path
-        assert re.search(rf"\b{RECORDS} offsets", topics)
+        assert re.search(rf'\b{RECORDS} <span class="unit">offsets<', topics)
         page = client.get(f"/ui/groups/reset?group={GROUP}&to=earliest").text
         assert re.findall(r'<td class="n">([\d,]+)</td></tr>', page) == [str(RECORDS), "0"]
 

@@ -177,7 +177,7 @@ def test_a_decision_survives_its_coordinator(store: LogStore, tmp_path: Path, cl
     def die() -> None:
         producer = store.producer(name="dies", linger_ms=0)
         coordinator: Any = store.transactions
-        coordinator._decisions.complete = lambda *_: os._exit(9)
+        coordinator._completer.complete = lambda *_: os._exit(9)
         producer.begin_transaction()
         producer.send_many("a", [b"1"])
         producer.send_many("b", [b"2"])

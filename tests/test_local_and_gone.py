@@ -457,14 +457,14 @@ def test_one_producers_trouble_does_not_keep_others_transactions_from_their_end(
             producer.send_many("t", [b"1"])
             producer.flush()
         clock.advance(1001)
-        finish_one = store.transactions._finisher._finish_one
+        finish_one = store.transactions._abandoned._finish_name
 
         def refuse(name: str, now_ms: int) -> None:
             if name == "a":
                 raise PermissionError(errno.EACCES, "Permission denied", "fence")
             finish_one(name, now_ms)
 
-        with mock.patch.object(store.transactions._finisher, "_finish_one", refuse):
+        with mock.patch.object(store.transactions._abandoned, "_finish_name", refuse):
             store.finish_transactions()
         assert store.transactions.states()["b"].status == "CompleteAbort"
         assert list(store.health()) == ["transaction of a"]

@@ -19,7 +19,7 @@ from segmentlog.cli.common import run
 from segmentlog.config import FsyncPolicy, TopicConfig
 from segmentlog.consuming.start_position import parse_place, resolve
 from segmentlog.errors import InvalidConfig, InvalidRecord, SegmentlogError
-from segmentlog.objects.restore.cut_points import target_of
+from segmentlog.objects.restore.cut_points import parse_target
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS, milliseconds_of, parse_duration_ms
 from segmentlog.store import LogStore
 
@@ -159,7 +159,7 @@ def test_every_time_of_the_calendar_is_a_place(tmp_path: Path, moment: Any) -> N
             place = parse_place(moment.isoformat(), AT_MS)
             assert resolve(place, log) == expected
         if isinstance(moment, datetime):
-            target = target_of(moment, None)
+            target = parse_target(moment, None)
             assert target is not None
             assert target.at_ms == milliseconds_of(moment)
 
@@ -201,9 +201,9 @@ def test_what_is_no_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
             log.offset_for_timestamp(wrong)
         if wrong is not None:
             with pytest.raises(InvalidConfig, match="at = "):
-                target_of(wrong, None)
+                parse_target(wrong, None)
             with pytest.raises(InvalidConfig, match="now_ms"):
-                log.retain(now_ms=wrong)
+                log.apply_retention(now_ms=wrong)
             with store.producer() as producer, pytest.raises(SegmentlogError, match="timestamps"):
                 producer.send("t", b"v", timestamp=wrong)
 
@@ -290,10 +290,10 @@ def test_retention_counts_from_the_write_of_segments_of_before_1970(tmp_path: Pa
         log.append([b"0"], timestamps=[MOON_MS])
         log.append([b"1"], timestamps=[MOON_MS])
         log.append([b"2"])
-        log.retain()
+        log.apply_retention()
         assert log.log_start_offset == 0
         clock.advance(120_000)
-        log.retain(now_ms=int(time.time() * 1000) + 120_000)
+        log.apply_retention(now_ms=int(time.time() * 1000) + 120_000)
         assert log.log_start_offset >= 2
 
 

@@ -196,13 +196,13 @@ def test_retention_deletes_it_with_its_segment(tmp_path: Path, kind: str) -> Non
     append_unreadable(log, kind)
     clock.advance(60_000)
     log.roll()
-    assert len(log.retain().removed) == 2
+    assert len(log.apply_retention().removed) == 2
     assert log.log_start_offset == 8
     log = open_log(tmp_path / "size", **{"retention.bytes": 1})
     append_around(log, kind)
     log.roll()
     log.append([b"kept"])
-    log.retain()
+    log.apply_retention()
     assert readable(log) == [(5, b"kept")]
     log = open_log(tmp_path / "trim")
     append_around(log, kind)

@@ -51,9 +51,9 @@ def _read(file: str) -> bytes:
 
     fs = FileSystem()
     if file.endswith(LOG_SUFFIX) and fs.exists(stub_path(file)):
-        from segmentlog.objects.tier.remote_reader import reaching
+        from segmentlog.objects.tier.remote_reader import remote_segments_readable
 
-        with reaching(fs):
+        with remote_segments_readable(fs):
             return bytes(read_segment(fs, file)[1])
     with open(file, "rb") as opened:
         return opened.read()

@@ -10,10 +10,12 @@ import segmentlog
 from segmentlog.http.settings import HttpSettings
 from segmentlog.security.listen_rules import parse_address
 from segmentlog.security.security_settings import Security
-from segmentlog.server.supervisor import Beside, Plan
+from segmentlog.server.supervisor import ServerPlan, SidecarProcess
 
 
-def http_beside(address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]) -> Beside:
+def http_beside(
+    address: str, security: Security, *, allow_writes: bool, allowed_hosts: tuple[str, ...]
+) -> SidecarProcess:
     """Return the sidecar process for `Supervisor`. Raises `InvalidConfig`, `UnsafeListening`, ClickException."""
     host, port = parse_address(address, option="http")
     try:
@@ -23,17 +25,17 @@ def http_beside(address: str, security: Security, *, allow_writes: bool, allowed
         raise click.ClickException(
             f"--http needs the extra 'http': run pip install '.[http]' in a clone of segmentlog ({error})"
         ) from None
-    from segmentlog.server.worker_lifecycle import beat, stop_with_supervisor
+    from segmentlog.server.worker_lifecycle import send_heartbeats, stop_with_supervisor
 
     check_http_security(host, security)
     settings = HttpSettings(allow_writes=allow_writes, allowed_hosts=allowed_hosts)
 
-    def run(plan: Plan, sock: socket.socket, status_fd: int, alive_fd: int) -> None:
+    def run(plan: ServerPlan, sock: socket.socket, status_fd: int, alive_fd: int) -> None:
         stop = stop_with_supervisor(alive_fd)
         with (
             segmentlog.open(plan.path) as store,
             HttpServer(store, host, port, settings=settings, security=plan.security, sock=sock) as server,
         ):
-            beat(stop, status_fd, lambda: server.is_alive, lambda: {"http": server.url})
+            send_heartbeats(stop, status_fd, lambda: server.is_alive, lambda: {"http": server.url})
 
-    return Beside("http", host, port, run)
+    return SidecarProcess("http", host, port, run)

@@ -23,13 +23,13 @@ def list_(url: str, as_json: bool) -> None:
     """List what the manifest at URL refers to, and the manifest. Few new records are in the manifest itself."""
     with loading():
         from segmentlog.objects.bucket.url import open_bucket
-        from segmentlog.objects.manifest.garbage_collection import described, described_manifest, stored_manifest
+        from segmentlog.objects.manifest.garbage_collection import describe_manifest, describe_objects, stored_manifest
         from segmentlog.objects.manifest.load import require_manifest
 
     bucket = open_bucket(url)
     manifest, _ = require_manifest(bucket)
     count = size_bytes = 0
-    for what, stored in (*described(manifest), (described_manifest(manifest), stored_manifest(bucket))):
+    for what, stored in (*describe_objects(manifest), (describe_manifest(manifest), stored_manifest(bucket))):
         if as_json:
             show_json({"key": stored.key, "size_bytes": stored.size_bytes, "what": what, "xxh3_64": stored.xxh3_64})
         else:

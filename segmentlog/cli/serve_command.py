@@ -82,7 +82,7 @@ def serve(
     from segmentlog.security.security_settings import Security
     from segmentlog.server.log_format import set_up_logs
     from segmentlog.server.server_settings import Limits, ServerSettings
-    from segmentlog.server.supervisor import Plan, Supervisor
+    from segmentlog.server.supervisor import ServerPlan, Supervisor
     from segmentlog.server.worker_process import run
 
     set_up_logs(log_format)
@@ -100,7 +100,7 @@ def serve(
         beside = http_beside(http_at, security, allow_writes=allow_writes, allowed_hosts=hosts)
     elif allow_writes:
         raise click.UsageError("--allow-writes is about --http, which is not given")
-    plan = Plan(
+    plan = ServerPlan(
         path=ctx.obj,
         host=host,
         port=port,
@@ -120,7 +120,7 @@ def serve(
         security=security,
     )
     told = _Told(log_format)
-    supervisor = Supervisor(plan, run, beside=beside, on_change=told.tell)
+    supervisor = Supervisor(plan, run, sidecar=beside, on_change=told.tell)
     is_clean = False
     try:
         supervisor.run()
@@ -169,7 +169,7 @@ class _Told:
             say(text)
 
     def _show(self, supervisor: Supervisor, now_s: float) -> None:
-        said = supervisor.said()
+        said = supervisor.statuses()
         requests = sum(word.get("requests", 0) for word in said)
         # A worker that was started again counts anew.
         rate = max(0.0, requests - self._requests) / (now_s - self._at_s) if self._at_s else 0.0
@@ -184,9 +184,9 @@ class _Told:
 def _beginning(supervisor: Supervisor) -> str:
     count = len(supervisor.nodes)
     some = f", {count} workers" if count > 1 else ""
-    metrics = supervisor.said()[0].get("metrics")
+    metrics = supervisor.statuses()[0].get("metrics")
     told = f" (metrics: http://{metrics}/metrics)" if metrics else ""
-    told += "".join(f" ({said['http']})" for said in supervisor.said() if "http" in said)
+    told += "".join(f" ({said['http']})" for said in supervisor.statuses() if "http" in said)
     return f"{supervisor.plan.path}: listening on {supervisor.bootstrap_servers}{some}{told} ({CORE_NAME})"
 
 

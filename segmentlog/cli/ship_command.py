@@ -16,7 +16,7 @@ from segmentlog.cli.table_output import show_json
 if TYPE_CHECKING:
     from segmentlog.format.manifest import Manifest
     from segmentlog.objects.restore.restore import Restored
-    from segmentlog.objects.upload.shipper import ShippedNow
+    from segmentlog.objects.upload.shipper import ShipResult
     from segmentlog.store import LogStore
 
 
@@ -61,7 +61,7 @@ def ship(
                 done = store.ship(url, topics=topics, bytes_per_s=limit, progress=shown(progress))
             _tell(done, as_json)
             return 0
-        store.shipping.begin(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
+        store.shipping.start(url, topics=topics, interval_ms=interval, max_bytes=max_bytes, bytes_per_s=limit)
         while not stopped:
             time.sleep(_LOOK_S)
     return 0
@@ -93,7 +93,7 @@ def _end(store: LogStore, wanted: str | None) -> int:
 
         if open_bucket(wanted).url != known:
             raise click.UsageError(f"this store is shipped to {known}, and not to {open_bucket(wanted).url}")
-    url = store.shipping.end()
+    url = store.shipping.stop_permanently()
     if url is None:
         say(f"{store.path} was not shipped")
     else:
@@ -101,7 +101,7 @@ def _end(store: LogStore, wanted: str | None) -> int:
     return 0
 
 
-def _tell(done: ShippedNow, as_json: bool) -> None:
+def _tell(done: ShipResult, as_json: bool) -> None:
     if as_json:
         show_json({"records": done.records, "tail_bytes": done.size_bytes, "changed": done.put})
     elif done.put:
@@ -161,12 +161,12 @@ def restore(
 
 def _tell_gaps(done: Restored, wanted: tuple[str, ...]) -> None:
     """Report once, here, what the first process that opens each partition would otherwise report as news."""
-    from segmentlog.objects.restore.restore import is_wanted
+    from segmentlog.objects.local.partition_snapshot import is_selected
 
     gaps = [
-        part.end_offset < part.ceiling
+        part.end_offset < part.offset_grant
         for topic in done.manifest.topics
-        if is_wanted(topic.name, wanted)
+        if is_selected(topic.name, wanted)
         for part in topic.partitions
     ]
     if any(gaps):

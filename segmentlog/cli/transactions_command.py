@@ -33,7 +33,7 @@ def list_transactions(ctx: click.Context, as_json: bool) -> None:
         states = coordinator.states()
         names = store.topic_names({partition.topic_id for state in states.values() for partition in state.partitions})
         for name, state in sorted(states.items()):
-            is_alive = None if state.remote else coordinator.is_alive(name, state)
+            is_alive = None if state.is_server_name else coordinator.is_alive(name, state)
             since_ms = state.started_ms if state.is_open else state.updated_ms
             partitions = [
                 f"{names.get(partition.topic_id, partition.topic_id)}/{partition.partition}"

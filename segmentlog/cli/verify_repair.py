@@ -109,10 +109,10 @@ def _line(finding: Finding) -> str:
 def store_files(ctx: click.Context, topic: str | None) -> Iterator[tuple[FileSystem, str]]:
     """By what, and where, the files of ``--dir`` are reached, or those of a topic of it."""
     from segmentlog.objects.bucket.url import is_url
-    from segmentlog.objects.replica.remote_store import reach_files
+    from segmentlog.objects.replica.remote_store import open_store_files
 
     path = ctx.obj if is_url(ctx.obj) else os.path.abspath(ctx.obj)
-    with reach_files(path, () if topic is None else (topic,)) as found:
+    with open_store_files(path, () if topic is None else (topic,)) as found:
         yield found
 
 
@@ -182,11 +182,11 @@ def repair(
     when there is damage that cannot be repaired, and after --dry-run when there is any; else with 4 when
     unreadable batches are left.
     """
-    from segmentlog.objects.tier.remote_reader import reaching
+    from segmentlog.objects.tier.remote_reader import remote_segments_readable
     from segmentlog.storage.fs import FileSystem
 
     path = os.path.abspath(store_folder(ctx))
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         return _mend(fs, path, topic, dry_run=dry_run, yes=yes, drop_unreadable=drop_unreadable, as_json=as_json)
 
 

@@ -162,7 +162,9 @@ class Cursors:
             names.append(wanted)
         return names
 
-    def begin(self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool) -> None:
+    def start_partition(
+        self, tp: TopicPartition, topic_id: str, committed: CommittedOffset | None, *, is_new: bool
+    ) -> None:
         """Read a partition from its committed position, or from where the options say."""
         log = self._topics.open_partition(tp.topic, tp.partition, topic_id)
         reset = self._options.auto_offset_reset
@@ -195,7 +197,7 @@ class Cursors:
                 cursor.stop()
                 self._turn = deque(other for other in self._turn if other != tp)
 
-    def take_gone(self) -> list[TopicPartition]:
+    def take_deleted(self) -> list[TopicPartition]:
         """Those of which nothing more can come, as their topics are gone; each is told of once."""
         gone = sorted(self._gone)
         self._gone.clear()

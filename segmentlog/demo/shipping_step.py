@@ -91,14 +91,14 @@ def _work_until_killed(machine: Path, url: str, values: Sequence[bytes]) -> tupl
 
 
 def _take_over(bucket: Path, other: Path) -> None:
-    from segmentlog.objects.bucket.local_bucket import Folder
+    from segmentlog.objects.bucket.local_bucket import LocalBucket
     from segmentlog.objects.takeover import take_over
 
     logger = logging.getLogger("segmentlog")
     level = logger.level
     logger.setLevel(logging.ERROR)  # that a machine died is what this is about
     try:
-        take_over(Folder(str(bucket)), str(other))
+        take_over(LocalBucket(str(bucket)), str(other))
         with segmentlog.open(other, background=False) as store:
             store.topic(_TOPIC).partition(0)
             store.ship(f"file://{bucket}")

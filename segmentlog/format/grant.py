@@ -1,11 +1,12 @@
-"""How far a partition that is shipped to an object store may hand out offsets: the file ``grant`` in its folder.
+"""The file ``grant`` in the folder of a shipped partition: its offset grant.
 
-    16 hex digits   XXH3-64 of what follows the newline
+    16 hex digits   XXH3-64 of the bytes after the newline
     newline
     JSON            {"ceiling": 2097152, "fenced": ""}
 
-The ceiling is one that the manifest in the object store promises: whoever takes the store over goes on there. So none
-of its offsets is handed out twice, on whatever machine. A file that is there and cannot be read grants nothing.
+An offset grant is the end of the offsets that this machine may assign. The manifest in the object store contains at
+least the same number, and a takeover resumes the log there. So no offset is assigned twice, on any machine. A file that
+exists and cannot be decoded grants nothing.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ _OFFSET_END: Final = 2**63
 _HASH_BYTES: Final = 17
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """``ceiling``: no offset at or above it is handed out. ``fenced``: who owns the log now, when that is another."""
+class OffsetGrant(msgspec.Struct, frozen=True):
+    """The end of the offsets that may be assigned, and ``fenced``: the machine that owns the log now, or empty."""
 
-    ceiling: int
+    end_offset: int = msgspec.field(name="ceiling")
     fenced: str = ""
 
 
 class MalformedGrant(ValueError):
-    """The file holds no grant: it was damaged, or is something else."""
+    """The file contains no valid grant."""
 
 
-_decoder = msgspec.json.Decoder(Grant)
+_decoder = msgspec.json.Decoder(OffsetGrant)
 
 
-def encode_grant(grant: Grant) -> bytes:
-    """The bytes of the file."""
+def encode_grant(grant: OffsetGrant) -> bytes:
+    """Return the bytes of the file."""
     body = msgspec.json.encode(grant)
     return f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body
 
 
-def decode_grant(data: bytes) -> Grant:
-    """What the file says. Raises `MalformedGrant`."""
+def decode_grant(data: bytes) -> OffsetGrant:
+    """Decode the file. Raise `MalformedGrant`."""
     head, body = data[:_HASH_BYTES], data[_HASH_BYTES:]
     if head != f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode():
         raise MalformedGrant("its checksum does not match")
@@ -48,6 +49,6 @@ def decode_grant(data: bytes) -> Grant:
         grant = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedGrant(str(error)) from None
-    if not 0 <= grant.ceiling < _OFFSET_END:
-        raise MalformedGrant(f"a ceiling of {grant.ceiling}")
+    if not 0 <= grant.end_offset < _OFFSET_END:
+        raise MalformedGrant(f"an end offset of {grant.end_offset}")
     return grant

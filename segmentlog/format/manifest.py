@@ -1,17 +1,18 @@
-"""What lies in an object store of a store that is shipped there: one manifest, and what it refers to.
+"""The objects of a shipped store: one manifest, and the objects that it refers to.
 
-    manifest.json                                    the one object that changes, by conditional puts only
-    segments/<topic id>/<partition>/<base>-<nonce>   sealed segments as they lie in a partition's folder
-    segments/<topic id>/<partition>/<base>-<nonce>.<part>       those that are large, in parts: 0, 1 and so on
-    segments/<topic id>/<partition>/<base>-<nonce>.snapshot     what was known of producers where one begins
-    segments/<topic id>/<partition>/<base>-<nonce>.index        its index, for who reads parts of it
-    tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one behind the other
-                                                     (a few KiB lie in the manifest instead)
+    manifest.json                                    the only object that changes, by conditional puts
+    segments/<topic id>/<partition>/<base>-<nonce>   sealed segments, byte for byte as in the partition's folder
+    segments/<topic id>/<partition>/<base>-<nonce>.<part>       large ones in parts: 0, 1 and so on
+    segments/<topic id>/<partition>/<base>-<nonce>.snapshot     the producer snapshot at the segment's base offset
+    segments/<topic id>/<partition>/<base>-<nonce>.index        the segment's index, for readers of single ranges
+    tails/<sequence>-<nonce>                         chunks of active segments, of all partitions, one after another
+                                                     (a few KiB are stored in the manifest instead)
     files/<path>-<nonce>                             small files of the store itself
 
-Objects are put once, under a name that no other has, and never changed. What the manifest does not refer to is not
-there, whatever a list of objects says. The partition's log is its segments, and behind them its chunks: each continues
-the segment file ``segment`` at ``position``. Names in the JSON are those of the classes below.
+Every other object is written once, under a unique name, and never changed. An object that the manifest does not refer
+to does not belong to the store, even if a listing shows it. A partition's log consists of its segments and, after them,
+its chunks: each chunk continues the segment file ``segment`` at ``position``. The JSON keys are the field names of the
+classes below, except that `ShippedPartition.offset_grant` is stored as ``ceiling``.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from segmentlog.records import EpochStart, LostRange
 
 MANIFEST_KEY: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 2
-"""Written only where there is something in it that format 1 has not: a segment in parts, a tail in the manifest."""
+"""Written only if the manifest uses a feature that format 1 lacks: a segment in parts, or an inline tail."""
 
 _NUMBER_MAX: Final = 2**63 - 1
 
 
 class MalformedManifest(ValueError):
-    """The object holds no manifest that this version can read."""
+    """The object is not a manifest that this version can read."""
 
 
 class StoredPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one of several objects holds that make a file."""
+    """Size and checksums of one of several objects that together contain a file."""
 
     size_bytes: int
     xxh3_64: str
@@ -47,9 +48,9 @@ class StoredPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An object, and what it holds: checksums in hexadecimal digits.
+    """Key, size and checksums (hexadecimal) of an object.
 
-    Or, where there are ``parts``, the objects ``<key>.0``, ``<key>.1`` and so on, which have checksums of their own.
+    With ``parts`` it stands for the objects ``<key>.0``, ``<key>.1`` and so on, which have checksums of their own.
     """
 
     key: str
@@ -60,7 +61,7 @@ class Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def objects(self) -> tuple[Stored, ...]:
-        """What lies there, one behind the other."""
+        """The objects that contain the bytes, in order."""
         if not self.parts:
             return (self,)
         return tuple(
@@ -70,9 +71,9 @@ class Stored(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShippedSegment(msgspec.Struct, frozen=True):
-    """A sealed segment: offsets ``[base_offset, end_offset)``, timestamps as its batches have them (-1: none).
+    """A sealed segment: offsets ``[base_offset, end_offset)``, and timestamps as in its batches (-1: none).
 
-    ``index`` as `format.index_file.pack_index` makes it. The ``log`` alone may lie in parts.
+    ``index`` has the format of `format.index_file.pack_index`. Only ``log`` may have parts.
     """
 
     base_offset: int
@@ -85,19 +86,20 @@ class ShippedSegment(msgspec.Struct, frozen=True):
 
     @property
     def objects(self) -> list[Stored]:
-        """All that it refers to."""
+        """All objects that the segment refers to."""
         return [*self.log.objects, *(stored for stored in (self.snapshot, self.index) if stored is not None)]
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether its log is more than one object."""
+        """Whether the log has several objects."""
         return bool(self.log.parts)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Whole batches of the segment that begins at the offset ``segment``, from byte ``position`` on.
+    """Whole batches of the segment with base offset ``segment``, from byte ``position`` on.
 
-    They lie in the tail of that number, from byte ``start`` on, and hold offsets ``[base_offset, end_offset)``.
+    They are stored in the tail with number ``tail``, from byte ``start`` on, and contain offsets ``[base_offset,
+    end_offset)``.
     """
 
     segment: int
@@ -112,20 +114,21 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What was known of producers where the segment ``segment`` begins."""
+    """The producer snapshot at the base offset ``segment``."""
 
     segment: int
     object: Stored
 
 
 class ShippedPartition(msgspec.Struct, frozen=True):
-    """One partition as it was shipped last; ``ceiling``: no offset at or above it was ever handed out.
+    """State of a partition at its last upload.
 
-    ``generation`` is another one whenever segments were replaced or cut: what was read before may not be continued.
+    ``offset_grant``: no offset at or above it has been assigned. ``generation`` changes whenever segments were replaced
+    or truncated: then a reader cannot continue from what it has downloaded.
     """
 
     number: int
-    ceiling: int
+    offset_grant: int = msgspec.field(name="ceiling")
     log_start_offset: int
     end_offset: int
     generation: int
@@ -134,38 +137,38 @@ class ShippedPartition(msgspec.Struct, frozen=True):
     compacted: Compacted = Compacted()
     has_producers: bool = False
     active_base: int = 0
-    """The segment that is appended to begins at this offset."""
+    """Base offset of the active segment."""
     segments: tuple[ShippedSegment, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    """Of segments that were not uploaded whole yet: those that were sealed a moment ago, and the active one."""
+    """Chunks of segments that are not uploaded whole yet: recently sealed ones, and the active one."""
     snapshots: tuple[Snapshot, ...] = ()
-    """Of those segments."""
+    """Producer snapshots of these segments."""
     stable_offset: int = -1
-    """Below it every transaction is decided, by markers that are shipped; -1: nothing is known of that."""
+    """Shipped markers decide every transaction below this offset; -1 if that is unknown."""
     markers_end_offset: int = -1
-    """From ``end_offset`` up to here markers of transactions were appended, and no record; -1: nothing is known.
+    """Between ``end_offset`` and this offset only transaction markers were appended; -1 if that is unknown.
 
-    Who stands behind one of them has missed nothing.
+    A consumer whose position is after such a marker has missed no record.
     """
 
     @property
     def epoch(self) -> int:
-        """Of the log when it was shipped."""
+        """Epoch of the log at its last upload."""
         return self.epochs[-1].epoch
 
     @property
     def pieces(self) -> list[ShippedSegment | Chunk]:
-        """All of the log, in the order of offsets."""
+        """Segments and chunks, in the order of offsets."""
         return [*self.segments, *self.chunks]
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole log."""
+        """Size of the log."""
         return sum(segment.log.size_bytes for segment in self.segments) + sum(chunk.size_bytes for chunk in self.chunks)
 
 
 class ShippedTopic(msgspec.Struct, frozen=True):
-    """A topic: its id, its name now, what its ``topic.json`` says beside that."""
+    """A topic: its id, its present name, and the content of its ``topic.json``."""
 
     id: str
     name: str
@@ -176,7 +179,7 @@ class ShippedTopic(msgspec.Struct, frozen=True):
 
 
 class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Chunks, one behind the other: an object, or where they are few bytes these themselves (base64 in the JSON)."""
+    """A sequence of chunks: an object, or if they are small their bytes (base64 in the JSON)."""
 
     number: int
     object: Stored | None = None
@@ -184,12 +187,12 @@ class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of all its chunks."""
+        """Size of all chunks."""
         return len(self.data) if self.object is None else self.object.size_bytes
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who may ship: ``id`` is made when a store becomes the owner; the epoch goes up with every takeover."""
+    """The machine that may ship the store. ``id`` is new for each owner; a takeover increases ``epoch``."""
 
     epoch: int
     id: str
@@ -201,21 +204,21 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Condemned(msgspec.Struct, frozen=True):
-    """An object that nothing refers to since ``since_ms`` (the owner's wall clock): it is deleted after a while."""
+    """An object marked for deletion: nothing refers to it since ``since_ms`` (wall clock of the owner)."""
 
     key: str
     since_ms: int
 
 
 class StoreFile(msgspec.Struct, frozen=True):
-    """A small file of the store itself: its path below the store's folder."""
+    """A small file of the store itself, by its path in the store's folder."""
 
     path: str
     object: Stored
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All of it. ``sequence`` goes up by one with every put, ``nonce`` is another one for each that was tried."""
+    """The whole manifest. Each put increases ``sequence``; each attempt has a new ``nonce``."""
 
     store_id: str
     owner: Owner
@@ -229,15 +232,15 @@ class Manifest(msgspec.Struct, frozen=True):
     condemned: tuple[Condemned, ...] = ()
     next_tail: int = 0
     ended: bool = False
-    """Whoever owned it ships no more, and goes on without: what it appends since, nobody here knows of."""
+    """Whether the owner has ended shipping. It may have appended records since, which the manifest does not contain."""
     format: int = 1
 
     def topic(self, topic_id: str) -> ShippedTopic | None:
-        """The topic of that id."""
+        """Return the topic with this id; None if there is none."""
         return next((topic for topic in self.topics if topic.id == topic_id), None)
 
     def objects(self) -> list[Stored]:
-        """All that it refers to, sorted by key."""
+        """Return all objects that the manifest refers to, sorted by key."""
         found = [tail.object for tail in self.tails if tail.object is not None] + [file.object for file in self.files]
         for topic in self.topics:
             for partition in topic.partitions:
@@ -255,12 +258,12 @@ _version_decoder = msgspec.json.Decoder(_Version)
 
 
 _CHECKSUM: Final = b'{"xxh3_64":"%s",'
-"""What it begins with; the checksum is of the same text without it."""
+"""The first bytes of the object; the checksum covers the same text without this key."""
 _CHECKSUM_BYTES: Final = len(_CHECKSUM % (b"0" * 16))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of ``manifest.json``."""
+    """Return the bytes of ``manifest.json``."""
     segments = (segment for topic in manifest.topics for part in topic.partitions for segment in part.segments)
     is_new = any(tail.object is None for tail in manifest.tails) or any(segment.is_in_parts for segment in segments)
     written = MANIFEST_FORMAT if is_new else 1
@@ -269,36 +272,36 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """What ``manifest.json`` says, checked as far as it can be by itself. Raises `MalformedManifest`."""
+    """Decode ``manifest.json`` and check that it is consistent. Raise `MalformedManifest`."""
     try:
         found = _version_decoder.decode(data).format
         if not 1 <= found <= MANIFEST_FORMAT:
             raise MalformedManifest(
-                f"the manifest has format {found}, and this version of segmentlog reads formats up to"
-                f" {MANIFEST_FORMAT}; use the version that wrote it"
+                f"the manifest has format {found}, but this version of segmentlog reads formats up to"
+                f" {MANIFEST_FORMAT}; use the version of segmentlog that wrote it"
             )
         text = b"{" + data[_CHECKSUM_BYTES:]
         if data[:_CHECKSUM_BYTES] != _CHECKSUM % xxhash.xxh3_64_hexdigest(text).encode():
-            raise MalformedManifest("the manifest is damaged: its checksum is not that of what follows")
+            raise MalformedManifest("the manifest is damaged: its checksum does not match")
         manifest = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedManifest(f"the manifest is damaged: {error}") from None
     tails = {tail.number: tail.size_bytes for tail in manifest.tails}
     if both := [tail.number for tail in manifest.tails if (tail.object is None) != bool(tail.data)]:
-        raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} lies in two places, or in none")
+        raise MalformedManifest(f"the manifest contradicts itself: tail {both[0]} is not either inline or an object")
     if wrong := _contradiction_of_lists(manifest):
         raise MalformedManifest(f"the manifest contradicts itself: {wrong}")
     for topic in manifest.topics:
         if wrong := _contradiction_of_topic(topic):
             raise MalformedManifest(f"the manifest contradicts itself at topic {topic.name!r}: {wrong}")
         for partition in topic.partitions:
-            if wrong := _what_is_wrong(partition, tails):
+            if wrong := _contradiction_of_partition(partition, tails):
                 raise MalformedManifest(f"the manifest contradicts itself at {topic.name}/{partition.number}: {wrong}")
     return manifest
 
 
 def _contradiction_of_lists(manifest: Manifest) -> str:
-    """Name an entry that the manifest lists twice although it can exist once; empty when there is none."""
+    """Describe an entry that the manifest lists twice although it can exist once; return an empty text without one."""
     lists: list[tuple[str, list[Any]]] = [
         ("topic name", [topic.name for topic in manifest.topics]),
         ("topic id", [topic.id for topic in manifest.topics]),
@@ -312,7 +315,7 @@ def _contradiction_of_lists(manifest: Manifest) -> str:
 
 
 def _contradiction_of_topic(topic: ShippedTopic) -> str:
-    """Say why no store can hold the topic; empty when nothing is wrong. Its partitions are checked separately."""
+    """Say why no store can contain the topic, apart from its partitions; return an empty text if it is valid."""
     try:
         check_topic_name(topic.name, internal=True)
     except InvalidTopicName as error:
@@ -320,10 +323,10 @@ def _contradiction_of_topic(topic: ShippedTopic) -> str:
     if not is_topic_id(topic.id):
         return f"its id {topic.id!r} is not a topic id (a UUID)"
     if not 1 <= topic.partition_count <= MAX_PARTITIONS:
-        return f"it has {topic.partition_count} partitions, and a topic has 1 to {MAX_PARTITIONS}"
+        return f"it has {topic.partition_count} partitions, but a topic has 1 to {MAX_PARTITIONS}"
     numbers = [partition.number for partition in topic.partitions]
     if beyond := [number for number in numbers if not 0 <= number < topic.partition_count]:
-        return f"it has {topic.partition_count} partitions, and the manifest lists partition {beyond[0]}"
+        return f"it has {topic.partition_count} partitions, but the manifest lists partition {beyond[0]}"
     if (twice := _repeated(numbers)) is not None:
         return f"the manifest lists partition {twice} twice"
     if not 0 <= topic.largest_batch_bytes <= _NUMBER_MAX:
@@ -332,7 +335,7 @@ def _contradiction_of_topic(topic: ShippedTopic) -> str:
 
 
 def _repeated(listed: list[Any]) -> Any:
-    """Return the first element that occurs a second time; None when each occurs once."""
+    """Return the first element that occurs a second time; None if each occurs once."""
     seen = set()
     for element in listed:
         if element in seen:
@@ -341,49 +344,49 @@ def _repeated(listed: list[Any]) -> Any:
     return None
 
 
-def _what_is_wrong(partition: ShippedPartition, tails: dict[int, int]) -> str:
-    """Why a partition's entry cannot be; empty when nothing is wrong."""
+def _contradiction_of_partition(partition: ShippedPartition, tails: dict[int, int]) -> str:
+    """Say why a partition cannot have this entry; return an empty text if it is valid."""
     if not partition.epochs:
-        return "no epoch"
+        return "it has no epoch"
     if wrong := [number for number in _history_numbers(partition) if not 0 <= number <= _NUMBER_MAX]:
-        return f"an offset, an epoch or a time of {wrong[0]}"
-    if not 0 <= partition.log_start_offset <= partition.end_offset <= partition.ceiling <= _NUMBER_MAX:
-        return "its offsets do not ascend"
+        return f"an offset, an epoch or a time is {wrong[0]}"
+    if not 0 <= partition.log_start_offset <= partition.end_offset <= partition.offset_grant <= _NUMBER_MAX:
+        return "its offsets are not in order"
     if not -1 <= partition.stable_offset <= partition.end_offset:
-        return "transactions are decided behind its end"
+        return "its stable offset is after its end"
     markers_end_offset = partition.markers_end_offset
-    if markers_end_offset != -1 and not partition.end_offset <= markers_end_offset <= partition.ceiling:
-        return "markers are said to lie where there are none"
+    if markers_end_offset != -1 and not partition.end_offset <= markers_end_offset <= partition.offset_grant:
+        return "its transaction markers are outside the range they can be in"
     offset = 0
     for segment in partition.segments:
         if not offset <= segment.base_offset < segment.end_offset <= partition.end_offset:
             return f"segment {segment.base_offset} overlaps the one before it"
         if segment.is_in_parts and not _adds_up(segment.log):
-            return f"the parts of segment {segment.base_offset} are not as large as the whole"
+            return f"the sizes of the parts of segment {segment.base_offset} do not add up to its size"
         offset = segment.end_offset
     continued = (-1, 0)
     for chunk in partition.chunks:
         is_next = (chunk.segment, chunk.position) == continued or (chunk.segment >= offset and chunk.position == 0)
         if not is_next or chunk.size_bytes < 1:
-            return f"a chunk of segment {chunk.segment} at byte {chunk.position} continues nothing"
+            return f"a chunk of segment {chunk.segment} at byte {chunk.position} does not continue the data before it"
         if not max(offset, chunk.segment) <= chunk.base_offset < chunk.end_offset <= partition.end_offset:
             return f"the chunk at offset {chunk.base_offset} overlaps the one before it"
         if not 0 <= chunk.start <= tails.get(chunk.tail, -1) - chunk.size_bytes:
-            return f"the chunk at offset {chunk.base_offset} lies in no tail"
+            return f"the chunk at offset {chunk.base_offset} is not inside a tail"
         offset, continued = chunk.end_offset, (chunk.segment, chunk.position + chunk.size_bytes)
     bases = {one.base_offset for one in partition.segments} | {one.segment for one in partition.chunks}
     snapshots = [snapshot.segment for snapshot in partition.snapshots]
     if alone := [segment for segment in snapshots if segment not in bases | {partition.active_base}]:
-        return f"it lists a snapshot of segment {alone[0]}, and no such segment"
+        return f"it lists a snapshot of segment {alone[0]}, but no such segment"
     if (twice := _repeated(snapshots)) is not None:
         return f"it lists the snapshot of segment {twice} twice"
     if not max(offset if not partition.chunks else continued[0], 0) <= partition.active_base <= partition.end_offset:
-        return f"the active segment at {partition.active_base} begins before others end"
+        return f"the active segment at {partition.active_base} begins before the end of the others"
     return ""
 
 
 def _history_numbers(partition: ShippedPartition) -> Iterator[int]:
-    """Yield the numbers that a restore copies into the checkpoint, which refuses those that are out of range."""
+    """Yield the numbers that a restore copies into the checkpoint, which must be in its range."""
     yield partition.generation
     for entry in partition.epochs:
         yield from (entry.epoch, entry.start_offset)

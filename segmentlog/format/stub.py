@@ -1,15 +1,15 @@
-"""Where the bytes of a sealed segment lie that is not here any more: the file ``<segment>.remote`` beside its log.
+"""The stub of an evicted segment: the file ``<segment>.remote`` beside its log, which names the objects with its bytes.
 
-    16 hex digits   XXH3-64 of what follows the newline
+    16 hex digits   XXH3-64 of the bytes after the newline
     newline
     JSON            {"url": "s3://bucket/store", "stored": {"key": "segments/...", "size_bytes": 67108864,
                      "xxh3_64": "...", "sha256": "..."}, "evicted_ms": 1700000000000}
 
-``stored`` is what the manifest says of it (`format.manifest`): a large one lies in parts.
+``stored`` is the entry in the manifest (`format.manifest`); a large segment has parts.
 
-The log keeps its name, its size and the time of its last write, and is a hole: all zeros. The stub counts only while
-there is a log of that size beside it that begins with zeros, which no batch does. So a stub that is written before its
-log becomes a hole does not count yet, and whatever is put in the place of the hole counts by itself.
+The log of an evicted segment keeps its name, size and modification time, and is a hole: all zeros. The stub is valid
+only if the log beside it has that size and begins with zeros, as no batch does. So a stub that is written before its
+log becomes a hole is not valid yet, and any file that replaces the hole makes it invalid.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import xxhash
 from segmentlog.format.manifest import Stored
 
 PROBE_BYTES: Final = 8
-"""Of so many bytes at the beginning a batch has none but zeros: it begins with its magic."""
+"""No batch begins with this many zero bytes, because it begins with its magic."""
 _HASH_BYTES: Final = 17
 
 
 class Stub(msgspec.Struct, frozen=True):
-    """Which object holds the segment's bytes, or which ones, at which URL; ``evicted_ms``: since when."""
+    """The URL and object (or the parts) with an evicted segment's bytes, and the time of the eviction."""
 
     url: str
     stored: Stored
@@ -35,30 +35,30 @@ class Stub(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What the object is called, or what the names of all of them begin with."""
+        """Key of the object, or the common prefix of the keys of its parts."""
         return self.stored.key
 
     @property
     def size_bytes(self) -> int:
-        """Of the segment."""
+        """Size of the segment."""
         return self.stored.size_bytes
 
 
 class MalformedStub(ValueError):
-    """The file is no stub: it was damaged, or is something else."""
+    """The file is not a valid stub."""
 
 
 _decoder = msgspec.json.Decoder(Stub)
 
 
 def encode_stub(stub: Stub) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     body = msgspec.json.encode(stub)
     return f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body
 
 
 def decode_stub(data: bytes) -> Stub:
-    """What the file says. Raises `MalformedStub`."""
+    """Decode the file. Raise `MalformedStub`."""
     head, body = data[:_HASH_BYTES], data[_HASH_BYTES:]
     if head != f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode():
         raise MalformedStub("its checksum does not match")
@@ -69,5 +69,5 @@ def decode_stub(data: bytes) -> Stub:
     if stub.size_bytes <= 0 or not stub.key or not stub.url:
         raise MalformedStub("it names no object")
     if sum(one.size_bytes for one in stub.stored.objects) != stub.size_bytes:
-        raise MalformedStub("its parts are not as large as the segment")
+        raise MalformedStub("the sizes of its parts do not add up to the size of the segment")
     return stub

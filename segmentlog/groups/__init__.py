@@ -1,1 +1,1 @@
-"""Consumer groups: who reads what, and committed positions."""
+"""Consumer groups: membership, assignment, and committed offsets."""

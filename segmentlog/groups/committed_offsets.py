@@ -1,15 +1,15 @@
-"""Committed positions of consumer groups: records of the compacted topic ``__consumer_offsets``.
+"""Committed offsets of consumer groups: records of the compacted topic ``__consumer_offsets``.
 
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only truth; `CommittedPositions` is a view of it that reads what was appended since it
-last looked. Positions committed in a transaction count once the transaction is committed; until
-then they are pending, and nobody starts reading their partitions.
+The topic is the only source; `CommittedOffsets` is a view of it, which reads the new records at each call. Offsets
+committed in a transaction take effect when the transaction is committed. Until then they are pending, and no member
+starts to read their partitions.
 
-A position is one of the topic that has the id, whatever its name: a topic that is made anew under the
-name of a deleted one is begun anew. Keys of version 1 (format 1 of the store) hold the topic's name; that
-stands for the id that topic has had since the upgrade, and for no other's that gets the name.
+A committed offset belongs to the topic's id, whatever its name. A topic that is deleted and created again under its
+name has no committed offsets. Keys of version 1 (format 1 of the store) contain the topic's name. They belong to the id
+that the topic of this name got in the upgrade, not to a later topic of the same name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 METADATA_MAX: Final = 4096
-"""Characters, counted as Kafka counts them for ``offset.metadata.max.bytes``: in UTF-16 units, despite that name."""
+"""In characters. Kafka's ``offset.metadata.max.bytes`` counts the same, despite its name: UTF-16 code units."""
 _VERSION: Final = 2
 _VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {
@@ -47,24 +47,24 @@ _SETTINGS: Final[dict[str, object]] = {
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
-    """Where a group goes on reading a partition."""
+    """An offset that a group has committed for a partition, and the metadata of the commit."""
 
     offset: int
-    """Of the next record to read."""
+    """Offset of the next record to read."""
     epoch: int = -1
-    """Partition epoch of the last record that was read; -1 when nobody said."""
+    """Leader epoch of the last record that was read; -1 if unknown."""
     metadata: str = ""
     committed_ms: int = 0
     generation: int = -1
-    """Of the group's assignment under which it was committed; -1: not by a member."""
+    """Generation of the group in which a member committed it; -1: not committed by a member."""
     member: str = ""
 
 
 Positions = Mapping[TopicPartition, int | tuple[int, int]]
-"""Offsets, or offsets with the epoch of the record before, to commit."""
+"""Offsets to commit, optionally each with the epoch of the record before it."""
 
 Encoded = tuple[list[bytes | None], list[bytes | None]]
-"""Keys and values of records."""
+"""Keys and values of records, in two lists."""
 
 
 def encode(
@@ -77,7 +77,7 @@ def encode(
     generation: int = -1,
     member: str = "",
 ) -> Encoded:
-    """Keys and values of the records that commit ``positions``. Raises `InvalidConfig` for what is no position."""
+    """Return keys and values of the records that commit ``positions``. Raises `InvalidConfig` for an invalid offset."""
     if not isinstance(metadata, str) or not is_metadata(metadata):
         raise InvalidConfig("metadata", metadata, f"text of at most {METADATA_MAX:,} characters")
     keys: list[bytes | None] = []
@@ -85,7 +85,7 @@ def encode(
     for tp, position in positions.items():
         offset, epoch = position if isinstance(position, tuple) else (position, -1)
         if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
-            raise InvalidConfig(f"position of {tp}", offset, "an offset: a whole number from 0 on")
+            raise InvalidConfig(f"offset of {tp}", offset, "an offset is a whole number from 0 to 2**63 - 1")
         keys.append(encode_key(group, PartitionId(topic_id_of(tp), tp.partition)))
         values.append(
             msgspec.msgpack.encode(CommittedOffset(offset, epoch, metadata, committed_ms, generation, member))
@@ -94,17 +94,17 @@ def encode(
 
 
 def is_metadata(text: str) -> bool:
-    """Whether a text may be committed with an offset."""
+    """Return whether a text may be committed with an offset."""
     return len(text) <= METADATA_MAX and len(text.encode("utf-16-le", "surrogatepass")) <= 2 * METADATA_MAX
 
 
-def encode_key(group: str, where: PartitionId) -> bytes:
-    """The key of the records that say where a group is in a partition."""
-    return msgspec.msgpack.encode((_VERSION, group, *where))
+def encode_key(group: str, partition: PartitionId) -> bytes:
+    """Return the key of the records with the committed offset of a group in a partition."""
+    return msgspec.msgpack.encode((_VERSION, group, *partition))
 
 
 def decode_key(key: bytes | None, store_id: str) -> tuple[str, PartitionId] | None:
-    """Group and partition that a record is about; None for a key of another version."""
+    """Return group and partition of a key; None for a key of an unknown version."""
     try:
         version, group, topic, partition = _key_decoder.decode(key or b"")
     except msgspec.DecodeError:
@@ -120,77 +120,80 @@ _key_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int])
 _value_decoder = msgspec.msgpack.Decoder(CommittedOffset)
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """A committed position (None: deleted) and the offset of the record that says so."""
+class _StoredOffset(msgspec.Struct, frozen=True):
+    """A committed offset (None: deleted), and the offset of the record that contains it."""
 
     group: str
-    where: PartitionId
+    partition: PartitionId
     committed: CommittedOffset | None
     record_offset: int
 
 
-class CommittedPositions:
-    """All groups' committed positions, as one open store sees them. Thread-safe."""
+class CommittedOffsets:
+    """The committed offsets of all groups, as one open store sees them. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._log: Partition | None = None
         self._tidy = Tidy()
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._begin_anew()
-        fork_safety.on_fork(self, "_begin_anew")
+        self._reset_view()
+        fork_safety.on_fork(self, "_reset_view")
 
-    def _begin_anew(self) -> None:
-        """Read everything anew. In a forked child: another thread of the parent may have been at it."""
+    def _reset_view(self) -> None:
+        """Drop the view, to read the log from its start.
+
+        Also called in a forked child: another thread of the parent may have been changing the view.
+        """
         self._position = 0
         self._generation = -1
-        self._groups: dict[str, dict[PartitionId, _Entry]] = {}
+        self._groups: dict[str, dict[PartitionId, _StoredOffset]] = {}
         self._keys_by_name: dict[tuple[str, PartitionId], bytes] = {}
-        """Of positions that the log holds under keys of version 1, too: who deletes those deletes both."""
-        self._pending: dict[int, list[_Entry]] = {}
+        """Keys of version 1 in the log. To delete such an offset, both keys must be deleted."""
+        self._pending: dict[int, list[_StoredOffset]] = {}
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     @property
     def exists(self) -> bool:
-        """Whether any position was ever committed."""
+        """Return whether any offset was ever committed."""
         return self._open() is not None
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The group's positions, by what the topics are called now; without those in topics that are gone."""
-        return self._named(self.positions(group))
+        """Return a group's offsets by the current names of the topics, without those of deleted topics."""
+        return self._named(self.by_topic_id(group))
 
-    def positions(self, group: str) -> dict[PartitionId, CommittedOffset]:
-        """The group's positions, those in topics that are gone included."""
+    def by_topic_id(self, group: str) -> dict[PartitionId, CommittedOffset]:
+        """Return a group's offsets by topic id, including those of deleted topics."""
         with self._mutex:
             self._catch_up()
             entries = self._groups.get(group, {})
-            return {where: entry.committed for where, entry in entries.items() if entry.committed is not None}
+            return {partition: entry.committed for partition, entry in entries.items() if entry.committed is not None}
 
     def pending(self, group: str) -> set[TopicPartition]:
-        """Partitions whose position is part of a transaction that is not decided yet."""
-        return set(self._named(dict.fromkeys(self.undecided(group))))
+        """Return the partitions whose offset is part of an open transaction."""
+        return set(self._named(dict.fromkeys(self.pending_by_topic_id(group))))
 
-    def undecided(self, group: str) -> set[PartitionId]:
-        """The same by the topics' ids."""
+    def pending_by_topic_id(self, group: str) -> set[PartitionId]:
+        """Return the partitions whose offset is part of an open transaction, by topic id."""
         with self._mutex:
             self._catch_up()
-            return {entry.where for entries in self._pending.values() for entry in entries if entry.group == group}
+            return {entry.partition for entries in self._pending.values() for entry in entries if entry.group == group}
 
     def _named(self, found: Mapping[PartitionId, _T]) -> dict[TopicPartition, _T]:
-        names = self._topics.topic_names({where.topic_id for where in found})
+        names = self._topics.topic_names({partition.topic_id for partition in found})
         return {
-            TopicPartition(names[where.topic_id], where.partition): what
-            for where, what in found.items()
-            if where.topic_id in names
+            TopicPartition(names[partition.topic_id], partition.partition): what
+            for partition, what in found.items()
+            if partition.topic_id in names
         }
 
     def groups(self) -> list[str]:
-        """Names of the groups that have positions, sorted."""
-        return [group for group in self.all_groups() if self.committed(group)]
+        """Return the sorted names of the groups that have committed offsets in existing topics."""
+        return [group for group in self.groups_with_any_offset() if self.committed(group)]
 
-    def all_groups(self) -> list[str]:
-        """The same with those that have positions in nothing but topics that are gone."""
+    def groups_with_any_offset(self) -> list[str]:
+        """Return the sorted names of all groups with committed offsets, including those in deleted topics only."""
         with self._mutex:
             self._catch_up()
             return sorted(
@@ -199,36 +202,36 @@ class CommittedPositions:
                 if any(entry.committed is not None for entry in entries.values())
             )
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ changes
 
     def topic_ids(self) -> set[str]:
-        """Of every topic in which a group has a position."""
-        return {where.topic_id for group in self.all_groups() for where in self.positions(group)}
+        """Return the ids of all topics in which a group has a committed offset."""
+        return {partition.topic_id for group in self.groups_with_any_offset() for partition in self.by_topic_id(group)}
 
-    def forget_topics(self, topic_ids: Collection[str]) -> None:
-        """Delete the positions of all groups in topics that are gone."""
+    def delete_offsets_of_topics(self, topic_ids: Collection[str]) -> None:
+        """Delete the offsets of all groups in deleted topics."""
         if not topic_ids:
             return
-        for group in self.all_groups():
-            if gone := [where for where in self.positions(group) if where.topic_id in topic_ids]:
+        for group in self.groups_with_any_offset():
+            if gone := [partition for partition in self.by_topic_id(group) if partition.topic_id in topic_ids]:
                 self.append(*self.encode_deletion(group, gone))
 
     def encode_deletion(self, group: str, partitions: Iterable[PartitionId]) -> Encoded:
-        """Keys and (null) values of the records that delete a group's positions."""
+        """Return keys and (null) values of the records that delete a group's offsets."""
         keys: list[bytes | None] = []
-        for where in partitions:
-            keys.append(encode_key(group, where))
-            # Or it would be there again, once a compaction has removed all that stands for the other key.
-            if by_name := self._keys_by_name.get((group, where)):
+        for partition in partitions:
+            keys.append(encode_key(group, partition))
+            # Without it, the offset would return once a compaction has removed the records of the other key.
+            if by_name := self._keys_by_name.get((group, partition)):
                 keys.append(by_name)
         return keys, [None] * len(keys)
 
     def append(self, keys: list[bytes | None], values: list[bytes | None], stamp: ProducerStamp | None = None) -> int:
-        """Append records that `encode` made, all of them or none; returns the offset behind them. Not synced.
+        """Append records of `encode`, all or none, and return the offset after the last one. Does not sync.
 
-        With a ``stamp`` they are part of its transaction.
+        With a ``stamp`` the records are part of its transaction.
         """
-        log = self.make_log()
+        log = self.open_or_create_log()
         end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
         with self._mutex:
             self._tidy.count()
@@ -236,14 +239,14 @@ class CommittedPositions:
         return end_offset
 
     def sync(self, end_offset: int) -> None:
-        """fsync what lies below an offset that `append` returned."""
-        self.make_log().sync_upto(end_offset, end_offset - 1)
+        """Sync the log up to an offset that `append` returned."""
+        self.open_or_create_log().sync_upto(end_offset, end_offset - 1)
 
-    def make_log(self) -> Partition:
-        """The topic's only partition; it is made if it is not there."""
+    def open_or_create_log(self) -> Partition:
+        """Return the topic's only partition; create the topic first if it does not exist."""
         return self._open() or self._topics.internal_topic(OFFSETS_TOPIC, config=_SETTINGS).partition(0)
 
-    # ------------------------------------------------------------ following the log
+    # ------------------------------------------------------------ reading the log
 
     def _open(self) -> Partition | None:
         log = self._log
@@ -258,65 +261,68 @@ class CommittedPositions:
         known = self._log
         log = self._open()
         if log is not known:
-            self._begin_anew()
+            self._reset_view()
         if log is None or (self._position and log.log_end_offset == self._position):
             return
         while True:
             end_offset, generation = log.log_end_offset, log.generation
             if self._pending and generation != self._generation:
-                self._begin_anew()  # a compaction may have removed the marker that decides them
+                self._reset_view()  # a compaction may have removed the marker of a pending transaction
             self._generation = generation
             try:
                 self._read(log)
-            except (OffsetOutOfRange, LogTruncated):  # somebody cut the log: what was read may not count any more
-                self._begin_anew()
+            except (
+                OffsetOutOfRange,
+                LogTruncated,
+            ):  # the log was truncated: records that were read may no longer exist
+                self._reset_view()
                 self._position = log.log_start_offset
                 self._read(log)
             if log.generation == generation:
                 break
-            self._begin_anew()  # or the marker of what was read in the files of before
+            self._reset_view()  # a compaction during the read may have removed a marker, as above
         self._position = max(self._position, end_offset)
 
     def _read(self, log: Partition) -> None:
         for batch in log.read(max(self._position, log.log_start_offset), control=True):
             if batch.header.is_control:
-                self._decide(batch)
+                self._apply_marker(batch)
             else:
-                self._take(batch)
+                self._add_batch(batch)
             self._position = batch.next_offset
             self._tidy.count()
 
-    def _take(self, batch: RecordBatch) -> None:
+    def _add_batch(self, batch: RecordBatch) -> None:
         entries = []
         for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
             about = decode_key(key, self._topics.store_id)
             if about is not None:
                 if key != encode_key(*about):
-                    self._note_name(about, key, value)
+                    self._track_key_by_name(about, key, value)
                 committed = None if value is None else _value_decoder.decode(value)
-                entries.append(_Entry(*about, committed, offset))
+                entries.append(_StoredOffset(*about, committed, offset))
         if batch.header.attributes & TRANSACTIONAL:
             self._pending.setdefault(batch.header.producer_id, []).extend(entries)
         else:
             self._apply(entries)
 
-    def _note_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
+    def _track_key_by_name(self, about: tuple[str, PartitionId], key: bytes | None, value: bytes | None) -> None:
         if value is None or key is None:
             self._keys_by_name.pop(about, None)
         else:
             self._keys_by_name[about] = key
 
-    def _decide(self, batch: RecordBatch) -> None:
+    def _apply_marker(self, batch: RecordBatch) -> None:
         marker = decode_marker(batch.header, batch.payload)
         if marker is not None:
             entries = self._pending.pop(marker.producer_id, [])
             if marker.committed:
                 self._apply(entries)
 
-    def _apply(self, entries: list[_Entry]) -> None:
+    def _apply(self, entries: list[_StoredOffset]) -> None:
         for entry in entries:
             of_group = self._groups.setdefault(entry.group, {})
-            known = of_group.get(entry.where)
-            # A transaction counts from where its records are, not from where it was decided.
+            known = of_group.get(entry.partition)
+            # The order of the records counts, not the order in which their transactions were decided.
             if known is None or known.record_offset < entry.record_offset:
-                of_group[entry.where] = entry
+                of_group[entry.partition] = entry

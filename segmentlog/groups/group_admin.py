@@ -1,4 +1,4 @@
-"""What people ask of consumer groups: which there are, how far they are; reset, delete, expire."""
+"""Administration of consumer groups: list, describe, reset, delete, expire."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.file_names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedPositions, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, encode
 from segmentlog.groups.group_config_file import GroupConfigs
 from segmentlog.groups.group_folder import GroupFolder
-from segmentlog.groups.group_member import Member
-from segmentlog.groups.server_group_file import RemoteGroup
-from segmentlog.groups.server_groups import RemoteGroups
+from segmentlog.groups.group_member import GroupMember
+from segmentlog.groups.server_group_file import SavedGroup
+from segmentlog.groups.server_groups import ServerGroups
 from segmentlog.policy.lost_ranges import Ranges, count_offsets
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import read_file
@@ -25,47 +25,47 @@ from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.storage.interrupt_safe import interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
 
-_EXPIRE_EVERY_MS = 60_000
+_EXPIRE_INTERVAL_MS = 60_000
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
-    """A live member of a group: of this library, or a client of a server."""
+    """A live member of a group: a member of this library, or a client of a server."""
 
     id: str
     client_id: str
     pid: int | None
-    """None of a server's client."""
+    """None for a client of a server."""
     host: str
     topics: tuple[str, ...]
-    """Of a server's client as far as the server can tell, ``partitions`` likewise."""
+    """For clients of a server, topics and partitions are empty if the server cannot decode the client's metadata."""
     joined_ms: int | None
     idle_s: float | None
-    """Since its last poll; None of a server's client."""
+    """Seconds since its last poll; None for a client of a server."""
     partitions: tuple[TopicPartition, ...]
-    """What the current assignment gives it."""
+    """Partitions in the current assignment."""
     instance_id: str | None = None
-    """What a server's client calls itself, if it is to be the same member when it comes again."""
+    """Instance id of a static member, if a client of a server has one."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
-    """How far a group is in a partition. ``committed`` and ``lag`` are None without a committed position."""
+    """Progress of a group in a partition. ``committed`` and ``lag`` are None without a committed offset."""
 
     topic: str
     partition: int
     committed: CommittedOffset | None
     log_end_offset: int | None
-    """None when the partition is gone."""
+    """None if the partition was deleted."""
     lag: int | None
-    """Offsets from the committed position to the end, without those in lost ranges. Compaction and transactions leave
-    offsets without a record, so fewer records may be waiting."""
+    """Offsets from the committed offset to the end, without lost ranges. Compaction and transactions leave offsets
+    without records, so fewer records may be waiting."""
     member: str
-    """Who reads it; empty: nobody."""
+    """Id of the member that reads the partition; empty: no member."""
     pending: bool
-    """Whether a transaction that is not decided yet commits a position of it."""
+    """Whether an open transaction commits an offset of the partition."""
 
 
 class GroupDescription(msgspec.Struct, frozen=True):
-    """A group: ``state`` is "Stable", "Rebalancing" (partitions still change hands) or "Empty" (no members)."""
+    """A group: ``state`` is "Stable", "Rebalancing" (partitions move between members) or "Empty" (no members)."""
 
     group: str
     state: str
@@ -74,11 +74,11 @@ class GroupDescription(msgspec.Struct, frozen=True):
     members: tuple[MemberDescription, ...]
     partitions: tuple[PartitionDescription, ...]
     holder: str = ""
-    """Who holds the group, when its members are clients of a server."""
+    """Description of the holder, if the members are clients of a server."""
 
 
-class _Extent(NamedTuple):
-    """How `Groups.describe` finds out how far logs reach."""
+class _LogExtents(NamedTuple):
+    """Functions by which `Groups.describe` finds log ends and lost ranges."""
 
     end_of: Callable[[TopicPartition], int | None]
     lost_of: Callable[[TopicPartition], Ranges]
@@ -87,19 +87,19 @@ class _Extent(NamedTuple):
 class Groups:
     """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
 
-    def __init__(self, topics: Topics, offsets: CommittedPositions) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets) -> None:
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
-        self.positions = offsets
+        self.committed_offsets = committed_offsets
         self._configs = GroupConfigs(topics)
-        self._expired_ms: int | None = None
+        self._last_expiry_ms: int | None = None
 
     def member(
         self, group: str, topics: list[str], *, strategy: str, client_id: str, max_poll_interval_ms: int
-    ) -> Member:
-        """A member that has not joined yet."""
-        return Member(
+    ) -> GroupMember:
+        """Return a member that has not joined yet."""
+        return GroupMember(
             self._folder(group), topics, strategy=strategy, client_id=client_id,
             max_poll_interval_ms=max_poll_interval_ms,
             monotonic_ms=self._clock.monotonic_ms, now_ms=self._clock.now_ms,
@@ -107,22 +107,22 @@ class Groups:
 
     @property
     def configs(self) -> GroupConfigs:
-        """What the groups that servers coordinate are configured with."""
+        """Configurations of the groups that servers coordinate."""
         return self._configs
 
-    def remote(self, worker: int) -> RemoteGroups:
-        """The groups that the ``worker``-th process of a server coordinates for its clients."""
+    def server_groups(self, worker: int) -> ServerGroups:
+        """Return the groups that worker number ``worker`` of a server coordinates for its clients."""
         self._topics.check_writable("coordinate consumer groups")
-        return RemoteGroups(self._topics, self.positions, worker)
+        return ServerGroups(self._topics, self.committed_offsets, worker)
 
     def _folder(self, group: str) -> GroupFolder:
-        return GroupFolder(self._topics, self.positions, group)
+        return GroupFolder(self._topics, self.committed_offsets, group)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     def names(self) -> list[str]:
-        """Names of the groups that have committed positions or members, sorted."""
-        found = set(self.positions.groups())
+        """Return the sorted names of the groups that have committed offsets or members."""
+        found = set(self.committed_offsets.groups())
         for path in self._folders():
             with failures_ignored(UnicodeDecodeError):
                 group = read_file(self._fs, f"{path}/lock").decode()
@@ -131,15 +131,15 @@ class Groups:
         return sorted(found)
 
     def exists(self, group: str) -> bool:
-        """Whether the group has committed positions, or has or had members. Cheaper than `names`."""
-        return self._fs.is_folder(self._folder(group).path) or bool(self.positions.positions(group))
+        """Return whether the group has committed offsets, or has or had members. Cheaper than `names`."""
+        return self._fs.is_folder(self._folder(group).path) or bool(self.committed_offsets.by_topic_id(group))
 
     def has_members(self, group: str) -> bool:
-        """Whether somebody is at work in the group, of whatever kind. Cheaper than `describe`."""
+        """Return whether the group has live members of either kind. Cheaper than `describe`."""
         return self._has_members(self._folder(group))
 
     def _has_members(self, folder: GroupFolder) -> bool:
-        return bool(folder.live_members()) or folder.remote_holder(self._clock.monotonic_ms()) is not None
+        return bool(folder.live_members()) or folder.client_holder(self._clock.monotonic_ms()) is not None
 
     def _folders(self) -> list[str]:
         path = f"{self._topics.path}/{GROUPS_FOLDER}"
@@ -152,23 +152,23 @@ class Groups:
         self, group: str, end_of: Callable[[TopicPartition], int | None] | None = None,
         lost_of: Callable[[TopicPartition], Ranges] | None = None,
     ) -> GroupDescription:  # fmt: skip
-        """Members, assignment, positions and lag. Of a group that nobody knows: "Empty", without anything.
+        """Return members, assignment, committed offsets and lag. An unknown group is "Empty", with no partitions.
 
-        Looks only, and takes no lock that a member waits for: works in a read-only store, too. ``end_of`` and
-        ``lost_of`` are for callers that already know where logs end and which of their offsets are lost. Without them
-        the partitions are opened; without ``lost_of`` only those where the group is not at the end.
+        Takes no lock that members wait for, and works in a read-only store. ``end_of`` and ``lost_of`` are for callers
+        that already know log end offsets and lost ranges. Without them, partitions are opened; without ``lost_of``,
+        only those in which the group is not at the end.
         """
         for key, function in (("end_of", end_of), ("lost_of", lost_of)):
             if function is not None and (not callable(function) or isinstance(function, type)):
                 raise InvalidConfig(key, function, "a function of a partition, or None")
-        extent = _Extent(end_of or self._end_of, lost_of or self._lost_of)
+        extent = _LogExtents(end_of or self._end_of, lost_of or self._lost_of)
         folder = self._folder(group)
         live = folder.live_members()
         assignment = folder.read_assignment()
         now_ms = self._clock.monotonic_ms()
-        held_by = folder.remote_holder(now_ms)
+        held_by = folder.client_holder(now_ms)
         if held_by is not None and not live:
-            return self._describe_remote(group, *held_by, extent)
+            return self._describe_server_group(group, *held_by, extent)
         members = tuple(
             MemberDescription(
                 member, state.info.client_id, state.info.pid, state.info.host, state.info.topics, state.info.joined_ms,
@@ -190,39 +190,51 @@ class Groups:
             members, self._describe_partitions(group, assigned_to, owners, extent),
         )  # fmt: skip
 
-    def _describe_remote(self, group: str, remote: RemoteGroup, holder: str, extent: _Extent) -> GroupDescription:
+    def _describe_server_group(
+        self, group: str, saved: SavedGroup, holder: str, extent: _LogExtents
+    ) -> GroupDescription:
         members = tuple(
             MemberDescription(
-                member.id, member.client_id, None, member.client_host, member.topics, None, None,
+                member.id,
+                member.client_id,
+                None,
+                member.client_host,
+                member.topics,
+                None,
+                None,
                 tuple(sorted(TopicPartition(topic, n) for topic, of in member.partitions.items() for n in of)),
                 member.instance_id,
             )
-            for member in remote.members
-        )  # fmt: skip
+            for member in saved.members
+        )
         owners = {tp: member.id for member in members for tp in member.partitions}
-        state = "Stable" if remote.state == "Stable" else "Rebalancing"
+        state = "Stable" if saved.state == "Stable" else "Rebalancing"
         return GroupDescription(
-            group, state, remote.generation, remote.protocol, members,
+            group, state, saved.generation, saved.protocol, members,
             self._describe_partitions(group, owners, owners, extent), holder,
         )  # fmt: skip
 
     def _describe_partitions(
-        self, group: str, assigned: Collection[TopicPartition], owners: Mapping[TopicPartition, str], extent: _Extent
+        self,
+        group: str,
+        assigned: Collection[TopicPartition],
+        owners: Mapping[TopicPartition, str],
+        extent: _LogExtents,
     ) -> tuple[PartitionDescription, ...]:
-        committed, pending = self.positions.committed(group), self.positions.pending(group)
+        committed, pending = self.committed_offsets.committed(group), self.committed_offsets.pending(group)
         return tuple(
             _describe_partition(tp, committed.get(tp), extent, owners.get(tp, ""), tp in pending)
             for tp in sorted({*committed, *assigned, *pending})
         )
 
     def _owners(self, folder: GroupFolder, live: Collection[str]) -> dict[TopicPartition, str]:
-        """Which live member has which partition, by what the topics are called now."""
-        owners = {where: owner.member for where, owner in folder.owners().items() if owner.member in live}
-        names = self._topics.topic_names({where.topic_id for where in owners})
+        """Return the live member that has each partition, by the current names of the topics."""
+        owners = {partition: owner.member for partition, owner in folder.owners().items() if owner.member in live}
+        names = self._topics.topic_names({partition.topic_id for partition in owners})
         return {
-            TopicPartition(names[where.topic_id], where.partition): member
-            for where, member in owners.items()
-            if where.topic_id in names
+            TopicPartition(names[partition.topic_id], partition.partition): member
+            for partition, member in owners.items()
+            if partition.topic_id in names
         }
 
     def _end_of(self, tp: TopicPartition) -> int | None:
@@ -237,80 +249,86 @@ class Groups:
         except UnknownTopic:
             return ()
 
-    # ------------------------------------------------------------ changing
+    # ------------------------------------------------------------ changes
 
     def reset(
         self, group: str, positions: Mapping[TopicPartition, int], *, metadata: str = "", sync: bool = True
     ) -> None:
-        """Commit positions of a group that has no live members. Durable when it returns, unless ``sync`` is false.
+        """Commit offsets of a group without live members. Durable when it returns, unless ``sync`` is false.
 
-        Raises `GroupNotEmpty`, `UnknownTopic` for a partition that there is not, `InvalidConfig` for what
-        is no offset.
+        Raises `GroupNotEmpty`, `UnknownTopic` for a partition that does not exist, `InvalidConfig` for an invalid
+        offset.
         """
         self._topics.check_writable("change consumer groups")
-        folder_name_of(group, "group")  # raises for what is no name
+        folder_name_of(group, "group")  # raises for an invalid name
         group = str(group)
         named = as_positions("positions", positions)
         metadata, sync = as_text("metadata", metadata), as_bool("sync", sync)
         topic_ids = {tp: self._topics.topic(tp.topic).partition(tp.partition).topic_id for tp in named}
         keys, values = encode(group, named, topic_ids.__getitem__, metadata=metadata, committed_ms=self._clock.now_ms())
         with self._empty(group):
-            end_offset = self.positions.append(keys, values) if keys else 0
+            end_offset = self.committed_offsets.append(keys, values) if keys else 0
         if end_offset and sync:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
 
-    def forget(self, group: str, partitions: Collection[TopicPartition]) -> int:
-        """Delete the positions of some partitions; how many there were. Durable when it returns.
+    def delete_offsets(self, group: str, partitions: Collection[TopicPartition]) -> int:
+        """Delete a group's committed offsets in some partitions; return how many were deleted. Durable when it returns.
 
-        Raises `GroupNotEmpty` when a member of the library subscribes to one of the topics. For clients of a server it
-        is the server that knows what they read.
+        Raises `GroupNotEmpty` if a member of the library subscribes to one of the topics. Does not check for clients of
+        a server: only the server knows their subscriptions.
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
         wanted = {tp.topic for tp in partitions}
         with folder.locked():
             live = folder.live_members()
-            readers = [state for state in live.values() if not wanted.isdisjoint(folder.resolve(state.info.topics))]
+            readers = [
+                state for state in live.values() if not wanted.isdisjoint(folder.resolve_topics(state.info.topics))
+            ]
             if readers:
                 raise GroupNotEmpty(group, len(readers))
-            ids = self._topics.topic_names({where.topic_id for where in self.positions.positions(group)})
+            ids = self._topics.topic_names(
+                {partition.topic_id for partition in self.committed_offsets.by_topic_id(group)}
+            )
             gone = [
-                where
-                for where in self.positions.positions(group)
-                if TopicPartition(ids.get(where.topic_id, ""), where.partition) in partitions
+                partition
+                for partition in self.committed_offsets.by_topic_id(group)
+                if TopicPartition(ids.get(partition.topic_id, ""), partition.partition) in partitions
             ]
-            end_offset = self.positions.append(*self.positions.encode_deletion(group, gone)) if gone else 0
+            end_offset = (
+                self.committed_offsets.append(*self.committed_offsets.encode_deletion(group, gone)) if gone else 0
+            )
         if end_offset:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
         return len(gone)
 
     def delete(self, group: str) -> None:
-        """Forget a group without live members: its positions and its folder. Raises `GroupNotEmpty`.
+        """Delete a group without live members: its committed offsets and its folder.
 
-        A group that there is not is refused with `InvalidConfig`.
+        Raises `GroupNotEmpty`, and `InvalidConfig` if the group does not exist.
         """
         self._topics.check_writable("change consumer groups")
         folder = self._folder(group)
         if not self.exists(group):
-            raise InvalidConfig("group", group, "the name of a group that has positions or members")
+            raise InvalidConfig("group", group, "there is no group of this name with committed offsets or members")
         with self._empty(group):
             end_offset = self._delete_locked(folder)
         if end_offset:
-            self.positions.sync(end_offset)
+            self.committed_offsets.sync(end_offset)
 
     def expire(self, now_ms: int | None = None, retention_ms: int = 7 * 86_400_000) -> list[str]:
-        """Delete the groups without members that neither committed nor had a member for ``retention_ms``.
+        """Delete groups without members that have neither committed nor had a member for ``retention_ms``.
 
-        By the wall clock, but not by a jump of it: `Clock.steady_ms`. An error in one group does not keep it from
-        the others; the first is raised at the end.
+        Return their names. Uses the wall clock, corrected for jumps (`Clock.steady_ms`). After an error the other
+        groups are still expired; the first error is raised at the end.
         """
         self._topics.check_writable("change consumer groups")
         now_ms = self._clock.steady_ms() if now_ms is None else now_ms
         gone = []
         first: Exception | None = None
-        for group in self.positions.all_groups():
+        for group in self.committed_offsets.groups_with_any_offset():
             try:
-                if self._expire_one(group, now_ms - retention_ms):
+                if self._expire_group(group, now_ms - retention_ms):
                     gone.append(group)
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
@@ -320,58 +338,60 @@ class Groups:
             raise first
         return gone
 
-    def _expire_one(self, group: str, before_ms: int) -> bool:
+    def _expire_group(self, group: str, before_ms: int) -> bool:
         folder = self._folder(group)
         if self._used_ms(folder) < before_ms and not self._has_members(folder):
             with contextlib.suppress(GroupNotEmpty), self._empty(group):
-                if self._used_ms(folder) < before_ms:  # still so, under the lock
+                if self._used_ms(folder) < before_ms:  # check again under the lock
                     self._delete_locked(folder)
                     return True
         return False
 
-    def expire_tick(self, now_ms: int, retention_ms: int) -> bool:
-        """`expire`, at most once a minute; for background work. Whether it was time."""
-        if self._expired_ms is not None and 0 <= now_ms - self._expired_ms < _EXPIRE_EVERY_MS:
+    def expire_if_due(self, now_ms: int, retention_ms: int) -> bool:
+        """Call `expire` at most once a minute, for background work. Return whether it was due."""
+        if self._last_expiry_ms is not None and 0 <= now_ms - self._last_expiry_ms < _EXPIRE_INTERVAL_MS:
             return False
-        self._expired_ms = now_ms
-        if self.positions.exists:
+        self._last_expiry_ms = now_ms
+        if self.committed_offsets.exists:
             self.expire(now_ms, retention_ms)
         return True
 
     def _used_ms(self, folder: GroupFolder) -> int:
-        """When the group committed, or a member came or went, the last time."""
-        used_ms = max((known.committed_ms for known in self.positions.positions(folder.group).values()), default=0)
-        for version in (folder.assignment_version(), folder.remote_version()):
+        """Return when the group last committed, or a member last joined or left."""
+        used_ms = max(
+            (known.committed_ms for known in self.committed_offsets.by_topic_id(folder.group).values()), default=0
+        )
+        for version in (folder.assignment_version(), folder.saved_group_version()):
             if version is not None:
                 used_ms = max(used_ms, version[1] // 1_000_000)
         return used_ms
 
     def _delete_locked(self, folder: GroupFolder) -> int:
-        positions = self.positions.positions(folder.group)
+        positions = self.committed_offsets.by_topic_id(folder.group)
         end_offset = 0
         if positions:
-            end_offset = self.positions.append(*self.positions.encode_deletion(folder.group, positions))
-        # Renamed first: whoever waits for its lock finds that the group has another folder now.
+            end_offset = self.committed_offsets.append(*self.committed_offsets.encode_deletion(folder.group, positions))
+        # Renamed first: a process that waits for the lock then finds that the folder is another one.
         gone = f"{self._topics.path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
         self._fs.rename(folder.path, gone)
-        with contextlib.suppress(FileNotFoundError):  # somebody sweeps it away at the same time
+        with contextlib.suppress(FileNotFoundError):  # the sweeper of deleted folders may be removing it, too
             self._fs.remove_tree(gone)
         return end_offset
 
     @interrupt_safe_context
     def _empty(self, group: str) -> Iterator[None]:
-        """Keep members from joining within. Raises `GroupNotEmpty`."""
+        """Prevent members from joining within the block. Raises `GroupNotEmpty`."""
         folder = self._folder(group)
         with folder.locked():
             if live := folder.live_members():
                 raise GroupNotEmpty(group, len(live))
-            if held_by := folder.remote_holder(self._clock.monotonic_ms()):
+            if held_by := folder.client_holder(self._clock.monotonic_ms()):
                 raise GroupNotEmpty(group, len(held_by[0].members), held_by[1])
             yield
 
 
 def _describe_partition(
-    tp: TopicPartition, committed: CommittedOffset | None, extent: _Extent, member: str, pending: bool
+    tp: TopicPartition, committed: CommittedOffset | None, extent: _LogExtents, member: str, pending: bool
 ) -> PartitionDescription:
     end, lag = extent.end_of(tp), None
     if committed is not None and end is not None:

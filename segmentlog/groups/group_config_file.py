@@ -1,9 +1,9 @@
-"""What groups are configured with, for those that a server coordinates: one file for all of them.
+"""Configurations of groups that a server coordinates: one file for all groups.
 
-    @groups/@configs        16 hex digits: XXH3-64 of what follows; a newline; JSON: {group: {key: number}}
+    @groups/@configs        16 hex digits: XXH3-64 of the rest; a newline; JSON: {group: {key: number}}
 
-Any process of a server may alter it, and all look at it. A group has its configuration before it has members, and
-when it was deleted, as in Kafka.
+Any process of a server may change the file, and all processes read it. As in Kafka, a group may have a configuration
+before it has members, and keeps it when the group is deleted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 CONFIGURED_MAX: Final = 10_000
-"""Groups that have a configuration: every process keeps all of them in memory."""
+"""Most groups with a configuration. Every process has all of them in memory."""
 _HASH_BYTES: Final = 17
 
 GroupConfig = Mapping[str, int]
-_Known = tuple[int, int, int]
+_FileVersion = tuple[int, int, int]
 _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 
 class GroupConfigs:
-    """The configurations of a store's groups. Thread-safe, and any number of processes have one."""
+    """The configurations of a store's groups. Thread-safe, and safe with other processes."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -46,23 +46,23 @@ class GroupConfigs:
         self._path = f"{self._folder}/{CONFIGS_FILE}"
         self._mutex = fork_safety.lock(self, "_mutex")
         self._lock = ProcessLock(self._fs, self._path + FILE_LOCK_SUFFIX)
-        self._read: tuple[_Known, dict[str, dict[str, int]]] | None = None
+        self._read: tuple[_FileVersion, dict[str, dict[str, int]]] | None = None
 
     def find(self, group: str) -> GroupConfig:
-        """What a group is configured with, as it is now: only what somebody has set."""
+        """Return the current configuration of a group: only the keys that are set."""
         return self._all().get(group, {})
 
     def alter(self, group: str, change: Callable[[GroupConfig], GroupConfig]) -> None:
-        """Put what ``change`` makes of a group's configuration in its place; durable when it returns.
+        """Replace a group's configuration by the result of ``change``. Durable when it returns.
 
-        Raises what ``change`` does, `InvalidConfig` for one group too many, `DiskFull`, OSError.
+        Raises what ``change`` raises, `InvalidConfig` if too many groups have a configuration, `DiskFull`, OSError.
         """
         self._topics.check_writable("configure groups")
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(self._folder)
             self._fs.sync_folder(self._store_path)
-        with self._lock.held(), self._mutex:
-            known = dict(self._look())
+        with self._lock.hold(), self._mutex:
+            known = dict(self._load())
             wanted = dict(change(known.get(group, {})))
             if wanted == known.get(group, {}):
                 return
@@ -83,10 +83,10 @@ class GroupConfigs:
         if read is not None and read[0] == (found.st_ino, found.st_mtime_ns, found.st_size):
             return read[1]
         with self._mutex:
-            return self._look()
+            return self._load()
 
-    def _look(self) -> Mapping[str, Mapping[str, int]]:
-        """Read the file if it is another one than it was. Under the mutex."""
+    def _load(self) -> Mapping[str, Mapping[str, int]]:
+        """Read the file if it has changed. The caller holds the mutex."""
         try:
             found = self._fs.stat(self._path)
             known = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -103,5 +103,5 @@ class GroupConfigs:
                 return _decoder.decode(text)
         except msgspec.DecodeError:
             pass
-        logger.warning("%s is damaged: all groups have the server's own settings", self._path)
+        logger.warning("%s is damaged: all groups use the server's settings; set the configurations again", self._path)
         return {}

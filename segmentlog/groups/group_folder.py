@@ -1,4 +1,4 @@
-"""A group's files, whose locks are what coordinates its members; `groups` tells how."""
+"""Files of a group. Their locks coordinate its members, as `group_member` describes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import msgspec
 
 from segmentlog.errors import GroupHeld, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedPositions
+from segmentlog.groups.committed_offsets import CommittedOffsets
 from segmentlog.groups.server_group_file import (
-    REMOTE_FILE,
+    SAVED_GROUP_FILE,
     WORKER_PREFIX,
-    DamagedRemote,
-    RemoteGroup,
-    WorkerState,
+    DamagedGroupFile,
+    SavedGroup,
+    ServerWorkerState,
     is_held,
-    look_at_worker,
-    read_remote,
+    read_saved_group,
+    read_worker_state,
     worker_path,
-    write_remote,
+    write_saved_group,
 )
 from segmentlog.policy.assignment import assign
 from segmentlog.records import PartitionId, TopicPartition
@@ -36,12 +36,12 @@ from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
 
-_BEAT_DIGITS: Final = 20
+_HEARTBEAT_DIGITS: Final = 20
 _PATTERN_CHARACTERS: Final = frozenset("*?[")
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """What a member says about itself."""
+    """Properties of a member, as stored in its file."""
 
     client_id: str
     pid: int
@@ -55,34 +55,34 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """A live member as others see it."""
+    """A live member as other members see it."""
 
     info: MemberInfo
     polled_ms: int
     """Monotonic."""
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether it did not poll for longer than it said it would."""
+        """Return whether its last poll is longer ago than its `max_poll_interval_ms`."""
         return now_ms - self.polled_ms > self.info.max_poll_interval_ms
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Who is to read what, from one generation on."""
+    """The partitions of each member in one generation."""
 
     generation: int = 0
     strategy: str = ""
     topics: dict[str, int] = {}
-    """Partition counts of the topics that somebody reads, as it was made for."""
+    """Partition counts of the topics, at the time of the assignment."""
     members: dict[str, dict[str, list[int]]] = {}
 
     def of(self, member: str) -> set[TopicPartition]:
-        """A member's partitions."""
+        """Return a member's partitions."""
         found = self.members.get(member, {})
         return {TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers}
 
 
 class PartitionOwner(msgspec.Struct, frozen=True):
-    """Who acquired a partition, under which generation, and what the topic was called then."""
+    """The member that acquired a partition, its generation, and the topic's name at that time."""
 
     member: str
     generation: int
@@ -97,12 +97,12 @@ Version = tuple[int, int, int]
 
 
 class GroupFolder:
-    """A group's files. Thread-safe: every lock is on a descriptor of its own."""
+    """The files of a group. Thread-safe: every lock uses a descriptor of its own."""
 
-    def __init__(self, topics: Topics, positions: CommittedPositions, group: str) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, group: str) -> None:
         self.topics = topics
         self.fs = topics.fs
-        self._positions = positions
+        self._committed_offsets = committed_offsets
         self.group = group
         self.groups_path = f"{topics.path}/{GROUPS_FOLDER}"
         self.path = f"{self.groups_path}/{folder_name_of(group, 'group')}"
@@ -115,11 +115,11 @@ class GroupFolder:
 
     @interrupt_safe_context
     def locked(self, *, exclusive: bool = True) -> Iterator[None]:
-        """Hold the group's lock; makes the folder if it is not there."""
+        """Hold the group's lock. Creates the folder if it does not exist."""
         while True:
             with opened_lockable(self.fs, self.lock_path, os.O_RDWR | os.O_CREAT, self._open_lock) as fd:
                 self.fs.flock(fd, EXCLUSIVE if exclusive else SHARED)
-                if self._is_made(fd):  # else it is of a group that was deleted meanwhile
+                if self._create_missing(fd):  # else the group was deleted meanwhile, and the lock file with it
                     yield
                     return
 
@@ -132,8 +132,8 @@ class GroupFolder:
                     with contextlib.suppress(FileExistsError):
                         self.fs.mkdir(folder)
 
-    def _is_made(self, fd: int) -> bool:
-        """Whether the group whose lock is held is there; what it lacks is made."""
+    def _create_missing(self, fd: int) -> bool:
+        """Create missing folders of the group. Return False if its lock file was deleted."""
         try:
             if not self.is_current(fd, self.lock_path):
                 return False
@@ -144,30 +144,30 @@ class GroupFolder:
             if not self.fs.fstat(fd).st_size:
                 write_all(self.fs, fd, [self.group.encode()], 0)
             return True
-        except FileNotFoundError:  # the folder was taken away by somebody who holds no lock
+        except FileNotFoundError:  # a process without the lock has deleted the folder
             return False
 
     def is_current(self, fd: int, path: str) -> bool:
-        """Whether ``path`` is still the name of the open file."""
+        """Return whether ``path`` is still the name of the open file."""
         return is_current(self.fs, fd, path)
 
     # ------------------------------------------------------------ members
 
     def member_ids(self) -> list[str]:
-        """Of all member files, sorted."""
+        """Return the ids of all members that have a file, sorted."""
         try:
             return sorted(self.fs.listdir(self.members_path))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def look_at(self, member: str) -> MemberState | None:
-        """A member's state; None when it is dead. Reads only, so it works in a read-only store."""
+    def read_member(self, member: str) -> MemberState | None:
+        """Return a member's state; None if it is dead. Reads only, so it works in a read-only store."""
         path = f"{self.members_path}/{member}"
         try:
-            # Read-only: closing it must not look like the end of the member to whoever watches the folder.
+            # Read-only: closing a writable descriptor would look like the end of the member to watchers.
             with opened_lockable(self.fs, path, os.O_RDONLY) as fd:
                 try:
-                    # Shared: two who look at the same time must not take each other for the member.
+                    # Shared, so that two processes that check at the same time do not take each other for the member.
                     self.fs.flock(fd, SHARED | NON_BLOCKING)
                     return None
                 except BlockingIOError:
@@ -175,36 +175,36 @@ class GroupFolder:
         except FileNotFoundError:
             return None
         try:
-            return MemberState(_info_decoder.decode(text[_BEAT_DIGITS:]), int(text[:_BEAT_DIGITS]))
+            return MemberState(_info_decoder.decode(text[_HEARTBEAT_DIGITS:]), int(text[:_HEARTBEAT_DIGITS]))
         except (ValueError, msgspec.DecodeError):
-            return None  # being made: its maker holds the group's lock
+            return None  # incomplete: the member is joining and holds the group's lock
 
     def live_members(self) -> dict[str, MemberState]:
-        """Those that hold the lock of their file."""
-        found = {member: self.look_at(member) for member in self.member_ids()}
+        """Return the members that hold the lock of their file."""
+        found = {member: self.read_member(member) for member in self.member_ids()}
         return {member: state for member, state in found.items() if state is not None}
 
     def evict(self, member: str) -> None:
-        """Take everything from a member that does not poll. The caller holds the lock."""
-        # The member's own file last: whoever dies in the middle leaves it for the next one to find.
-        for where, owner in self.owners().items():
+        """Take all partitions from a member that does not poll. The caller holds the lock."""
+        # The member's own file last: if this process dies in between, the next one finds the member again.
+        for partition, owner in self.owners().items():
             if owner.member == member:
-                self.unlink(self.partition_path(where))
+                self.unlink(self.partition_path(partition))
         self.unlink(f"{self.members_path}/{member}")
 
     def unlink(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.unlink(path)
 
     # ------------------------------------------------------------ partitions
 
-    def partition_path(self, where: PartitionId) -> str:
-        """Of the file whose lock is the right to read a partition, whatever the topic is called."""
-        return f"{self.partitions_path}/{where.topic_id}-{where.partition}"
+    def partition_path(self, partition: PartitionId) -> str:
+        """Return the path of the file whose lock is the right to read a partition. A rename of the topic keeps it."""
+        return f"{self.partitions_path}/{partition.topic_id}-{partition.partition}"
 
     def owners(self) -> dict[PartitionId, PartitionOwner]:
-        """Who acquired which partition last; they may have let go of it since."""
+        """Return the member that acquired each partition last. It may have released the partition since."""
         found = {}
         names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -216,62 +216,61 @@ class GroupFolder:
                 found[PartitionId(topic_id, int(number))] = owner
         return found
 
-    # ------------------------------------------------------------ clients of a server
+    # ------------------------------------------------------------ groups of a server
 
-    def read_remote(self) -> RemoteGroup | None:
-        """What a server says of its clients in this group; None when there were none, or nobody can tell."""
+    def read_saved_group(self) -> SavedGroup | None:
+        """Return what a server has saved of this group; None if there is no such file, or it is damaged."""
         try:
-            return read_remote(self.fs, self.path)
-        except DamagedRemote as error:
-            logger.warning("group %s: %s/remote is damaged, and does not count: %s", self.group, self.path, error)
+            return read_saved_group(self.fs, self.path)
+        except DamagedGroupFile as error:
+            logger.warning("group %s: %s/remote is damaged and ignored: %s", self.group, self.path, error)
             return None
 
-    def remote_version(self) -> Version | None:
-        """As `assignment_version`, of what a server wrote."""
-        return self._version(f"{self.path}/{REMOTE_FILE}")
+    def saved_group_version(self) -> Version | None:
+        """Return the version of the server's file, as `assignment_version`."""
+        return self._version(f"{self.path}/{SAVED_GROUP_FILE}")
 
-    def remote_holder(self, now_ms: int) -> tuple[RemoteGroup, str] | None:
-        """The clients of a server that hold the group, and who they are, for people; None when they do not.
+    def client_holder(self, now_ms: int) -> tuple[SavedGroup, str] | None:
+        """Return the group and a description of its holder if clients of a server hold it, else None.
 
-        While nobody can tell, because the file is damaged, a server that runs is taken to hold it. ``now_ms`` is
-        monotonic.
+        While the file is damaged, a running server counts as the holder. ``now_ms`` is monotonic.
         """
         try:
-            remote = read_remote(self.fs, self.path)
-        except DamagedRemote:
+            saved = read_saved_group(self.fs, self.path)
+        except DamagedGroupFile:
             found = next((state for state in self._workers() if state.is_alive), None)
-            return None if found is None else (RemoteGroup(held=True), _described("somebody", found))
-        if remote is None or not remote.held:
+            return None if found is None else (SavedGroup(held=True), _holder_text("unknown clients", found))
+        if saved is None or not saved.held:
             return None
-        worker = look_at_worker(self.fs, worker_path(self.groups_path, remote.worker))
-        if not is_held(remote, worker, self.fs.boot_id(), now_ms):
+        worker = read_worker_state(self.fs, worker_path(self.groups_path, saved.worker))
+        if not is_held(saved, worker, self.fs.boot_id(), now_ms):
             return None
-        return remote, _described(remote.described, worker)
+        return saved, _holder_text(saved.described, worker)
 
-    def _workers(self) -> Iterator[WorkerState]:
+    def _workers(self) -> Iterator[ServerWorkerState]:
         for name in self.fs.listdir(self.groups_path):
             if name.startswith(WORKER_PREFIX):
-                state = look_at_worker(self.fs, f"{self.groups_path}/{name}")
+                state = read_worker_state(self.fs, f"{self.groups_path}/{name}")
                 if state is not None:
                     yield state
 
-    def take_over(self, now_ms: int) -> None:
-        """Before a member joins: see to it that no clients of a server hold the group. The caller has the lock.
+    def claim_for_library(self, now_ms: int) -> None:
+        """Take the group for members of the library, before the first one joins. The caller holds the lock.
 
-        Raises `GroupHeld`. ``now_ms`` is monotonic.
+        Raises `GroupHeld` if clients of a server hold the group. ``now_ms`` is monotonic.
         """
-        held_by = self.remote_holder(now_ms)
+        held_by = self.client_holder(now_ms)
         if held_by is not None:
             raise GroupHeld(self.group, len(held_by[0].members), held_by[1])
-        remote = self.read_remote()
-        if remote is not None and remote.held:
-            logger.warning("group %s: taken over from %s of a server that is gone", self.group, remote.described)
-            write_remote(self.fs, self.path, RemoteGroup(generation=remote.generation, worker=remote.worker))
+        saved = self.read_saved_group()
+        if saved is not None and saved.held:
+            logger.warning("group %s: taken over from %s of a server that no longer runs", self.group, saved.described)
+            write_saved_group(self.fs, self.path, SavedGroup(generation=saved.generation, worker=saved.worker))
 
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
-        """Changes when the assignment is replaced; None when it is not there."""
+        """Return a value that changes whenever the assignment is replaced; None if there is no assignment."""
         return self._version(self.assignment_path)
 
     def _version(self, path: str) -> Version | None:
@@ -282,30 +281,30 @@ class GroupFolder:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read_assignment(self) -> Assignment | None:
-        """The current one; None when there is none that can be read."""
+        """Return the current assignment; None if there is none, or it cannot be read."""
         try:
             return _assignment_decoder.decode(read_file(self.fs, self.assignment_path))
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def rebalance(self, now_ms: int) -> Assignment:
-        """Remove the dead, evict the overdue, and publish an assignment if it differs from the current one.
+        """Remove dead members, evict overdue ones, and write a new assignment if it differs from the current one.
 
         The caller holds the lock. ``now_ms`` is monotonic.
         """
         live: dict[str, MemberState] = {}
         for member in self.member_ids():
-            state = self.look_at(member)
+            state = self.read_member(member)
             if state is None:
                 self.unlink(f"{self.members_path}/{member}")
             elif state.is_overdue(now_ms):
                 late_s = (now_ms - state.polled_ms) / 1000
-                logger.warning("group %s: member %s is evicted: no poll for %.1f s", self.group, member, late_s)
+                logger.warning("group %s: evicted member %s: it has not polled for %.1f s", self.group, member, late_s)
                 self.evict(member)
             else:
                 live[member] = state
         current = self.read_assignment()
-        subscriptions = {member: self.resolve(state.info.topics) for member, state in live.items()}
+        subscriptions = {member: self.resolve_topics(state.info.topics) for member, state in live.items()}
         counts = {topic: count for topics in subscriptions.values() for topic, count in topics.items()}
         strategy = next((state.info.strategy for state in live.values()), current.strategy if current else "sticky")
         previous = {member: current.of(member) for member in live} if current else {}
@@ -322,18 +321,18 @@ class GroupFolder:
         return made
 
     def _generation_after(self, current: Assignment) -> int:
-        remote = self.read_remote()
-        return max(current.generation, remote.generation) if remote is not None else current.generation
+        saved = self.read_saved_group()
+        return max(current.generation, saved.generation) if saved is not None else current.generation
 
     def last_generation(self) -> int:
-        """The highest that any trace is left of, for a group whose assignment is lost."""
-        committed = [position.generation for position in self._positions.positions(self.group).values()]
-        remote, assignment = self.read_remote(), self.read_assignment()
-        files = [found.generation for found in (remote, assignment) if found is not None]
+        """Return the highest generation of which a trace exists, for a group whose assignment is lost."""
+        committed = [position.generation for position in self._committed_offsets.by_topic_id(self.group).values()]
+        saved, assignment = self.read_saved_group(), self.read_assignment()
+        files = [found.generation for found in (saved, assignment) if found is not None]
         return max([0, *committed, *files, *(owner.generation for owner in self.owners().values())])
 
-    def resolve(self, wanted: Iterable[str]) -> dict[str, int]:
-        """The topics that names and patterns mean now, with their partition counts."""
+    def resolve_topics(self, wanted: Iterable[str]) -> dict[str, int]:
+        """Return the topics that match the names and patterns now, with their partition counts."""
         found: dict[str, int] = {}
         for name in wanted:
             names = fnmatch.filter(self.topics.names(), name) if is_pattern(name) else [name]
@@ -343,20 +342,20 @@ class GroupFolder:
         return found
 
 
-def _described(who: str, worker: WorkerState | None) -> str:
+def _holder_text(who: str, worker: ServerWorkerState | None) -> str:
     if worker is None:
-        return f"{who} of a server that is gone, but not for long enough"
+        return f"{who} of a server that does not run, whose members may still return"
     process = f"pid {worker.worker.pid} on {worker.worker.host}"
     if not worker.is_alive:
-        return f"{who} of a server that is gone ({process}), but not for long enough"
+        return f"{who} of a server that does not run ({process}), whose members may still return"
     return f"{who} of the server with {process}"
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a subscription means every topic that matches it."""
+    """Return whether a subscription is a pattern, which subscribes to every topic that matches."""
     return not _PATTERN_CHARACTERS.isdisjoint(name)
 
 
-def encode_beat(now_ms: int) -> bytes:
-    """When a member polled last, as its file begins with it."""
-    return b"%0*d" % (_BEAT_DIGITS, now_ms)
+def encode_heartbeat(now_ms: int) -> bytes:
+    """Return the time of a member's last poll, in the form in which its file begins."""
+    return b"%0*d" % (_HEARTBEAT_DIGITS, now_ms)

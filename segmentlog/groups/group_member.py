@@ -1,25 +1,23 @@
-"""Consumer groups without a server: the kernel's locks are the coordinator.
+"""Consumer groups without a server: file locks coordinate the members.
 
-    @groups/<group>/             the group's name quoted, see `folder_name_of`
-      lock                       flock EX to change what follows, SH to commit or to take a partition;
-                                 holds the group's name
-      members/<member id>        flock EX by the member for its life; 20 digits: when it polled last
+    @groups/<group>/             the quoted name of the group, see `folder_name_of`
+      lock                       flock EX to change the files below, SH to commit or to acquire a partition;
+                                 contains the group's name
+      members/<member id>        flock EX by the member for its life; 20 digits: time of its last poll
                                  (monotonic ms), a newline, then JSON: `MemberInfo`
       assignment                 JSON: `Assignment`; replaced as a whole, with the next generation
-      partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: who, since which generation
-      remote                     what a server knows of its clients in the group, see `groups.server_group_file`
+      partitions/<topic id>-<n>  flock EX by the member that reads the partition; JSON: `PartitionOwner`
+      remote                     state of a group of clients of a server, see `groups.server_group_file`
 
-A member is live while its file cannot be locked. A member that finds another one dead, or without a
-poll for its max_poll_interval_ms, makes the next assignment. The lock of a partition gives the right
-to read it: a partition moves once the old owner released the lock, or died. An owner that stopped
-polling is *evicted*: its partition files are unlinked, so that its locks are on files without a
-name. Its later commits are refused.
+A member is live while the lock of its file is taken. A member that finds another one dead, or without a poll for its
+max_poll_interval_ms, writes the next assignment. The lock of a partition's file is the right to read the partition: it
+passes to the new owner when the old owner releases it, or dies. An owner that no longer polls (stopped or stuck) is
+*evicted*: its partition files are unlinked, so its locks are on files that have no name. Its later commits are refused.
 
-Under `lock` EX: join, leave, evict. Under SH: take a partition, commit. So each commit is either
-before an eviction, or refused. A process that dies between any two steps leaves files that are not
-locked, and nobody waits for them. One that is *stopped* while it holds `lock` (for some 50 us at a
-commit, for an fsync at a join) holds up joining and leaving until it goes on: a lock that could be
-taken from it would let it commit later what it must not.
+Join, leave and evict hold `lock` EX. Acquire and commit hold it SH. So each commit is either before an eviction, or
+refused. A process that dies between two steps leaves files without locks, which block no other process. A process that
+is *stopped* while it holds `lock` (some 50 us in a commit, an fsync in a join) blocks joining and leaving until it
+resumes. If its lock could be taken away, it could commit after its eviction.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from segmentlog.groups.group_folder import (
     MemberInfo,
     PartitionOwner,
     Version,
-    encode_beat,
+    encode_heartbeat,
 )
 from segmentlog.policy.assignment import STRATEGIES
 from segmentlog.records import PartitionId, TopicPartition
@@ -56,20 +54,20 @@ from segmentlog.storage.interrupt_safe import (
 )
 
 _CHECK_MS: Final = 250
-"""How often a member looks whether the others live. With many members, each looks less often."""
+"""How often a member checks whether the others are alive; less often in groups with many members."""
 _CHECK_MEMBERS: Final = 16
 _SUSPECT_MS: Final = 60
-"""A dying process's files are closed, which wakes the others, a moment before its locks are freed."""
+"""The kernel closes a dying process's files, which wakes the others, a moment before it frees the locks."""
 _TOPICS_MS: Final = 1000
 _RETRY_MS: Final = 10
-_BEAT_MS: Final = 100
-_CLIENT_ID_KEPT: Final = 64
+_HEARTBEAT_MS: Final = 100
+_CLIENT_ID_MAX: Final = 64
 
 
-class Member:
-    """One member of a group: joins, hears of new assignments, takes and lets go of partitions.
+class GroupMember:
+    """A member of a group: joins, follows assignments, acquires and releases partitions.
 
-    Not thread-safe: the consumer sees to that. Used in a forked child it raises `StoreClosed`.
+    Not thread-safe: the session serializes calls. In a forked child it raises `StoreClosed`.
     """
 
     def __init__(
@@ -85,9 +83,9 @@ class Member:
     ) -> None:
         self._pid, self._fd, self._lock_fd = os.getpid(), -1, -1
         self.owned: dict[TopicPartition, int] = {}
-        """Descriptors of the files of the partitions that it holds the locks of."""
+        """Descriptors of the partition files that it has locked."""
         self.topic_ids: dict[TopicPartition, str] = {}
-        """Which topics' partitions those are: that had the names when they were taken."""
+        """Ids of the topics of these partitions, as of the time when they were acquired."""
         if strategy not in STRATEGIES:
             raise InvalidConfig("assignment_strategy", strategy, "'sticky', 'range' or 'roundrobin'")
         self.folder = folder
@@ -95,61 +93,68 @@ class Member:
         self.id = ""
         self.generation = 0
         self.assigned: set[TopicPartition] = set()
-        """What the current assignment gives to this member."""
+        """Partitions in the current assignment of this member."""
         self.topics = tuple(topics)
         self._client_id = client_id
         self._max_poll_interval_ms = max_poll_interval_ms
-        self._beat_ms = min(_BEAT_MS, max_poll_interval_ms // 4)
+        self._heartbeat_interval_ms = min(_HEARTBEAT_MS, max_poll_interval_ms // 4)
         self._monotonic_ms = monotonic_ms
         self.now_ms = now_ms
         self._fs = folder.fs
         self._seen: Version | None = None
-        self._beaten_ms = self._check_at_ms = self._topics_at_ms = self._retry_at_ms = self._suspect_until_ms = 0
+        self._heartbeat_ms = self._check_at_ms = self._topics_at_ms = self._retry_at_ms = self._suspect_until_ms = 0
         self._resolved: dict[str, int] = {}
 
     # ------------------------------------------------------------ joining, leaving
 
     def join(self) -> None:
-        """Become a member, under a new id.
+        """Join the group under a new id.
 
-        Raises `InvalidConfig` when the others have another strategy, `GroupHeld` when they are clients of a server.
+        Raises `InvalidConfig` if the others have another strategy, `GroupHeld` if they are clients of a server.
         """
         folder, fs = self.folder, self._fs
-        kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id)
-        self.id = f"{kept[:_CLIENT_ID_KEPT] or 'consumer'}-{uuid.uuid4().hex}"
+        safe_id = "".join(
+            char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in self._client_id
+        )
+        self.id = f"{safe_id[:_CLIENT_ID_MAX] or 'consumer'}-{uuid.uuid4().hex}"
         self._pid = os.getpid()
         info = MemberInfo(
-            self._client_id, self._pid, socket.gethostname(), self.topics, self.strategy,
-            self._max_poll_interval_ms, self.now_ms(),
-        )  # fmt: skip
+            self._client_id,
+            self._pid,
+            socket.gethostname(),
+            self.topics,
+            self.strategy,
+            self._max_poll_interval_ms,
+            self.now_ms(),
+        )
         with folder.locked():
             now_ms = self._monotonic_ms()
-            folder.take_over(now_ms)
+            folder.claim_for_library(now_ms)
             others = {state.info.strategy for state in folder.live_members().values() if not state.is_overdue(now_ms)}
             if others - {self.strategy}:
                 found = ", ".join(map(repr, sorted(others - {self.strategy})))
-                wanted = f"{found}, as the other members of group {folder.group!r} have it"
+                wanted = f"the other members of group {folder.group!r} use {found}"
                 raise InvalidConfig("assignment_strategy", self.strategy, wanted)
             path = f"{folder.members_path}/{self.id}"
             try:
                 store_result(self, "_fd", open_lockable, fs, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
                 fs.flock(self._fd, EXCLUSIVE)
-                write_all(fs, self._fd, [encode_beat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
-                # Before the assignment is made: what is created in between then counts as a change, and not as known.
-                self._resolved = folder.resolve(self.topics)
+                write_all(fs, self._fd, [encode_heartbeat(now_ms), b"\n", msgspec.json.encode(info), b"\n"], 0)
+                # Before the assignment: topics that are created in between must count as a change.
+                self._resolved = folder.resolve_topics(self.topics)
                 folder.rebalance(now_ms)
             except BaseException:
                 folder.unlink(path)
                 self._close_files()
                 raise
-        self._beaten_ms = now_ms
+        self._heartbeat_ms = now_ms
         self._seen = None
 
     def leave(self) -> None:
-        """Unlock everything; the others get it. The partitions were told about already."""
+        """Release all locks, so that the other members get the partitions. Does not call any listener."""
         if self.is_foreign:
             return
-        self.hand_over(list(self.owned.copy()))
+        self.release(list(self.owned.copy()))
         if self._fd < 0:
             return
         try:
@@ -163,12 +168,12 @@ class Member:
 
     @property
     def has_left(self) -> bool:
-        """Whether it holds no lock any more."""
+        """Return whether it holds no lock."""
         return self._fd < 0 and not any(fd >= 0 for fd in self.owned.copy().values())
 
     def end_membership(self) -> None:
-        """Close what belonged to a membership that others have ended."""
-        self.hand_over(list(self.owned.copy()))
+        """Close the files of a membership that other members have ended."""
+        self.release(list(self.owned.copy()))
         self._close_files()
         self.assigned = set()
 
@@ -180,7 +185,7 @@ class Member:
         self._lock_fd = self._fd = -1
 
     def __del__(self) -> None:
-        # Nobody closed its consumer: the others must not wait for what nobody polls any more.
+        # The consumer was never closed: without this, the others would wait for partitions that no member polls.
         if not self.is_foreign:
             for fd in (*self.owned.copy().values(), self._lock_fd, self._fd):
                 if fd >= 0:
@@ -188,11 +193,11 @@ class Member:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a forked child, and the membership the parent's."""
+        """Return whether this is a forked child. The membership belongs to the parent."""
         return self._pid != os.getpid()
 
     def check_process(self) -> None:
-        """Raise `StoreClosed` in a forked child: the membership is the parent's."""
+        """Raise `StoreClosed` in a forked child: the membership belongs to the parent."""
         if self.is_foreign:
             raise StoreClosed.forked(f"member {self.id}")
 
@@ -202,21 +207,21 @@ class Member:
     # ------------------------------------------------------------ polling
 
     def poll(self, *, ended: bool = False) -> bool:
-        """Say that this member is alive; True when there is something to do: call `refresh`, then `acquire`.
+        """Send a heartbeat. Return True if there is work: the caller must call `refresh`, then `acquire`.
 
-        ``ended``: a member's file was closed or removed. Costs one stat when nothing changed.
+        ``ended``: another member's file was closed or removed. Costs one stat if nothing has changed.
         """
         self.check_process()
         if self._fd < 0:
-            return True  # it was evicted, and could not join again
+            return True  # evicted, and could not join again
         now_ms = self._monotonic_ms()
-        if now_ms - self._beaten_ms >= self._beat_ms:
-            self._beaten_ms = now_ms
-            self._fs.pwritev(self._fd, [encode_beat(now_ms)], 0)
+        if now_ms - self._heartbeat_ms >= self._heartbeat_interval_ms:
+            self._heartbeat_ms = now_ms
+            self._fs.pwritev(self._fd, [encode_heartbeat(now_ms)], 0)
         if ended:
             self._suspect_until_ms = now_ms + _SUSPECT_MS
         if now_ms >= self._check_at_ms or now_ms < self._suspect_until_ms:
-            self._check(now_ms)
+            self._check_group(now_ms)
         if self.folder.assignment_version() != self._seen or self._seen is None:
             return True
         if now_ms >= self._retry_at_ms and not self.is_settled:
@@ -226,43 +231,43 @@ class Member:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it holds everything that it is to read."""
+        """Return whether it holds every partition that it is assigned."""
         return self.owned.keys() == self.assigned and min(self.owned.copy().values(), default=0) >= 0
 
     @property
     def wait_s(self) -> float:
-        """How long it may sleep before the next poll."""
+        """Return how long the consumer may sleep before the next poll, in seconds."""
         if not self.is_settled or self._monotonic_ms() < self._suspect_until_ms:
             return _RETRY_MS / 1000
-        return min(_CHECK_MS, 2 * max(self._beat_ms, 1)) / 1000
+        return min(_CHECK_MS, 2 * max(self._heartbeat_interval_ms, 1)) / 1000
 
-    def _check(self, now_ms: int) -> None:
-        """Look whether others died, stopped polling, or topics changed: then make another assignment."""
+    def _check_group(self, now_ms: int) -> None:
+        """Write a new assignment if other members died or stopped polling, or topics have changed."""
         others = [member for member in self.folder.member_ids() if member != self.id]
         self._check_at_ms = now_ms + _CHECK_MS * max(1, len(others) // _CHECK_MEMBERS)
         changed = not self._is_member()
         if not changed:
-            states = map(self.folder.look_at, others)
+            states = map(self.folder.read_member, others)
             changed = any(state is None or state.is_overdue(now_ms) for state in states)
         if not changed and now_ms >= self._topics_at_ms:
             self._topics_at_ms = now_ms + _TOPICS_MS
-            resolved = self.folder.resolve(self.topics)
+            resolved = self.folder.resolve_topics(self.topics)
             changed = resolved != self._resolved
             if changed:
                 self._resolved = resolved
             assignment = self.folder.read_assignment()
             changed |= assignment is None or assignment.members.keys() != {self.id, *others}
             if assignment is not None and assignment.generation != self.generation:
-                self._seen = None  # replaced within a tick of the file system's clock, by a file with the same inode
+                self._seen = None  # replaced within the resolution of the file system's clock, with the same inode
         if changed:
             with self.folder.locked():
                 self.folder.rebalance(now_ms)
             self._seen = None
 
     def refresh(self) -> tuple[bool, list[TopicPartition]]:
-        """Take over the current assignment: whether this member was evicted, and what it has to let go of.
+        """Load the current assignment. Return whether this member was evicted, and the partitions that it must release.
 
-        Evicted, it holds nothing that counts: `end_membership`, then `join` again.
+        After an eviction the caller must call `end_membership`, then `join`.
         """
         for _ in range(2):
             version = self.folder.assignment_version()
@@ -271,29 +276,29 @@ class Member:
                 return True, []
             if assignment is not None and self.id in assignment.members:
                 break
-            with self.folder.locked():  # lost, or made by somebody who took this member for dead
+            with self.folder.locked():  # lost, or written by a member that took this one for dead
                 if self._is_member():
                     self.folder.rebalance(self._monotonic_ms())
         if assignment is None or self.id not in assignment.members:
             return True, []
         assigned = assignment.of(self.id)
-        # With no call in between: interrupted, it would never look at this one again.
+        # No call in between: if it were interrupted, this assignment would never be read again.
         self._seen, self.generation, self.assigned = version, assignment.generation, assigned
         return False, sorted(self.owned.copy().keys() - self.assigned)
 
     def acquire(self) -> list[TopicPartition]:
-        """Lock what is assigned and free; returns what is new."""
+        """Lock the assigned partitions that are free; return the new ones."""
         missing = sorted(tp for tp in self.assigned if self.owned.get(tp, -1) < 0)
         if not missing:
             return []
         taken: list[TopicPartition] = []
-        with self.folder.locked(exclusive=False):  # no eviction meanwhile
+        with self.folder.locked(exclusive=False):  # prevents evictions
             if self.folder.assignment_version() != self._seen or not self._is_member():
                 return []
             for tp in missing:
                 try:
                     topic_id = self.folder.topics.topic(tp.topic).id
-                except UnknownTopic:  # deleted or renamed: the next assignment is without it
+                except UnknownTopic:  # deleted or renamed: the next assignment omits it
                     continue
                 path = self.folder.partition_path(PartitionId(topic_id, tp.partition))
                 owner = msgspec.json.encode(PartitionOwner(self.id, self.generation, tp.topic))
@@ -313,39 +318,39 @@ class Member:
                 taken.append(tp)
         return taken
 
-    def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
-        """Unlock partitions: others may read them now."""
+    def release(self, partitions: Iterable[TopicPartition]) -> None:
+        """Release partitions, so that other members may read them."""
         for tp in partitions:
             fd = self.owned.get(tp, -1)
             if fd >= 0:
                 with failures_ignored():
                     self._fs.ftruncate(fd, 0)
                 close_lockable(self._fs, fd, self.owned, tp)
-            self.owned.pop(tp, None)  # only now: an interrupt must not leave a lock that nobody knows of
+            self.owned.pop(tp, None)  # last: an interrupt must not leave a lock without an owner
             self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing
 
     @interrupt_safe_context
     def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
-        """Within, no other member has these partitions.
+        """Prevent other members from acquiring these partitions within the block.
 
-        Raises `ConsumerFenced` when one of them is not this member's (any more).
+        Raises `ConsumerFenced` if this member does not own all of them.
         """
         self.check_process()
         folder = self.folder
         if self._lock_fd < 0:
-            # Kept: nobody deletes a group with members, and an evicted one finds its partitions' files gone.
+            # Stays open: a group with members cannot be deleted, and an evicted member finds its partition files gone.
             store_result(self, "_lock_fd", open_lockable, self._fs, folder.lock_path, os.O_RDWR | os.O_CREAT)
         try:
             self._fs.flock(self._lock_fd, SHARED)
             for tp in partitions:
                 fd = self.owned.get(tp, -1)
-                where = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
-                if fd < 0 or not folder.is_current(fd, folder.partition_path(where)):
-                    why = f"does not own {tp} any more" if fd >= 0 else f"does not own {tp}"
+                partition = PartitionId(self.topic_ids.get(tp, ""), tp.partition)
+                if fd < 0 or not folder.is_current(fd, folder.partition_path(partition)):
+                    why = f"no longer owns {tp}" if fd >= 0 else f"does not own {tp}"
                     raise ConsumerFenced(folder.group, self.id, why)
             yield
         finally:
-            if self._lock_fd >= 0:  # else it was evicted within
+            if self._lock_fd >= 0:  # else the member was evicted within the block
                 self._fs.flock(self._lock_fd, UNLOCK)

@@ -1,19 +1,20 @@
-"""A group whose members are clients of a server: what the server writes down of it, and when it is theirs.
+"""The file of a group whose members are clients of a server, and the rule for when it belongs to them.
 
-    @groups/@server-<n>          flock EX by the n-th worker of a server for as long as it may coordinate groups;
-                                 20 digits: when it was last seen alive (monotonic ms), a newline, JSON: `Worker`
-    @groups/<group>/remote       16 hex digits: XXH3-64 of what follows; a newline; JSON: `RemoteGroup`
+    @groups/@server-<n>          flock EX by worker n of a server, as long as it may coordinate groups;
+                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `ServerWorker`
+    @groups/<group>/remote       16 hex digits: XXH3-64 of the rest; a newline; JSON: `SavedGroup`
 
-The file is replaced durably before a client is told what is in it, so a worker that was killed goes on from it: the
-same generation, the same members, nobody has to join again.
+The file is replaced durably before the server answers a client. After a crash, a worker continues from it with the same
+generation and the same members, and no member has to join again.
 
-A group has members of one kind. It is *held* by clients of the server when its file says so, and
-- the lock of the worker that wrote it is taken, or
-- it is no longer since that worker was seen alive than the longest session timeout of its members.
-So nobody slips in while a server is started again, and one that is gone for good keeps nobody out for longer than its
-members could have waited for it. Who takes such a group over writes into the file that it is held no more.
+All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if its
+file says so, and
+- the lock of the worker that wrote the file is taken, or
+- the worker's last heartbeat is no older than the longest session time-out of a member. So no member of the library can
+  join while a server restarts. A server that does not return blocks the group only for as long as its members could
+  have waited for it. The process that takes the group over then writes to the file that it is no longer held.
 
-Both kinds look at each other, and say that they have come, under the group's `lock`.
+Both kinds check for members of the other kind, and register their own, under the group's `lock`.
 """
 
 from __future__ import annotations
@@ -30,36 +31,37 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_safe import NON_BLOCKING, SHARED
 
 WORKER_PREFIX: Final = "@server-"
-REMOTE_FILE: Final = "remote"
-BEAT_DIGITS: Final = 20
+SAVED_GROUP_FILE: Final = "remote"
+HEARTBEAT_DIGITS: Final = 20
 _HASH_DIGITS: Final = 16
 
 
-class RemoteConsumer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member has beside that in a group of the consumer protocol, whose server assigns. Partitions are numbers
-    by topic id."""
+class SavedConsumerState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """State of a member of a group of the consumer protocol, in addition to `SavedMember`.
+
+    Partitions are numbers by topic id.
+    """
 
     epoch: int = 0
     previous_epoch: int = 0
     stage: str = "settled"
-    """"revoking" (it has not said yet that it let go of some partitions) or "awaiting" (it lacks some that others have
-    still)."""
+    """Also "revoking" (the member has to release partitions) or "awaiting" (it lacks partitions that others hold)."""
     rack_id: str | None = None
     topics: tuple[str, ...] = ()
-    """Names that it subscribes to."""
+    """Names of the topics that it subscribes to."""
     regex: str = ""
     matched: tuple[str, ...] = ()
-    """Topics that the expression matched."""
+    """Topics that match the expression."""
     assignor: str | None = None
     assigned: dict[str, list[int]] = {}
     revoking: dict[str, list[int]] = {}
     target: dict[str, list[int]] = {}
     is_classic: bool = False
-    """Whether it speaks the classic protocol."""
+    """Whether the member speaks the classic protocol."""
 
 
-class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A client of the server in the generation that the file tells of."""
+class SavedMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of a server's group, in the saved generation."""
 
     id: str
     instance_id: str | None = None
@@ -68,110 +70,110 @@ class RemoteMember(msgspec.Struct, frozen=True, omit_defaults=True):
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
     protocols: tuple[tuple[str, bytes], ...] = ()
-    """Ways to assign that it offers, the best first, each with what only clients understand."""
+    """Assignment protocols that it supports, the preferred one first, each with metadata that only clients can read."""
     assignment: bytes = b""
-    """What only clients understand, from their leader."""
+    """The assignment by the leader, in bytes that only clients can read."""
     topics: tuple[str, ...] = ()
-    """What it subscribes to, for people; empty when the server cannot tell."""
+    """Subscribed topics, for display; empty if the server cannot decode the metadata."""
     partitions: dict[str, list[int]] = {}
-    """What it reads, for people; empty when the server cannot tell."""
-    consumer: RemoteConsumer | None = None
+    """Assigned partitions, for display; empty if the server cannot decode the assignment."""
+    consumer: SavedConsumerState | None = None
 
 
-class RemoteGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A group as its server knew it when it last told its members something of it."""
+class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A group at the last time when the server answered one of its members."""
 
     held: bool = False
-    """Whether it has members, or clients that are about to be."""
+    """Whether it has members, or clients that are joining."""
     state: str = "Empty"
-    """"PreparingRebalance" (members were to join anew), "CompletingRebalance" (not assigned yet), "Reconciling"
-    (partitions change hands) or "Stable"."""
+    """"PreparingRebalance" (members must join again), "CompletingRebalance" (not assigned yet), "Reconciling"
+    (partitions move between members) or "Stable"."""
     generation: int = 0
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
-    members: tuple[RemoteMember, ...] = ()
+    members: tuple[SavedMember, ...] = ()
     session_timeout_ms: int = 0
-    """The longest of a member."""
+    """The longest session time-out of a member."""
     is_consumer: bool = False
-    """Whether it is a group of the consumer protocol."""
+    """Whether the group uses the consumer protocol."""
     topics: dict[str, tuple[str, int]] = {}
-    """Id and partition count of the topics that it was assigned by, by name; of the consumer protocol alone."""
+    """Id and partition count of the topics that were assigned, by name; only with the consumer protocol."""
     worker: int = 0
-    """Whose lock and signs of life count."""
+    """Number of the worker whose lock and heartbeat count."""
     alive_ms: int = 0
-    """Monotonic, in the time of ``boot_id``: when this was written."""
+    """When this was written: monotonic, in the time of ``boot_id``."""
     boot_id: str = ""
 
     @property
     def described(self) -> str:
-        """Who holds it, for people."""
+        """Return the number of members, for display."""
         count = len(self.members)
         return f"{count} {'member' if count == 1 else 'members'}" if count else "clients that are joining"
 
 
-class Worker(msgspec.Struct, frozen=True):
-    """A process of a server that coordinates groups."""
+class ServerWorker(msgspec.Struct, frozen=True):
+    """A worker process of a server that coordinates groups."""
 
     pid: int
     host: str
     boot_id: str
 
 
-class WorkerState(msgspec.Struct, frozen=True):
-    """A worker as others see it."""
+class ServerWorkerState(msgspec.Struct, frozen=True):
+    """A worker as other processes see it."""
 
     is_alive: bool
-    worker: Worker
+    worker: ServerWorker
     alive_ms: int
-    """Monotonic, in the time of its boot id."""
+    """Time of its last heartbeat: monotonic, in the time of its boot id."""
 
 
-class DamagedRemote(ValueError):
-    """The file holds something else than was written to it."""
+class DamagedGroupFile(ValueError):
+    """The file of a group does not contain what was written to it."""
 
 
-_decoder = msgspec.json.Decoder(RemoteGroup)
-_worker_decoder = msgspec.json.Decoder(Worker)
+_decoder = msgspec.json.Decoder(SavedGroup)
+_worker_decoder = msgspec.json.Decoder(ServerWorker)
 
 
-def encode_remote(group: RemoteGroup) -> bytes:
-    """The file's bytes."""
+def encode_saved_group(group: SavedGroup) -> bytes:
+    """Return the bytes of the file."""
     text = msgspec.json.encode(group) + b"\n"
     return b"%016x\n" % xxhash.xxh3_64_intdigest(text) + text
 
 
-def decode_remote(data: bytes) -> RemoteGroup:
-    """What `encode_remote` was given. Raises `DamagedRemote`."""
+def decode_saved_group(data: bytes) -> SavedGroup:
+    """Return the group that `encode_saved_group` was called with. Raises `DamagedGroupFile`."""
     text = data[_HASH_DIGITS + 1 :]
     if data[: _HASH_DIGITS + 1] != b"%016x\n" % xxhash.xxh3_64_intdigest(text):
-        raise DamagedRemote("its checksum is another")
+        raise DamagedGroupFile("its checksum does not match")
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedRemote(str(error)) from error
+        raise DamagedGroupFile(str(error)) from error
 
 
-def read_remote(fs: FileSystem, group_path: str) -> RemoteGroup | None:
-    """What a group's folder says of its clients; None when it never had any. Raises `DamagedRemote`."""
+def read_saved_group(fs: FileSystem, group_path: str) -> SavedGroup | None:
+    """Read a group's file; None if the group never had clients of a server. Raises `DamagedGroupFile`."""
     try:
-        return decode_remote(read_file(fs, f"{group_path}/{REMOTE_FILE}"))
+        return decode_saved_group(read_file(fs, f"{group_path}/{SAVED_GROUP_FILE}"))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def write_remote(fs: FileSystem, group_path: str, group: RemoteGroup) -> None:
-    """Put it there durably. Raises DiskFull, OSError, `DiskFailed`."""
-    replace_file(fs, f"{group_path}/{REMOTE_FILE}", encode_remote(group))
+def write_saved_group(fs: FileSystem, group_path: str, group: SavedGroup) -> None:
+    """Replace a group's file durably. Raises DiskFull, OSError, `DiskFailed`."""
+    replace_file(fs, f"{group_path}/{SAVED_GROUP_FILE}", encode_saved_group(group))
 
 
 def worker_path(groups_path: str, number: int) -> str:
-    """Of the file that a worker locks; no group's folder is called like that, for "@" is quoted there."""
+    """Return the path of the file that a worker locks. No group's folder has such a name, as "@" is quoted there."""
     return f"{groups_path}/{WORKER_PREFIX}{number}"
 
 
-def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
-    """A worker's state; None when there never was one, or nobody can tell what it was. Reads only."""
+def read_worker_state(fs: FileSystem, path: str) -> ServerWorkerState | None:
+    """Return a worker's state; None if there never was one, or its file is incomplete. Reads only."""
     try:
         with opened_lockable(fs, path, os.O_RDONLY) as fd:
             try:
@@ -183,23 +185,25 @@ def look_at_worker(fs: FileSystem, path: str) -> WorkerState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return WorkerState(is_alive, _worker_decoder.decode(text[BEAT_DIGITS:]), int(text[:BEAT_DIGITS]))
+        return ServerWorkerState(
+            is_alive, _worker_decoder.decode(text[HEARTBEAT_DIGITS:]), int(text[:HEARTBEAT_DIGITS])
+        )
     except (ValueError, msgspec.DecodeError):
-        # Being made by one that has the lock, or torn by a power cut.
-        return WorkerState(True, Worker(0, "", ""), 0) if is_alive else None
+        # The worker has the lock and is writing the file, or a power cut left it incomplete.
+        return ServerWorkerState(True, ServerWorker(0, "", ""), 0) if is_alive else None
 
 
-def silence_ms(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> int:
-    """How long nobody has seen the group's worker alive, at the least. ``now_ms`` is monotonic, since boot."""
+def silence_ms(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> int:
+    """Return for how long, at least, the group's worker has sent no heartbeat. ``now_ms``: monotonic, since boot."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
         seen.append(worker.alive_ms)
-    # Before this boot: at least as long as the machine is up. Its clocks say nothing about how long it was down.
+    # Last seen before this boot: at least the uptime. The clocks cannot measure how long the machine was off.
     return now_ms - max(seen, default=0)
 
 
-def is_held(group: RemoteGroup, worker: WorkerState | None, boot_id: str, now_ms: int) -> bool:
-    """Whether the group is its clients', by the rule that this file begins with."""
+def is_held(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> bool:
+    """Return whether clients hold the group, by the rule at the top of this file."""
     if not group.held:
         return False
     if worker is not None and worker.is_alive:

@@ -1,6 +1,7 @@
-"""What a server's worker does with the files of groups: holds them for its clients, and writes down what it knows.
+"""The groups that one worker of a server coordinates: locks them for its clients, and saves their state.
 
-The file `groups.server_group_file` describes them. What is decided is the worker's; that no two do it is seen to here.
+`groups.server_group_file` describes the files. The worker makes the decisions. This module makes sure that only one
+process coordinates a group.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import msgspec
 
 from segmentlog.errors import GroupHeld
 from segmentlog.format.file_names import GROUPS_FOLDER
-from segmentlog.groups.committed_offsets import CommittedPositions, encode
-from segmentlog.groups.group_folder import GroupFolder, encode_beat
+from segmentlog.groups.committed_offsets import CommittedOffsets, encode
+from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
 from segmentlog.groups.server_group_file import (
-    DamagedRemote,
-    RemoteGroup,
-    Worker,
-    read_remote,
+    DamagedGroupFile,
+    SavedGroup,
+    ServerWorker,
+    read_saved_group,
     worker_path,
-    write_remote,
+    write_saved_group,
 )
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
@@ -39,12 +40,12 @@ from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
 
-_LOOK_S: Final = 0.05
-"""Others who look whether a worker lives have its lock for a moment."""
+_LOCK_WAIT_S: Final = 0.05
+"""Other processes lock a worker's file for a moment to check whether the worker is alive."""
 
 
-class NewPosition(msgspec.Struct, frozen=True):
-    """A position to commit, with what Kafka's clients say of it."""
+class OffsetCommit(msgspec.Struct, frozen=True):
+    """An offset to commit, with what Kafka's clients send along."""
 
     topic: str
     topic_id: str
@@ -54,30 +55,30 @@ class NewPosition(msgspec.Struct, frozen=True):
     metadata: str = ""
 
 
-class RemoteGroups:
-    """The groups of one worker of a server. Thread-safe; get it from `Groups.remote`.
+class ServerGroups:
+    """The groups of one worker of a server. Thread-safe; get it from `Groups.server_groups`.
 
-    A group's own calls come one at a time: the worker sees to that.
+    The caller must not make two calls for the same group at the same time.
     """
 
-    def __init__(self, topics: Topics, positions: CommittedPositions, worker: int) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, worker: int) -> None:
         self._fd: int = -1
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
-        self._positions = positions
+        self._committed_offsets = committed_offsets
         self.worker = worker
         self._path = f"{topics.path}/{GROUPS_FOLDER}"
-        self._mutex = fork_safety.lock(self, "_mutex", "_forget_parent")
+        self._mutex = fork_safety.lock(self, "_mutex", "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
-        """In a forked child: the groups are the parent's."""
+    def _discard_parent_state(self) -> None:
+        """Drop the lock in a forked child: the groups belong to the parent."""
         self._fd = -1
 
     # ------------------------------------------------------------ the worker's lock
 
-    def begin(self) -> bool:
-        """Hold the groups from now on; False while another process of the same number does."""
+    def lock_worker(self) -> bool:
+        """Lock the groups of this worker; return False while another process with the same number holds the lock."""
         with self._mutex:
             if self._fd >= 0:
                 return True
@@ -87,84 +88,87 @@ class RemoteGroups:
                 store_result(
                     self, "_fd", open_lockable, self._fs, worker_path(self._path, self.worker), os.O_RDWR | os.O_CREAT
                 )
-                if not lock_within(self._fs, self._fd, _LOOK_S):
-                    self._let_go()
+                if not lock_within(self._fs, self._fd, _LOCK_WAIT_S):
+                    self._release_lock()
                     return False
-                worker = Worker(os.getpid(), socket.gethostname(), self._fs.boot_id())
-                text = [encode_beat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
+                worker = ServerWorker(os.getpid(), socket.gethostname(), self._fs.boot_id())
+                text = [encode_heartbeat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
                 write_all(self._fs, self._fd, text, 0)
                 self._fs.ftruncate(self._fd, sum(map(len, text)))
             except BaseException:
-                self._let_go()
+                self._release_lock()
                 raise
             return True
 
-    def beat(self) -> None:
-        """Say that this worker is alive."""
+    def write_heartbeat(self) -> None:
+        """Write the time into the worker's file, as a sign that the worker is alive."""
         with self._mutex:
             if self._fd >= 0:
-                self._fs.pwritev(self._fd, [encode_beat(self._clock.monotonic_ms())], 0)
+                self._fs.pwritev(self._fd, [encode_heartbeat(self._clock.monotonic_ms())], 0)
 
     def close(self) -> None:
-        """Hold them no more; what the files say stays."""
-        self.beat()
+        """Release the lock. The files of the groups stay as they are."""
+        self.write_heartbeat()
         with self._mutex:
-            self._let_go()
+            self._release_lock()
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._fd >= 0:
             close_lockable(self._fs, self._fd, self.__dict__, "_fd")
         self._fd = -1
 
     def __del__(self) -> None:
-        self._let_go()
+        self._release_lock()
 
-    # ------------------------------------------------------------ what is known of a group
+    # ------------------------------------------------------------ group files
 
     def _folder(self, group: str) -> GroupFolder:
-        return GroupFolder(self._topics, self._positions, group)
+        return GroupFolder(self._topics, self._committed_offsets, group)
 
-    def held(self) -> list[str]:
-        """Names of the groups whose files say that clients hold them."""
+    def held_groups(self) -> list[str]:
+        """Return the names of the groups whose files say that clients hold them."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in self._fs.listdir(self._path):
-                with failures_ignored(UnicodeDecodeError, DamagedRemote):
-                    remote = read_remote(self._fs, f"{self._path}/{name}")
-                    if remote is not None and remote.held:
+                with failures_ignored(UnicodeDecodeError, DamagedGroupFile):
+                    saved = read_saved_group(self._fs, f"{self._path}/{name}")
+                    if saved is not None and saved.held:
                         found.append(read_file(self._fs, f"{self._path}/{name}/lock").decode())
         return found
 
-    def load(self, group: str) -> RemoteGroup:
-        """What was saved last. A file that is damaged says nothing but that the generation has to be a new one.
+    def load(self, group: str) -> SavedGroup:
+        """Return the group as it was saved last. If its file is damaged, return an empty group with a new generation.
 
-        One that another worker wrote, when there were more or fewer of them, is this worker's from now on.
+        A group that another worker has saved, when there were more workers or fewer, is saved again under this worker.
         """
         folder = self._folder(group)
         try:
-            remote = read_remote(self._fs, folder.path)
-        except DamagedRemote as error:
+            saved = read_saved_group(self._fs, folder.path)
+        except DamagedGroupFile as error:
             logger.warning(
-                "group %s: %s/remote is damaged (%s): its members have to join again; positions are not concerned",
-                group, folder.path, error,
-            )  # fmt: skip
+                "group %s: %s/remote is damaged (%s): its members must join again; committed offsets are intact",
+                group,
+                folder.path,
+                error,
+            )
             with folder.locked():
-                # One more than any trace is left of: there may have been one that nobody committed in.
-                self.save(group, RemoteGroup(generation=folder.last_generation() + 1))
-            remote = read_remote(self._fs, folder.path)
-        if remote is not None and remote.held:
-            # A member of the library may have found that the former worker is gone for long enough, and be about to
-            # write that it is held no more: under this lock, where it finds this worker alive, or has been before it.
+                # One more than the highest known generation: there may have been one in which no member committed.
+                self.save(group, SavedGroup(generation=folder.last_generation() + 1))
+            saved = read_saved_group(self._fs, folder.path)
+        if saved is not None and saved.held:
+            # Under the lock: a member of the library may have found that the former worker is gone, and be about to
+            # write that the group is no longer held. With the lock, it either sees this worker alive, or has written
+            # before.
             with folder.locked():
-                remote = read_remote(self._fs, folder.path)
-                if remote is not None and remote.held and remote.worker != self.worker:
-                    self.save(group, remote)
-        return RemoteGroup() if remote is None else remote
+                saved = read_saved_group(self._fs, folder.path)
+                if saved is not None and saved.held and saved.worker != self.worker:
+                    self.save(group, saved)
+        return SavedGroup() if saved is None else saved
 
-    def claim(self, group: str, remote: RemoteGroup) -> int:
-        """Hold a group that has no members, so that clients may join it: the generation that it had last.
+    def claim(self, group: str, saved: SavedGroup) -> int:
+        """Hold a group without members, so that clients may join it. Return its last generation.
 
-        Raises `GroupHeld` when members of the library are at work.
+        Raises `GroupHeld` if members of the library are alive.
         """
         folder = self._folder(group)
         with folder.locked():
@@ -174,38 +178,39 @@ class RemoteGroups:
                 what = "member" if len(live) == 1 else "members"
                 which = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))} on {hosts}"
                 raise GroupHeld(group, len(live), f"{len(live)} {what} of the library ({which})")
-            if folder.remote_version() is None:
-                # The first time: the names of the folders are to last as long as what is in them.
+            if folder.saved_group_version() is None:
+                # First use: the folders must be as durable as the file.
                 self._fs.sync_folder(self._path)
                 self._fs.sync_folder(self._topics.path)
-            generation = max(remote.generation, folder.last_generation())
-            self.save(group, msgspec.structs.replace(remote, held=True, generation=generation))
+            generation = max(saved.generation, folder.last_generation())
+            self.save(group, msgspec.structs.replace(saved, held=True, generation=generation))
             return generation
 
-    def save(self, group: str, remote: RemoteGroup) -> None:
-        """Write down what members are about to be told: durable when it returns.
+    def save(self, group: str, saved: SavedGroup) -> None:
+        """Save a group durably, before its members are answered.
 
-        Raises DiskFull, OSError, `DiskFailed`: then `load` says what is there.
+        Raises DiskFull, OSError, `DiskFailed`: then call `load` to learn what the file contains.
         """
         stamped = msgspec.structs.replace(
-            remote, worker=self.worker, alive_ms=self._clock.monotonic_ms(), boot_id=self._fs.boot_id()
+            saved, worker=self.worker, alive_ms=self._clock.monotonic_ms(), boot_id=self._fs.boot_id()
         )
-        write_remote(self._fs, self._folder(group).path, stamped)
+        write_saved_group(self._fs, self._folder(group).path, stamped)
 
-    # ------------------------------------------------------------ positions
+    # ------------------------------------------------------------ committed offsets
 
-    def commit(
+    def commit_offsets(
         self,
         group: str,
-        positions: Sequence[NewPosition],
+        positions: Sequence[OffsetCommit],
         generation: int,
         member: str,
         stamp: ProducerStamp | None = None,
     ) -> tuple[Partition, int, int]:
-        """Append positions of a group that the caller holds: where they are, to be synced.
+        """Append offsets of a group that the caller holds. Return the log, the first offset, and the offset after the
+        last.
 
-        (Log, first offset, offset behind the last one.) With a ``stamp`` they are part of a transaction. Raises
-        `InvalidConfig` for what is no position.
+        The caller must sync them. With a ``stamp`` they are part of its transaction. Raises `InvalidConfig` for an
+        invalid offset.
         """
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
@@ -218,19 +223,22 @@ class RemoteGroups:
             )  # fmt: skip
             keys += some[0]
             values += some[1]
-        log = self._positions.make_log()
-        end_offset = self._positions.append(keys, values, stamp)
+        log = self._committed_offsets.open_or_create_log()
+        end_offset = self._committed_offsets.append(keys, values, stamp)
         return log, end_offset - len(keys), end_offset
 
-    def commit_alone(
-        self, group: str, positions: Sequence[NewPosition], stamp: ProducerStamp | None = None
+    def commit_without_members(
+        self, group: str, positions: Sequence[OffsetCommit], stamp: ProducerStamp | None = None
     ) -> tuple[Partition, int, int]:
-        """The same for who is no member, of a group that has none. Raises `GroupHeld`."""
+        """Append offsets as `commit_offsets` does, of a client that is not a member, in a group without members.
+
+        Raises `GroupHeld` if the group has members of the library.
+        """
         folder = self._folder(group)
         with folder.locked(exclusive=False):
             if live := folder.live_members():
                 raise GroupHeld(group, len(live), f"{len(live)} members of the library")
-            return self.commit(group, positions, -1, "", stamp)
+            return self.commit_offsets(group, positions, -1, "", stamp)
 
 
 def _constant(topic_id: str) -> Callable[[TopicPartition], str]:

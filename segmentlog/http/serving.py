@@ -38,6 +38,8 @@ logger = logging.getLogger("segmentlog.http")
 
 FINISH_S: Final = 5
 """Time in seconds that a closing server waits for running requests."""
+_SAMPLE_S: Final = 5.0
+"""Interval at which the server samples records/s of all topics while the console is in use."""
 _REMEDIES: Final = {"HTTP_REQUEST": "the client speaks HTTP without TLS. Use https:// in its URL"}
 """Remedies for failed TLS handshakes, instead of those for Kafka clients."""
 _ACCEPTED_AT_ONCE: Final = 8
@@ -116,10 +118,17 @@ class HttpServer:
             self._server.is_up.set()
 
     async def _serve(self) -> None:
-        """Run the server, and meanwhile read the first overview of the store, so that the first page need not wait."""
-        first_overview = asyncio.create_task(asyncio.to_thread(self.console.refresh_overview))
+        refreshing = asyncio.create_task(self._refresh_overviews())
         await self._server.serve(sockets=[self._socket])
-        await first_overview
+        refreshing.cancel()
+
+    async def _refresh_overviews(self) -> None:
+        """Read the first overview, so that the first page need not wait; then sample rates while pages are in use."""
+        await asyncio.to_thread(self.console.refresh_overview)
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            if self.console.overviews.is_in_use:
+                await asyncio.to_thread(self.console.refresh_overview)
 
     def _close_in_child(self) -> None:
         """Close the inherited sockets in a forked child: no thread serves them there, and they would keep ports

@@ -1,1 +1,1 @@
-"""Looking at a store that may be broken, without mending it: verify, dump, scrub."""
+"""Inspect a store that may be damaged, without changing it: verify, dump, scrub."""

@@ -265,7 +265,7 @@ def _snapshot_lines(data: bytes) -> Iterator[Line]:
     try:
         entries = decode_snapshot(data)
     except MalformedProducerFile as error:
-        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; not believed"
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; it is ignored"
         return
     yield from _entry_lines(entries)
 
@@ -274,7 +274,7 @@ def _end_snapshot_lines(data: bytes) -> Iterator[Line]:
     try:
         left = decode_end(data)
     except MalformedProducerFile as error:
-        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; not believed"
+        yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; it is ignored"
         return
     document = {"type": "end", "epoch": left.epoch, "base_offset": left.base_offset, "position": left.position}
     yield document, f"up to byte {left.position} of the segment {left.base_offset}, in epoch {left.epoch}"

@@ -58,5 +58,5 @@ class Tally:
         return self.partitions, self.segments, self.batches, self.records, self.size_bytes
 
     def reset(self, counts: tuple[int, int, int, int, int]) -> None:
-        """Go back to earlier counts, because the data counted since is checked again."""
+        """Reset to earlier counts, because the data counted since is checked again."""
         self.partitions, self.segments, self.batches, self.records, self.size_bytes = counts

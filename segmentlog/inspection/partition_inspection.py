@@ -220,7 +220,7 @@ class _PartitionInspector:
         for position, size, why in found.checkpoint.bad_slots:
             # A power cut may leave a half-written slot, next to a valid slot of a log that was in use.
             torn = not found.live and checkpoint is not None and not checkpoint.clean
-            what = f"no valid slot ({why})" + ("; damaged, or cut short by a crash" if torn else "")
+            what = f"no valid slot ({why})" + ("; damaged, or truncated by a crash" if torn else "")
             found.add("warning" if torn else "damage", path, what, position, size)
         for position, size in found.checkpoint.stray:
             found.add("warning", path, "bytes that should be zero are not; they are never read", position, size)

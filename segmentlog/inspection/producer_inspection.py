@@ -1,9 +1,10 @@
 """Inspect what a log records of its producers, and the files that repeat it.
 
-The batches of each producer are checked in order of their offsets: against each other, the aborts in ``.txnindex``, the
-entries of ``.snapshot`` and the last stable offset of the state page. A snapshot may know more than the log: batches
-removed by retention, compaction, a repair or a crash, all below `_intact_from`. It never knows less, except of
-producers whose id no name owns: a log forgets those after a while.
+The batches of each producer are checked in order of their offsets. They are compared with each other, with the aborts
+in ``.txnindex``, the entries of ``.snapshot`` and the last stable offset of the state page.
+
+A snapshot may know more than the log: batches removed by retention, compaction, a repair or a crash, all below
+`_intact_from`. It never knows less, except of producers whose id no name owns: a log forgets those after a while.
 """
 
 from __future__ import annotations
@@ -332,5 +333,7 @@ class ProducerInspector:
             what = f"last stable offset {stated}, but a transaction that began at {stable_offset} is not decided"
             found.add("damage", path, what, base_offset=stable_offset, end_offset=stated)
         else:
-            what = f"last stable offset {stated}, but everything below {stable_offset} is decided: readers wait in vain"
+            what = (
+                f"last stable offset {stated}, but everything below {stable_offset} is decided: readers wait needlessly"
+            )
             found.add("warning", path, what)

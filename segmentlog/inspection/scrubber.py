@@ -5,8 +5,10 @@
 One pass checks every checksum in every sealed segment of the store; then the next pass begins. The scrubber reads the
 files with `pread`. It opens no partition, maps and locks nothing, and lets the kernel drop what it has read. So a pass
 over a large store does not evict what other processes read. (Pages that a process has mapped stay, and are checked as
-they are in memory.) If a segment has a damaged header, the rest of the segment is read into memory first, at the same
-speed: only the following bytes tell where that batch ends, see `segmentlog.format.scan`.
+they are in memory.)
+
+If a segment has a damaged header, the rest of the segment is read into memory first, at the same speed. Only the
+following bytes show where that batch ends, see `segmentlog.format.scan`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem, Ranges, opened
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.storage.segment_index import load_known_batches
-from segmentlog.storage.segment_stub import is_remote
+from segmentlog.storage.segment_stub import is_evicted_or_replaced
 
 _CHUNK = 1 << 20
 _SECTOR = 4096
@@ -251,7 +251,7 @@ def read_segment(
             found = fs.fstat(fd)
             size, data, bad_sectors = _read_file(fs, fd, found.st_size, end_position)
         # It may have become a stub (a hole) after the check above.
-        if any(data[:PROBE_BYTES]) or not data or not is_remote(fs, path, found):
+        if any(data[:PROBE_BYTES]) or not data or not is_evicted_or_replaced(fs, path, found):
             return size, data, bad_sectors
 
 

@@ -223,7 +223,7 @@ class LogInspector:
                 what = f"{tail_from - segment.size_bytes} bytes below the recovery point are missing"
                 self._hole(segment.path, segment.size_bytes, segment.end_offset, checkpoint.recovery_offset, what)
             elif not segment.is_boundary(tail_from):
-                what = f"the recovery point, byte {tail_from}, lies inside a batch"
+                what = f"the recovery point, byte {tail_from}, is inside a batch"
                 found.add("damage", f"{self._folder}/{CHECKPOINT_FILE}", what)
         if end_position is not None and segment.size_bytes < end_position:
             what = f"{end_position - segment.size_bytes} bytes before the end of the log are missing"

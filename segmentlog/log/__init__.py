@@ -1,1 +1,1 @@
-"""One partition: appending, reading, recovering and compacting its segments."""
+"""One partition: append, read, recover, compact and repair its segments."""

@@ -40,7 +40,7 @@ class Handle:
     Lock order: `append_mutex`, the append lock (flock on ``lock``), `sync_mutex`, the sync lock (flock on ``state``),
     `_open_mutex` (to reopen files that were closed while idle). The mutexes keep out threads of this process, the
     flocks keep out other processes. The kernel releases the flocks of a process that dies. `folder_locked` has no place
-    in that order: it is a shared lock, and a process that waits for it exclusively holds no other lock.
+    in that order: it is a shared lock, and a process that holds it exclusively waits for no other lock.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Handle:
         try:
             if not sys.is_finalizing():
                 self.close_if_idle()
-        except Exception as error:  # a half-built handle, or a file system without locks: there is no caller to notify
+        # a half-built handle, or a file system that cannot lock: no caller would get the error
+        except Exception as error:
             if is_interrupt(error):
                 raise  # Python prints it
 
@@ -146,7 +147,7 @@ class Handle:
             for fd in opened:
                 close_lockable(self.fs, fd)
             if isinstance(error, FileNotFoundError):
-                raise UnknownTopic(self.topic, f"partition {self.partition} has no folder any more") from None
+                raise UnknownTopic(self.topic, f"the folder of partition {self.partition} was deleted") from None
             raise
         # Set both at once, and last: another thread may read them without `_open_mutex`.
         self.lock_fd, self.state_fd = opened
@@ -323,7 +324,7 @@ class Handle:
         moved = self.page.moved
         if moved == self._moved:
             return False
-        # A changed word is no proof: the topic may have got this very name just now, or may have been upgraded.
+        # A changed word does not prove it: the topic may have got this very name just now, or may have been upgraded.
         try:
             self._load_config()
         except UnknownTopic:

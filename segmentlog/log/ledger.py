@@ -304,7 +304,7 @@ class Ledger:
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
             self._file.write(checkpoint)
-        except DiskFailed:  # the content of the slot is unknown now, and another fsync would not tell
+        except DiskFailed:  # the content of the slot is unknown now, and another fsync would not show it
             self.mark_failed()
             raise
 

@@ -23,7 +23,7 @@ from segmentlog.format.wire import Buffer
 from segmentlog.log.append.append_pipeline import Ack as Ack
 from segmentlog.log.append.append_pipeline import AppendPipeline
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import RecordColumns, check_columns
+from segmentlog.log.append.batch_encoding import CheckedColumns, check_columns
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wait_shipped import wait_shipped
 from segmentlog.log.append.wire_append import WireAppended, append_wire
@@ -160,12 +160,12 @@ class Partition(PartitionMaintenance):
 
     def append_columns(
         self,
-        columns: RecordColumns,
+        columns: CheckedColumns,
         ack: Ack | None = None,
         create_ms: int | None = None,
         stamp: ProducerStamp | None = None,
     ) -> int:
-        """Append lists whose items and timestamps the caller has checked.
+        """Append lists whose items and timestamps the caller has checked, as `append` does.
 
         Records without a timestamp get ``create_ms``, or the current time.
         """
@@ -178,7 +178,7 @@ class Partition(PartitionMaintenance):
     ) -> int:
         """Append batches that were encoded under this topic's settings. Return the offset of the first record.
 
-        As with `append`, all are appended or none. With ``producer`` they get that producer's numbers, counted on from
+        As with `append`, all are appended or none. With ``producer`` the sequence of that producer continues from
         batch to batch. The call consumes the batches: do not use them again.
         """
         self._check_appendable()
@@ -197,7 +197,7 @@ class Partition(PartitionMaintenance):
         recompressed. ``data`` is the whole batch. It is neither copied nor changed, and must not change until this call
         returns. The producer's numbers count: a batch that the producer has appended before is not appended again.
         Before anything is stored, the function that readers use decompresses and checks the records. A wrong largest
-        timestamp in the header is corrected. ``unpacking`` is a context entered while a batch that is not small is
+        timestamp in the header is corrected. ``unpacking`` is a context, entered while a batch that is not small is
         decompressed, checked and compressed; a server uses it to limit how many batches are checked at the same time.
 
         With ``sync=False`` the call does not wait for the disk and wakes no follower, and the result says whether the
@@ -418,7 +418,7 @@ class Partition(PartitionMaintenance):
     def local_log_start_offset(self) -> int:
         """From this offset on the whole log is on the local disk; earlier segments may be only in the object store.
 
-        The same as the log start offset unless the topic has `remote.storage.enable`.
+        It equals the log start offset unless the topic has `remote.storage.enable`.
         """
         return self._open_segments.local_start()
 

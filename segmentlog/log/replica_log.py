@@ -1,10 +1,10 @@
-"""A log whose records come from elsewhere: the same bytes at the same offsets, shown once they are here.
+"""A local copy of a partition that another machine appends to: the same bytes at the same offsets.
 
-Nobody appends to it. One process brings what is new and says so on the state page; any number of others read it, as
-they read a log that somebody appends to.
+One process downloads new data and then publishes it on the state page. Any number of processes read the copy, as they
+read a log that another process appends to.
 
-    bring bytes behind the end -> checkpoint -> state page      what goes on
-    bring files beside -> put them in place -> the same         what was compacted, cut, or begun in another epoch
+    download bytes after the end -> checkpoint -> state page        the log was extended
+    download files beside the old ones -> rename them -> the same   the log was compacted or truncated; a new epoch
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from segmentlog.storage.state_page import LogState, StateDamaged, StatePage
 from segmentlog.storage.state_page_check import distrust_reason
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What readers are to see: offsets, and the size of the active segment in bytes."""
+class PublishedState(msgspec.Struct, frozen=True):
+    """The state that readers see: offsets, the checkpoint, and the size of the active segment in bytes."""
 
     log_start_offset: int
     end_offset: int
@@ -34,8 +34,8 @@ class Shown(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
 
 
-class MirroredLog:
-    """One partition of a mirrored store. Not thread-safe; one process at a time has it."""
+class ReplicaLog:
+    """One partition of a replica. Not thread-safe; one process at a time opens it."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -46,11 +46,11 @@ class MirroredLog:
 
     @property
     def folder(self) -> str:
-        """Where its files lie."""
+        """The partition's folder."""
         return self._handle.folder
 
     def open(self) -> None:
-        """Open its files, and go on with the page that an earlier process left, if it can be believed."""
+        """Open the files, and continue from the state page of an earlier process if it can be trusted."""
         handle = self._handle
         handle.open_files()
         handle.is_opening = False
@@ -61,85 +61,86 @@ class MirroredLog:
         if distrust_reason(handle.fs, handle.folder, page, handle.state_fd) is None:
             handle.adopt(page)
             self._page = page
-        handle.close_files()  # ten thousand of them would take as many descriptors
+        handle.close_files()  # otherwise a replica with ten thousand partitions would need as many descriptors
 
-    def show_nothing(self) -> None:
-        """Have readers who come before anything was brought see an empty log: they go on with what is shown then."""
+    def publish_empty(self) -> None:
+        """Publish an empty log, if no state was published, for readers that come before the first download."""
         if self._page is None:
-            self.show(Shown(0, 0, 0, 0, 0, Checkpoint(clean=False)))
+            self.publish(PublishedState(0, 0, 0, 0, 0, Checkpoint(clean=False)))
 
     @contextlib.contextmanager
     def extending(self) -> Iterator[None]:
-        """Within, bytes behind the end may be such that nobody has shown yet."""
+        """Mark the log so that bytes after its end may be unpublished, while they are downloaded."""
         self._handle.ledger.start_append()
         yield
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
-        """Within, files take the place of others. A reader that is surprised by one looks again for a moment."""
+        """Mark the log so that readers which find an unexpected file read the state again, while files are replaced."""
         self._handle.ledger.start_replacing()
         yield
 
-    def show(self, shown: Shown, *, is_replaced: bool = False) -> None:
-        """Have readers see the log so. ``is_replaced``: files are others than those that they know, or are gone."""
+    def publish(self, state: PublishedState, *, is_replaced: bool = False) -> None:
+        """Let readers see ``state``. With ``is_replaced`` they drop their mappings: files were replaced or deleted."""
         handle, ledger = self._handle, self._handle.ledger
-        create_segment(handle.fs, handle.folder, shown.active_base)
+        create_segment(handle.fs, handle.folder, state.active_base)
         if is_replaced:
             self._generation += 1
         before = self._page.log.read() if self._page is not None else None
-        self._appended_bytes += max(shown.end_offset - before.log_end_offset, 0) if before is not None else 0
+        self._appended_bytes += max(state.end_offset - before.log_end_offset, 0) if before is not None else 0
         log = LogState(
-            log_start_offset=shown.log_start_offset,
-            log_end_offset=shown.end_offset,
-            last_stable_offset=shown.stable_offset,
-            active_base_offset=shown.active_base,
-            end_position=shown.end_position,
-            epoch=shown.checkpoint.epoch,
+            log_start_offset=state.log_start_offset,
+            log_end_offset=state.end_offset,
+            last_stable_offset=state.stable_offset,
+            active_base_offset=state.active_base,
+            end_position=state.end_position,
+            epoch=state.checkpoint.epoch,
             generation=self._generation,
             appended_bytes=self._appended_bytes,
             first_append_ms=0,
-            offset_ceiling=shown.checkpoint.offset_ceiling,
+            offset_ceiling=state.checkpoint.offset_ceiling,
         )
-        if shown.checkpoint != self._checkpoint:
-            if before is not None and before.epoch != log.epoch:  # until the page says the same, it is not doubted
+        if state.checkpoint != self._checkpoint:
+            # Page and checkpoint differ until the page is written. The mark prevents distrust of the page meanwhile.
+            if before is not None and before.epoch != log.epoch:
                 ledger.start_replacing()
-            ledger.replace_checkpoint(shown.checkpoint)
-            self._checkpoint = shown.checkpoint
+            ledger.replace_checkpoint(state.checkpoint)
+            self._checkpoint = state.checkpoint
         if self._page is None:
             handle.ensure_open()
             page = map_page(handle)
-            ledger.initialise_page(page, log, has_producers=shown.checkpoint.has_producers, fd=handle.state_fd)
+            ledger.initialise_page(page, log, has_producers=state.checkpoint.has_producers, fd=handle.state_fd)
             handle.adopt(page)
             handle.close_files()
             self._page = page
         else:
             page = self._page
-            if shown.checkpoint.has_producers:
-                ledger.mark_producers()  # what was brought may be of one, or tell of an abort
+            if state.checkpoint.has_producers:
+                ledger.mark_producers()  # the new data may contain a producer's batches, or an abort marker
             ledger.publish(log)
             ledger.record_sync(log, page.sync.read())
-        ledger.record_shipped(shown.end_offset)
+        ledger.record_shipped(state.end_offset)
 
     def count_generation(self) -> None:
-        """A file is another one now, with the same bytes."""
+        """Tell readers that a file was replaced by one with the same bytes."""
         self._generation += 1
         self._handle.ledger.count_generation()
 
-    def remove_others(self, kept: Iterable[int]) -> None:
-        """Delete the files of all segments but these: those below the log start, or that were compacted away."""
-        wanted = set(kept)
-        gone = [base for base in list_segments(self._handle.fs, self._handle.folder) if base not in wanted]
-        for base in gone:
+    def remove_other_segments(self, kept: Iterable[int]) -> None:
+        """Delete the files of all segments except those with base offsets ``kept``."""
+        remaining = set(kept)
+        removed = [base for base in list_segments(self._handle.fs, self._handle.folder) if base not in remaining]
+        for base in removed:
             remove_segment(self._handle, base)
-        if gone:  # once more: who listed the folder before keeps that list for a generation
+        if removed:  # again: a reader that listed the folder before the deletion keeps its list for a generation
             self.count_generation()
 
-    def tell_altered(self) -> None:
-        """The topic's settings are others: who has it open reads them anew."""
+    def notify_config_change(self) -> None:
+        """Tell readers to read the topic's configuration again."""
         self._handle.ledger.count_config_change()
 
     def close(self, *, moved: bool = False) -> None:
-        """``moved``: its topic is deleted or gets another name, and whoever has it open is told."""
+        """Close the files. With ``moved``, tell readers that the topic was deleted or renamed."""
         if moved:
             self._handle.ledger.count_move()
         self._handle.close_files()

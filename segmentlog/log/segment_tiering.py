@@ -1,7 +1,7 @@
-"""A segment of an open log leaves this machine, or comes back to it: by `storage.segment_stub`, under the append lock.
+"""Evict a segment of an open log to the object store, or recall it, with the stub files of `storage.segment_stub`.
 
-That lock is held by whoever replaces segments, and only while names change: the object store is never waited for
-under it. Readers are told by a new generation, and give back what they have mapped of the old file.
+The append lock protects against other replacements of the segment. It is held only while files are renamed, never while
+the object store is accessed. A new generation tells readers to drop their mapping of the old file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.segment_stub import prepared_hole, prepared_log, read_stub, remove_stub, stub_path, write_stub
 
 _TRIES: Final = 3
-"""Meanwhile somebody else may have replaced the segment, or made its stub anew: for moments."""
+"""Attempts to recall a segment. Between them, another process may have replaced the segment or its stub."""
 
 
 def is_remote(handle: Handle, base: int) -> bool:
-    """Whether the bytes of a segment lie in an object store alone; also where its stub is damaged."""
+    """Return whether the object store has the only copy of a segment; also True if its stub is damaged."""
     try:
         with handle.folder_locked():
             return read_stub(handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX) is not None
@@ -33,22 +33,22 @@ def is_remote(handle: Handle, base: int) -> bool:
         return True
 
 
-def evict(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:
-    """Have a sealed segment lie in the object store alone; False, with nothing changed, if it is another file by now.
+def evict_segment(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:
+    """Remove the local bytes of a sealed, uploaded segment. Return False, and change nothing, if its file was replaced.
 
-    ``stamp`` is that of the file whose bytes the stub tells of. Only below the checkpoint's recovery segment: a
-    recovery reads what lies above. Raises `DiskFull`, `StoreFenced`, OSError.
+    ``stamp`` identifies the uploaded file. The segment must be below the recovery segment of the checkpoint, because a
+    recovery reads the segments from there on. Raise `DiskFull`, `StoreFenced`, OSError.
     """
     fs, path = handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX
     with handle.translating_errors("nothing was changed"), handle.folder_locked():
-        if not _is(handle, path, stamp):
+        if not _has_stamp(handle, path, stamp):
             return False
         write_stub(fs, path, stub)
         done = False
         with prepared_hole(fs, path, stub.size_bytes, stamp[2]) as hole, handle.append_locked():
             handle.check_appendable()
             is_settled = not handle.page.writing and base < handle.ledger.last_checkpoint().recovery_segment
-            if is_settled and _is(handle, path, stamp) and _stands(handle, path, stub):
+            if is_settled and _has_stamp(handle, path, stamp) and _is_stub_unchanged(handle, path, stub):
                 fs.replace(hole, path)
                 handle.ledger.count_generation()
                 done = True
@@ -59,10 +59,10 @@ def evict(handle: Handle, base: int, stamp: Stamp, stub: Stub) -> bool:
     return done
 
 
-def bring_back(handle: Handle, base: int) -> bool:
-    """Have the bytes of a segment here again; False if they are, or if it is gone. Durable when it returns.
+def recall_segment(handle: Handle, base: int) -> bool:
+    """Download an evicted segment durably. Return False if it is local or deleted.
 
-    Raises `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError.
+    Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError.
     """
     fs, path = handle.fs, segment_stem(handle.folder, base) + LOG_SUFFIX
     with handle.translating_errors("nothing was changed"):
@@ -74,7 +74,7 @@ def bring_back(handle: Handle, base: int) -> bool:
         if found is None or ranges is None:
             return False
         stub, done = found[0], False
-        ranges.need(0, stub.size_bytes)  # that may take long: nobody who would rename the topic waits for it
+        ranges.need(0, stub.size_bytes)  # slow, so without the folder lock: a rename of the topic need not wait
         with handle.folder_locked():
             modified_ns = fs.stat(path).st_mtime_ns
             with prepared_log(fs, path, stub, ranges, modified_ns) as log, handle.append_locked():
@@ -85,16 +85,16 @@ def bring_back(handle: Handle, base: int) -> bool:
             if done:
                 fs.sync_folder(handle.folder)
                 with handle.append_locked():
-                    if _read_stub(handle, path) is None:  # it has not left again since: then it is that one's
+                    if _read_stub(handle, path) is None:  # otherwise it was evicted again, and needs its stub
                         remove_stub(fs, path)
     return done
 
 
-def insist(handle: Handle, base: int) -> None:
-    """Have the bytes of a segment here, or have it gone, when this returns. Raises as `bring_back`."""
+def recall_or_raise(handle: Handle, base: int) -> None:
+    """Return when a segment is local or deleted; otherwise raise `ObjectStoreError`. Raise as `recall_segment` does."""
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # of a file that was replaced while it came
-            if bring_back(handle, base):
+        with contextlib.suppress(FileNotFoundError):  # the file was replaced during the download
+            if recall_segment(handle, base):
                 return
         if not is_remote(handle, base):
             return
@@ -102,19 +102,19 @@ def insist(handle: Handle, base: int) -> None:
     found = _read_stub(handle, path)
     if found is not None:
         raise ObjectStoreError(
-            found[0].url, found[0].key, f"{path} lies there alone still, and did not come; try again"
+            found[0].url, found[0].key, f"{path} could not be recalled: it changed {_TRIES} times meanwhile; try again"
         )
 
 
 def _read_stub(handle: Handle, path: str) -> tuple[Stub, int] | None:
-    """`read_stub`; None for a log that is gone."""
+    """Return the stub as `segment_stub.read_stub` does; None also for a deleted log."""
     with contextlib.suppress(FileNotFoundError):
         return read_stub(handle.fs, path)
     return None
 
 
-def _is(handle: Handle, path: str, stamp: Stamp) -> bool:
-    """Whether a file is the one with that stamp still."""
+def _has_stamp(handle: Handle, path: str, stamp: Stamp) -> bool:
+    """Return whether the file at ``path`` is still the one with this stamp."""
     try:
         found = handle.fs.stat(path)
     except FileNotFoundError:
@@ -122,8 +122,8 @@ def _is(handle: Handle, path: str, stamp: Stamp) -> bool:
     return (found.st_ino, found.st_size, found.st_mtime_ns) == stamp
 
 
-def _stands(handle: Handle, path: str, stub: Stub) -> bool:
-    """Whether the stub lies there as it was written: a compaction that replaced the log has removed it."""
+def _is_stub_unchanged(handle: Handle, path: str, stub: Stub) -> bool:
+    """Return whether the stub file is still as written: a compaction that replaced the log has removed it."""
     with contextlib.suppress(FileNotFoundError):
         return read_file(handle.fs, stub_path(path)) == encode_stub(stub)
     return False

@@ -114,7 +114,7 @@ def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, 
 
 def epoch_at(epochs: Iterable[EpochStart], offset: int) -> int:
     """Return the epoch of an offset, given the starts of all epochs."""
-    return max(one.epoch for one in epochs if one.start_offset <= offset)
+    return max(start.epoch for start in epochs if start.start_offset <= offset)
 
 
 def count_lost_offsets(fs: FileSystem, folder: str, log: LogState) -> int:

@@ -10,7 +10,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.log_recovery import recover
 from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.segment_removal import retire_segment
-from segmentlog.log.segment_tiering import insist, is_remote
+from segmentlog.log.segment_tiering import is_remote, recall_or_raise
 from segmentlog.log.swap import finish_swaps
 from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.records import LostRange
@@ -66,4 +66,4 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
                 handle.close_segments()
                 return lost
         # Recovery reads the segment, and appends may go into it. Download it without the locks: it may take long.
-        insist(handle, base)
+        recall_or_raise(handle, base)

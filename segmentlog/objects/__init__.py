@@ -1,1 +1,1 @@
-"""Object stores: shipping a store there, restoring it, taking it over."""
+"""Object stores: upload a store continuously, restore it, read it from there, take it over."""

@@ -1,11 +1,11 @@
-"""Which segments leave this machine for the object store alone: sizes and times in, segments out.
+"""Decide which segments are evicted from the local disk. Pure: sizes and times in, segments out.
 
-    local.retention.ms     the segment's newest record is so old
-    local.retention.bytes  without the segment there still lie so many bytes here
+    local.retention.ms     evict a segment when its newest record is older than this
+    local.retention.bytes  evict a segment if at least this many bytes stay local without it
 
-Segments leave from the oldest on, and the first that stays keeps all behind it, as in Kafka. One that lies there alone
-already is passed over, and so none of its bytes count. One that has not been shipped as it is now stays, whatever its
-age, and all behind it.
+The oldest segments are evicted first. The first segment that stays keeps all later ones, as in Kafka. Evicted segments
+are skipped and do not count as local bytes. A segment whose current content is not uploaded stays, whatever its age,
+and keeps all later ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from segmentlog.config import TopicConfig
 from segmentlog.quantities import UNLIMITED
 
 
-class Sealed(NamedTuple):
-    """A sealed segment as tiering looks at it.
+class EvictionCandidate(NamedTuple):
+    """A sealed segment as the eviction policy sees it.
 
-    ``newest_ms`` as `retention.Candidate`; ``is_shipped``: the object store has it, byte for byte.
+    ``newest_ms`` is as in `retention.Candidate`; ``is_shipped`` means that the object store has exactly its bytes.
     """
 
     base_offset: int
@@ -31,14 +31,14 @@ class Sealed(NamedTuple):
 
 
 def is_tiered(config: TopicConfig) -> bool:
-    """Whether any segment may ever leave."""
+    """Return whether the topic's configuration can ever cause an eviction."""
     return config.remote_storage_enable and not config.kept_here_ms == config.kept_here_bytes == UNLIMITED
 
 
 def evictable_segments(
-    config: TopicConfig, sealed: Sequence[Sealed], active_bytes: int, now_ms: int
-) -> Iterator[Sealed]:
-    """The segments that leave, oldest first; ``active_bytes`` is the size of the one that takes appends."""
+    config: TopicConfig, sealed: Sequence[EvictionCandidate], active_bytes: int, now_ms: int
+) -> Iterator[EvictionCandidate]:
+    """Yield the segments to evict, oldest first. ``active_bytes`` is the size of the active segment."""
     if not is_tiered(config):
         return
     left_bytes = active_bytes + sum(segment.size_bytes for segment in sealed if not segment.is_remote)

@@ -21,7 +21,7 @@ from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.interrupt_safe import InterruptSafeCondition
 from segmentlog.topics.background_threads import Worker
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +50,7 @@ class Pump:
     """Takes a producer's records in chunks, one a topic, and sends them. Thread-safe; one lock a topic for sending."""
 
     def __init__(
-        self, topics: Topics, identity: Identity | None, options: ProducerOptions, *, background: bool
+        self, topics: Topics, identity: ProducerIdentity | None, options: ProducerOptions, *, background: bool
     ) -> None:
         self.is_closed = False
         """Takes no more records; what it has may still be sent."""
@@ -278,7 +278,7 @@ class Pump:
                     if self.failure is None:
                         self.failure = error
                     if self._identity is not None:
-                        self._identity.note_failure(error)
+                        self._identity.fail_transaction(error)
 
     def _withhold_later(self, chunk: Chunk, error: Exception) -> None:
         """Withhold what was sent after a chunk that failed from the partitions that the chunk is missing in.

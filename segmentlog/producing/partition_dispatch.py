@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from segmentlog.errors import SegmentlogError, UnknownTopic
-from segmentlog.log.append.batch_encoding import RecordColumns
+from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Rows, error_of_rows, ranks_of, rows_by_partition
 from segmentlog.producing.delivery import EVERY_PARTITION, Chunk
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
@@ -27,7 +27,7 @@ class Spreader:
     """Spreads chunks over the partitions of their topics: for one thread a topic at a time."""
 
     def __init__(
-        self, topics: Topics, identity: Identity | None, partitioner: Partitioner | None, ack: Ack | None
+        self, topics: Topics, identity: ProducerIdentity | None, partitioner: Partitioner | None, ack: Ack | None
     ) -> None:
         self.topics: dict[str, Topic] = {}
         """Those that records were sent to, by name."""
@@ -121,7 +121,7 @@ class Spreader:
             keys = list(map(keys.__getitem__, numbers)) if keys else keys
             timestamps = None if timestamps is None else timestamps[rows]
             headers = None if headers is None else list(map(headers.__getitem__, numbers))
-        columns = RecordColumns(values, keys or None, timestamps, headers)
+        columns = CheckedColumns(values, keys or None, timestamps, headers)
         if self._identity is not None:
             return self._identity.append(log, columns, self._ack, chunk.begun_ms)
         return log.append_columns(columns, self._ack, chunk.begun_ms)

@@ -30,7 +30,7 @@ from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.file_names import OFFSETS_TOPIC, check_topic_name
 from segmentlog.log.append.batch_encoding import (
-    RecordColumns,
+    CheckedColumns,
     check_columns,
     check_items,
     check_size,
@@ -45,7 +45,7 @@ from segmentlog.records import K, V
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_identity import Identity
+from segmentlog.transactions.producer_identity import ProducerIdentity
 from segmentlog.transactions.transaction_coordinator import Transactions
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Producer(Generic[K, V]):
         self._ack = options.ack
         self._identity = None
         if options.enable_idempotence:
-            self._identity = Identity(topics, transactions, options.name, options.transaction_timeout_ms)
+            self._identity = ProducerIdentity(topics, transactions, options.name, options.transaction_timeout_ms)
         self._pump = Pump(topics, self._identity, options, background=background)
         self._chunks = self._pump.chunks  # one look-up less for each record
         self._ended = False
@@ -201,7 +201,7 @@ class Producer(Generic[K, V]):
     def _check_size(self, topic: str, value: Any, key: Any, options: Options | None) -> None:
         """Raise `RecordTooLarge` for a record that no batch of the topic holds."""
         headers = options[0] if options is not None else None
-        columns = RecordColumns([value], None if key is None else [key], None, None if headers is None else [headers])
+        columns = CheckedColumns([value], None if key is None else [key], None, None if headers is None else [headers])
         self._pump.check_topic(topic)
         check_size(columns, self._pump.config_of(topic))
 
@@ -283,7 +283,7 @@ class Producer(Generic[K, V]):
                 with self._identity.sending(topic, [partition]):
                     return self._identity.append_batches(log, batches, self._ack)
             except Exception as error:
-                self._identity.note_failure(error)
+                self._identity.fail_transaction(error)
                 raise
 
     def flush(self) -> None:
@@ -353,9 +353,9 @@ class Producer(Generic[K, V]):
         identity = self._idempotent("a transaction")
         if self._pump.is_closed:
             raise StoreClosed("producer")
-        identity.prepare()
+        identity.prepare_transaction()
         self.flush()
-        identity.begin()
+        identity.begin_transaction()
 
     def commit_transaction(self, note: str | None = None) -> None:
         """Send what is left, and commit: durable, or as ``ack`` says shipped, when it returns.
@@ -372,7 +372,7 @@ class Producer(Generic[K, V]):
             if is_interrupt(error):
                 raise
             if isinstance(error, ProducerFenced):
-                identity.drop()
+                identity.discard_transaction()
                 raise
             # A full disk, say: what is not decided is not committed.
             with failures_ignored(SegmentlogError):
@@ -406,13 +406,13 @@ class Producer(Generic[K, V]):
                 if keys:
                     log = self._make_positions()
                     with identity.sending(OFFSETS_TOPIC, [0]):
-                        identity.append_positions(log, RecordColumns(values, keys, None, None))
+                        identity.append_positions(log, CheckedColumns(values, keys, None, None))
         except Exception as error:
             if not isinstance(error, InvalidConfig):  # what is no position may be given anew
-                identity.note_failure(error)
+                identity.fail_transaction(error)
             raise
 
-    def _idempotent(self, what: str) -> Identity:
+    def _idempotent(self, what: str) -> ProducerIdentity:
         if self._identity is None:
             raise InvalidConfig("enable_idempotence", False, f"True for {what}")
         return self._identity

@@ -75,7 +75,7 @@ class SchemaJournal:
     def writing(self) -> Iterator[RegistryState]:
         """The same, and no other process appends to it. Raises `ReadOnlyStore`, `NotPermitted`."""
         self._topics.check_writable("change schemas")
-        with self._lock.held(), self._mutex:
+        with self._lock.hold(), self._mutex:
             self._catch_up()
             if self._log is not None:
                 self._check_fit(self._log)

@@ -9,10 +9,10 @@
     allow User:etl   describe     cluster
     allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
 
-Operations: all read write create delete alter describe cluster-action describe-configs alter-configs
-idempotent-write. A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a
-star at the end for a prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a
-comment, and stays when a Kafka client adds or deletes rules.
+Operations: all read write create delete alter describe cluster-action describe-configs alter-configs idempotent-write.
+A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a star at the end for a
+prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a comment, and stays when
+a Kafka client adds or deletes rules.
 
 A line that is no rule is refused with its whole file. A rule that can never apply, or is most likely a mistake, is a
 doubt: a topic by a name that no topic can have, an address that no client has, a group with a comma. Clients cannot add

@@ -14,8 +14,8 @@ _IPV6_NETWORK_GROUPS = 4
 class ByAddress(Generic[T]):
     """Items that clients hold, such as connections or places in a queue, each with the address of its client.
 
-    `oldest` and `newest` pick an item of the address that has most items, so that a client with many connections
-    cannot drive out a client with few. Not thread-safe.
+    `oldest` and `newest` pick an item of the address that has most items, so that a client with many connections cannot
+    drive out a client with few. Not thread-safe.
     """
 
     def __init__(self) -> None:

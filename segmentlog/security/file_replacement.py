@@ -29,7 +29,7 @@ def change_file(
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)
-    with ProcessLock(fs, real + FILE_LOCK_SUFFIX).held():
+    with ProcessLock(fs, real + FILE_LOCK_SUFFIX).hold():
         try:
             before = read_file(fs, real)
         except FileNotFoundError:

@@ -98,9 +98,9 @@ class ScramExchange:
         """Accept the nonce of librdkafka before 2.6.1, which puts the client's nonce before the whole nonce once more.
 
         RFC 5802 wants the nonce of the server's first message, and Kafka 4.3.1 refuses any other; Kafka 3.8.1 took this
-        one (librdkafka's pull request 4895). Accepting it is safe: it is accepted in this one form, which contains
-        the server's nonce; and the proof covers the server's first message as this exchange sent it, so that a
-        message of another exchange does not fit.
+        one (librdkafka's pull request 4895). Accepting it is safe: it is accepted in this one form, which contains the
+        server's nonce; and the proof covers the server's first message as this exchange sent it, so that a message of
+        another exchange does not fit.
         """
         nonce, of_server = self._server.nonce, str(self._server.s_nonce)
         doubled = str(nonce).removesuffix(of_server) + str(nonce)

@@ -61,7 +61,7 @@ class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"Credential(iterations={self.iterations})"
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _UsersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     secret: bytes
     users: dict[str, dict[str, Credential]]
@@ -94,7 +94,9 @@ class Users:
         self.path = path
         fs = fs or FileSystem()
         try:
-            self._file = WatchedFile(path, lambda data: _Known(_decode(path, data)), _Known.changes_to, fs=fs)
+            self._file = WatchedFile(
+                path, lambda data: _LoadedUsers(_decode(path, data)), _LoadedUsers.changes_to, fs=fs
+            )
         except FileNotFoundError:
             why = "there is no such file; 'segmentlog users add NAME --users FILE' makes it"
             raise SecurityFileError(path, why) from None
@@ -125,10 +127,10 @@ class Users:
         return hmac.compare_digest(found.stored_key, credential.stored_key) & is_known
 
 
-class _Known:
+class _LoadedUsers:
     """One state of the file."""
 
-    def __init__(self, document: _Document) -> None:
+    def __init__(self, document: _UsersDocument) -> None:
         self._users = document.users
         self._secret = document.secret
         self._iterations = {mechanism: self._usual_iterations(mechanism) for mechanism in HASHES}
@@ -138,7 +140,7 @@ class _Known:
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
-    def changes_to(self, now: _Known) -> str:
+    def changes_to(self, now: _LoadedUsers) -> str:
         """Say how many users there are now, and how many came, went and got another password. Names nobody."""
         there = self._users.keys() & now._users.keys()
         return (
@@ -179,7 +181,7 @@ def add_user(
     }
 
     def add(before: bytes | None) -> tuple[bytes, bool]:
-        document = _decode(path, before) if before else _Document(_FORMAT, secrets.token_bytes(32), {})
+        document = _decode(path, before) if before else _UsersDocument(_FORMAT, secrets.token_bytes(32), {})
         users = {**document.users, name: made}
         return _encode(msgspec.structs.replace(document, users=users)), name not in document.users
 
@@ -237,14 +239,14 @@ def check_password(password: str, iterations: int) -> None:
         raise InvalidUser(f"{iterations} iterations: from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
 
 
-def _encode(document: _Document) -> bytes:
+def _encode(document: _UsersDocument) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _decode(path: str, data: bytes) -> _Document:
+def _decode(path: str, data: bytes) -> _UsersDocument:
     """Raises `SecurityFileError`, which tells where something is wrong, and not what is there."""
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=_UsersDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # What it says of a text holds what is there.
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

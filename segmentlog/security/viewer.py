@@ -1,18 +1,15 @@
 """The rights to see things: the Kafka server, REST and the console all ask this module.
 
-| thing | right | of the store's own topics, in addition |
-|---|---|---|
-| a topic: name, partitions, offsets, sizes | DESCRIBE on the topic | DESCRIBE on the cluster |
-| the records of a topic | READ on the topic | ALTER on the cluster |
-| the configuration of a topic | DESCRIBE_CONFIGS on the topic | DESCRIBE on the cluster |
-| a group: name, members, committed offsets | DESCRIBE on the group | |
-| the configuration of a group | DESCRIBE_CONFIGS on the group | |
-| a transactional id, or the name of a producer of the library | DESCRIBE on the transactional id | |
-| schemas, and values that are decoded by one | READ on the topic ``_schemas`` | |
-| the cluster: health, where the store is, rules | DESCRIBE on the cluster | |
+| thing | right | of the store's own topics, in addition | |---|---|---| | a topic: name, partitions, offsets, sizes |
+DESCRIBE on the topic | DESCRIBE on the cluster | | the records of a topic | READ on the topic | ALTER on the cluster |
+| the configuration of a topic | DESCRIBE_CONFIGS on the topic | DESCRIBE on the cluster | | a group: name, members,
+committed offsets | DESCRIBE on the group | | | the configuration of a group | DESCRIBE_CONFIGS on the group | | | a
+transactional id, or the name of a producer of the library | DESCRIBE on the transactional id | | | schemas, and values
+that are decoded by one | READ on the topic ``_schemas`` | | | the cluster: health, where the store is, rules | DESCRIBE
+on the cluster | |
 
-The records of the store's own topics name every group, transactional id and topic. So they take the right to change
-the rules themselves: with it a principal can allow itself everything else.
+The records of the store's own topics name every group, transactional id and topic. So they take the right to change the
+rules themselves: with it a principal can allow itself everything else.
 """
 
 from __future__ import annotations

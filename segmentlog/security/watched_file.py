@@ -29,9 +29,9 @@ _Version = tuple[int, int, int]
 class WatchedFile(Generic[T]):
     """What ``parse`` makes of the file at ``path``. Thread-safe.
 
-    The first look raises whatever is wrong. Later on a file that is gone or broken changes nothing: what was known
-    goes on to count, and an error is logged, once for each state of the file. A file that says something else is logged
-    with ``describe(before, now)``, which must hold no secret.
+    The first look raises whatever is wrong. Later on a file that is gone or broken changes nothing: what was known goes
+    on to count, and an error is logged, once for each state of the file. A file that says something else is logged with
+    ``describe(before, now)``, which must hold no secret.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class _Waiter(msgspec.Struct, gc=False):
     done: Done
 
 
-class Durability:
+class AckWaiter:
     """Syncs partitions for waiting requests; with ``shipped`` also waits until they are shipped. Thread-safe."""
 
     def __init__(self, threads: int = THREADS, *, shipped: bool = False) -> None:
@@ -52,7 +52,7 @@ class Durability:
         waiter = _Waiter(base_offset, end_offset, done)
         reached = partition.shipped_offset if self._shipped else partition.durable_offset
         if reached >= end_offset:
-            done(self._act(partition, [waiter]))  # no fsync is due; this checks that the records still exist
+            done(self._reach(partition, [waiter]))  # no fsync is due; this checks that the records still exist
             return
         with self._mutex:
             waiters = self._waiting.get(partition)
@@ -85,7 +85,7 @@ class Durability:
         with self._mutex:
             return sum(map(len, self._waiting.values()))
 
-    def is_well(self, patience_s: float) -> bool:
+    def is_healthy(self, patience_s: float) -> bool:
         """Whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
@@ -112,12 +112,12 @@ class Durability:
         with self._mutex:
             waiters = self._waiting[partition]
             self._waiting[partition] = []
-        error = self._act(partition, waiters)
+        error = self._reach(partition, waiters)
         is_of_some = isinstance(error, LogTruncated) and len(waiters) > 1
         for waiter in waiters:
             # If a crash took the records of some waiters, each of them needs its own result.
             try:
-                waiter.done(self._act(partition, [waiter]) if is_of_some else error)
+                waiter.done(self._reach(partition, [waiter]) if is_of_some else error)
             except Exception:  # else the waiters after it would wait forever
                 logger.exception("an acknowledgement that waited for the disk could not be sent")
         with self._mutex:
@@ -126,7 +126,7 @@ class Durability:
             else:
                 del self._waiting[partition]
 
-    def _act(self, partition: Partition, waiters: list[_Waiter]) -> Exception | None:
+    def _reach(self, partition: Partition, waiters: list[_Waiter]) -> Exception | None:
         base = min(waiter.base_offset for waiter in waiters)
         end = max(waiter.end_offset for waiter in waiters)
         try:

@@ -16,7 +16,7 @@ from typing import Final
 
 from segmentlog.errors import ReadOnlyStore, SegmentlogError
 from segmentlog.format.file_names import SERVER_FILE
-from segmentlog.server.worker_cluster import Node
+from segmentlog.server.worker_cluster import WorkerNode
 from segmentlog.storage.file_locks import is_current
 from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fork_safety import close_lockable, open_lockable
@@ -60,14 +60,14 @@ class ServerLock:
             try:
                 self._fs.flock(self._fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
-                holder = _said(self._fs, self._fd)
+                holder = _holder_of(self._fs, self._fd)
                 close_lockable(self._fs, self._fd)
                 raise AlreadyServed(path, holder) from None
             if is_current(self._fs, self._fd, self._path):
                 return
             close_lockable(self._fs, self._fd)
 
-    def tell(self, address: str) -> None:
+    def write_address(self, address: str) -> None:
         """Write this server's address to the lock file, for the error message of a second server."""
         self._fs.ftruncate(self._fd, 0)
         write_all(self._fs, self._fd, [json.dumps({"pid": os.getpid(), "address": address}).encode()], 0)
@@ -79,7 +79,7 @@ class ServerLock:
             close_lockable(self._fs, self._fd)
 
 
-def _said(fs: FileSystem, fd: int) -> str:
+def _holder_of(fs: FileSystem, fd: int) -> str:
     try:
         said = json.loads(fs.pread(fd, 4096, 0))
         return f" by process {said['pid']}, which listens on {said['address']}"
@@ -87,12 +87,13 @@ def _said(fs: FileSystem, fd: int) -> str:
         return ""
 
 
-def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None) -> tuple[list[Node], str]:
+def worker_nodes(
+    host: str, sockets: Sequence[socket.socket], advertised: tuple[str, int] | None
+) -> tuple[list[WorkerNode], str]:
     """Return (the workers with the addresses that clients use, the bootstrap address).
 
     The first socket is shared by all workers. With several workers, each has another socket of its own, on the ports
-    that
-    follow.
+    that follow.
     """
     ports = [sock.getsockname()[1] for sock in sockets]
     name = host
@@ -101,11 +102,11 @@ def nodes_of(host: str, sockets: Sequence[socket.socket], advertised: tuple[str,
     if advertised is not None:
         name, ports = advertised[0], [advertised[1] + index for index in range(len(sockets))]
     own = ports[1:] or ports
-    nodes = [Node(index + 1, name, port) for index, port in enumerate(own)]
+    nodes = [WorkerNode(index + 1, name, port) for index, port in enumerate(own)]
     return nodes, f"[{name}]:{ports[0]}" if ":" in name else f"{name}:{ports[0]}"
 
 
-def warn_of_names(cert_path: str | None, nodes: Iterable[Node]) -> None:
+def warn_uncovered_names(cert_path: str | None, nodes: Iterable[WorkerNode]) -> None:
     """Log a warning for each advertised host name that the certificate does not contain: clients will reject it."""
     if cert_path is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PLACES: Final = {
+HANDLERS: Final = {
     0: "produce:produce",
     1: "fetch:fetch",
     2: "list_offsets:list_offsets",
@@ -52,10 +52,10 @@ PLACES: Final = {
 }
 """Handler of each API key: module in ``handlers``, and function."""
 
-SERVED: Final = tuple(sorted(PLACES))
+SERVED: Final = tuple(sorted(HANDLERS))
 PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 
-QUICK: Final = frozenset((PRODUCE, 1, 3, 8, 10, 12, API_VERSIONS))
+NON_BLOCKING: Final = frozenset((PRODUCE, 1, 3, 8, 10, 12, API_VERSIONS))
 """APIs whose handlers wait only for a file lock: produce, fetch, metadata, commits, heartbeats. If they must wait for
 the disk or for records, they do so without a thread. All other APIs may take long or are rare."""

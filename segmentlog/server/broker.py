@@ -12,16 +12,16 @@ from segmentlog.errors import UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER
 from segmentlog.objects.ownership.binding import new_owner_of
 from segmentlog.security.acls import Authorizer
-from segmentlog.server.ack_waiter import SHIPPED_THREADS, Durability
-from segmentlog.server.converted_batch_cache import DiskRenderings, Renderings
-from segmentlog.server.fair_slots import FairPlaces
+from segmentlog.server.ack_waiter import SHIPPED_THREADS, AckWaiter
+from segmentlog.server.converted_batch_cache import ConvertedBatchCache, DiskBatchCache
+from segmentlog.server.fair_slots import FairSlots
 from segmentlog.server.fetch_sessions import FetchSessions
-from segmentlog.server.long_poll import Arrivals
+from segmentlog.server.long_poll import FetchPurgatory
 from segmentlog.server.request_buffers import BufferPool
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import ForeignTopicId, TopicIds, is_visible
-from segmentlog.server.worker_cluster import Cluster
-from segmentlog.server.worker_counters import Meter
+from segmentlog.server.worker_cluster import WorkerCluster
+from segmentlog.server.worker_counters import WorkerCounters
 from segmentlog.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from segmentlog.server.groups.coordinator import GroupCoordinator
     from segmentlog.store import LogStore
 
-UNPACKED_MAX: Final = 2
+DECOMPRESSED_MAX: Final = 2
 """Client batches decompressed at the same time: each may grow from one megabyte to hundreds."""
 
 
@@ -37,7 +37,7 @@ class Broker:
     """Shared state of one worker, which is a broker to Kafka clients. Thread-safe."""
 
     def __init__(
-        self, store: LogStore, cluster: Cluster, settings: ServerSettings, authorizer: Authorizer,
+        self, store: LogStore, cluster: WorkerCluster, settings: ServerSettings, authorizer: Authorizer,
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.store = store
@@ -46,24 +46,24 @@ class Broker:
         self.authorizer = authorizer
         self.clock = clock or Clock()
         self.buffers = BufferPool(bound_bytes=settings.limits.buffered_bytes)
-        self.durability = Durability()
-        self.acknowledgement = self.durability
+        self.fsync_waiter = AckWaiter()
+        self.ack_waiter = self.fsync_waiter
         """Waits for what ``acks=all`` requires (setting ``acks_all``)."""
         if settings.acks_all == "shipped":
-            self.acknowledgement = Durability(SHIPPED_THREADS, shipped=True)
-        self.arrivals = Arrivals()
+            self.ack_waiter = AckWaiter(SHIPPED_THREADS, shipped=True)
+        self.purgatory = FetchPurgatory()
         limits = settings.limits
         self.fetch_sessions = FetchSessions(
             limits.fetch_sessions, self.clock.monotonic_ms, limits.fetch_session_partitions
         )
         self.topic_ids = TopicIds(store)
         share = settings.limits.rendered_bytes // max(len(cluster.nodes), 1)
-        self.renderings = Renderings(
-            disk=DiskRenderings(store.path, share), held_max_bytes=limits.rendered_memory_bytes
+        self.converted_batches = ConvertedBatchCache(
+            disk=DiskBatchCache(store.path, share), held_max_bytes=limits.rendered_memory_bytes
         )
-        self.meter = Meter()
-        self.unpacking = FairPlaces(UNPACKED_MAX)
-        """Slots for handlers that decompress client batches; use them through `RequestContext.unpacking`."""
+        self.meter = WorkerCounters()
+        self.decompression_slots = FairSlots(DECOMPRESSED_MAX)
+        """Slots for handlers that decompress client batches; use them through `RequestContext.decompression_slot`."""
         self._mutex = threading.Lock()
         self._groups: GroupCoordinator | None = None
         self._partitions: weakref.WeakValueDictionary[tuple[str, int], Partition] = weakref.WeakValueDictionary()
@@ -76,7 +76,7 @@ class Broker:
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether another machine owns the whole store now. Reads a small file; a new client asks once."""
+        """Whether another machine has taken over the whole store. Reads a small file; a client needs it once."""
         return bool(new_owner_of(FileSystem(), self.store.path))
 
     @property
@@ -88,14 +88,14 @@ class Broker:
             with self._mutex:
                 self._groups = self._groups or GroupCoordinator(
                     self.store, self.clock, self.settings.groups,
-                    worker=self.cluster.own_id, coordinates=self.cluster.is_coordinator,
+                    worker=self.cluster.own_id, is_coordinator_of=self.cluster.is_coordinator,
                 )  # fmt: skip
         return self._groups
 
-    def take_up_groups(self) -> None:
+    def resume_groups(self) -> None:
         """Load the groups that were coordinated before a restart; their members' session timeouts start now."""
         if os.path.exists(f"{self.store.path}/{GROUPS_FOLDER}"):
-            self.groups.take_up()
+            self.groups.start_sessions()
 
     def partition(self, topic: str, number: int, topic_id: str | None = None) -> Partition:
         """Return a partition, open it if necessary. Raise `UnknownTopic`. A partition that is open costs next to
@@ -128,20 +128,20 @@ class Broker:
         partition = self._partitions.get((topic, number))
         return None if partition is None or partition.is_stale else partition
 
-    def is_well(self, patience_s: float) -> bool:
+    def is_healthy(self, patience_s: float) -> bool:
         """Whether the locks that delayed responses need are free within ``patience_s`` seconds each."""
-        waits = (self.durability, self.acknowledgement, self.arrivals)
-        return all(one.is_well(patience_s) for one in waits)
+        waits = (self.fsync_waiter, self.ack_waiter, self.purgatory)
+        return all(one.is_healthy(patience_s) for one in waits)
 
     def stop_waiting(self) -> None:
         """Answer all parked requests, because the server stops."""
-        self.arrivals.close()
+        self.purgatory.close()
         if self._groups is not None:
             self._groups.close()
 
     def close(self) -> None:
         """Stop the background threads after the last request. The store stays open."""
         self.stop_waiting()
-        self.durability.close()
-        self.acknowledgement.close()
-        self.renderings.close()
+        self.fsync_waiter.close()
+        self.ack_waiter.close()
+        self.converted_batches.close()

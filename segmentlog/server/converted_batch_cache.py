@@ -54,7 +54,7 @@ LogVersion = tuple[str, int, int, int]
 """Topic id, partition, generation and epoch. While these do not change, the batch at an offset does not change."""
 
 
-class _File:
+class _CacheFile:
     """A cache file on disk, and the batches in it."""
 
     def __init__(self, scratch: AnonymousFile, now_s: float) -> None:
@@ -63,7 +63,7 @@ class _File:
         self.views: dict[_Key, list[memoryview]] = {}
 
 
-class DiskRenderings:
+class DiskBatchCache:
     """Converted batches on disk. Thread-safe. Views into a file stay valid after it is deleted."""
 
     def __init__(
@@ -80,8 +80,8 @@ class DiskRenderings:
         self._bound_bytes = bound_bytes
         self._file_bytes = file_bytes
         self._clock_s = clock_s
-        self._files: list[_File] = []
-        self._by_key: dict[_Key, _File] = {}
+        self._files: list[_CacheFile] = []
+        self._by_key: dict[_Key, _CacheFile] = {}
         self._asked: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -124,14 +124,14 @@ class DiskRenderings:
         file = self._files[-1] if self._files else None
         views = file.scratch.add(made) if file is not None else None
         if views is None:
-            file = self._begin()
+            file = self._start_file()
             views = file.scratch.add(made) if file is not None else None
         with self._mutex:
             if file is not None and views is not None and file in self._files:
                 file.views[key] = views
                 self._by_key[key] = file
 
-    def _begin(self) -> _File | None:
+    def _start_file(self) -> _CacheFile | None:
         """Return a new file, deleting old ones if necessary; None if there is no room."""
         now_s = self._clock_s()
         room = (free_bytes(self._folder) + self.size_bytes) // _FREE_PART
@@ -140,15 +140,15 @@ class DiskRenderings:
                 oldest = min(self._files, key=lambda file: file.used_s, default=None)
                 if oldest is None or oldest.used_s > now_s - _SPARED_S:
                     return None
-                self._give_up(oldest)
+                self._delete_file(oldest)
             if self._files:
                 self._files[-1].scratch.close()  # it is full
-        file = _File(AnonymousFile(FileSystem(), self._folder, self._file_bytes), now_s)
+        file = _CacheFile(AnonymousFile(FileSystem(), self._folder, self._file_bytes), now_s)
         with self._mutex:
             self._files.append(file)
         return file
 
-    def _give_up(self, file: _File) -> None:
+    def _delete_file(self, file: _CacheFile) -> None:
         self._files.remove(file)
         file.scratch.close()
         for key in file.views:
@@ -159,10 +159,10 @@ class DiskRenderings:
         with self._writing, self._mutex:
             self._bound_bytes = 0
             for file in list(self._files):
-                self._give_up(file)
+                self._delete_file(file)
 
 
-class Renderings:
+class ConvertedBatchCache:
     """Recently converted batches. Thread-safe. Owns ``disk``.
 
     ``held_max_bytes`` limits the memory of batches that are not on disk, whether in this cache or in responses that
@@ -170,7 +170,7 @@ class Renderings:
     """
 
     def __init__(
-        self, kept_bytes: int = _KEPT_BYTES, disk: DiskRenderings | None = None, held_max_bytes: int = 1 << 62
+        self, kept_bytes: int = _KEPT_BYTES, disk: DiskBatchCache | None = None, held_max_bytes: int = 1 << 62
     ) -> None:
         self._mutex = threading.Lock()
         self._held_max_bytes = held_max_bytes
@@ -184,11 +184,11 @@ class Renderings:
         self._disk = disk
         self.hit_count = self.miss_count = 0
         """Numbers of batches found in the cache, and of batches converted."""
-        self._rendered: OrderedDict[_Key, list[Buffer]] = OrderedDict()
+        self._converted: OrderedDict[_Key, list[Buffer]] = OrderedDict()
         self._being_made: dict[_Key, threading.Event] = {}
         self._known: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
 
-    def known(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
+    def lookup(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
         """Return (the batch at ``offset``, the offset after it) if it is cached and was registered for this version.
 
         This reads nothing from the log: the batch was verified when it was converted.
@@ -201,7 +201,7 @@ class Renderings:
             found = self._find(key)
         return None if found is None else (found, next_offset)
 
-    def note(self, version: LogVersion, batch: RecordBatch) -> None:
+    def register(self, version: LogVersion, batch: RecordBatch) -> None:
         """Record that this batch, which `convert` returned, is at its offset while the log has this version."""
         header = batch.header
         if header.is_kafka or len(batch) < header.record_count:
@@ -212,7 +212,7 @@ class Renderings:
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
 
-    def wire(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
+    def convert(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
         """Return a batch in Kafka's format: a client's batch unchanged, a library's as one batch, or several if it is
         long.
         """
@@ -266,9 +266,9 @@ class Renderings:
             self._disk.close()
 
     def _find(self, key: _Key) -> list[Buffer] | None:
-        found = self._rendered.get(key)
+        found = self._converted.get(key)
         if found is not None:
-            self._rendered.move_to_end(key)
+            self._converted.move_to_end(key)
         elif self._disk is not None:
             views = self._disk.find(key)
             found = None if views is None else list(views)
@@ -289,7 +289,7 @@ class Renderings:
                     return list(views)
             made = [self._counted(one) for one in made]
             with self._mutex:
-                self._keep(key, made)
+                self._store(key, made)
         finally:
             with self._mutex:
                 if self._being_made.get(key) is event:
@@ -297,9 +297,9 @@ class Renderings:
             event.set()
         return made
 
-    def _keep(self, key: _Key, made: list[Buffer]) -> None:
-        if key not in self._rendered:
-            self._rendered[key] = made
+    def _store(self, key: _Key, made: list[Buffer]) -> None:
+        if key not in self._converted:
+            self._converted[key] = made
             self._bytes += sum(map(len, made))
             while self._bytes > self._kept_bytes:
-                self._bytes -= sum(map(len, self._rendered.popitem(last=False)[1]))
+                self._bytes -= sum(map(len, self._converted.popitem(last=False)[1]))

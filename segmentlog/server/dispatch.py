@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from segmentlog.server.api_table import API_VERSIONS, PLACES
+from segmentlog.server.api_table import API_VERSIONS, HANDLERS
 from segmentlog.server.codec.apis import APIS, Api
 from segmentlog.server.codec.framing import RequestHeader, decode_header
 from segmentlog.server.codec.primitives import MalformedMessage
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.kafka_connection import Connection
-from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.kafka_connection import KafkaConnection
+from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.response_queue import Answer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog.server")
 
-Handler = Callable[[Call, Any], Any]
+Handler = Callable[[RequestContext, Any], Any]
 """Return the response to a request; a `DeferredResponse` that completes later; or None if no response is due."""
 
 _FETCH: Final = 1
@@ -42,7 +42,7 @@ class Dispatcher:
         self._broker = broker
         self._handlers: dict[int, Handler] = {}
 
-    def handle(self, connection: Connection, frame: memoryview) -> Answer:
+    def handle(self, connection: KafkaConnection, frame: memoryview) -> Answer:
         """Do one request and return its response.
 
         Raise `BadFrame`, which closes the connection, if that is impossible.
@@ -50,7 +50,7 @@ class Dispatcher:
         sasl = connection.sasl
         if sasl is not None and sasl.takes_raw_tokens:
             answer = sasl.answer_raw(frame)
-            connection.authenticated()  # which ends the connection if there is no answer
+            connection.apply_sasl_state()  # which ends the connection if there is no answer
             return answer
         started_s = time.perf_counter()
         try:
@@ -58,10 +58,10 @@ class Dispatcher:
         except MalformedMessage as error:
             raise BadFrame(f"malformed request header: {error}") from None
         api = APIS.get(header.api_key)
-        if api is None or header.api_key not in PLACES:
+        if api is None or header.api_key not in HANDLERS:
             raise BadFrame(f"unsupported API key {header.api_key}")
         connection.client_id = client_id = header.client_id or ""
-        call = Call(
+        call = RequestContext(
             broker=self._broker,
             api_key=header.api_key,
             version=header.api_version,
@@ -71,16 +71,16 @@ class Dispatcher:
             correlation_id=header.correlation_id,
             started_s=started_s,
             connection=connection,
-            looks_s=-1.0 if connection.has_left else 0.0,  # then the first check looks at once
+            next_check_s=-1.0 if connection.has_left else 0.0,  # then the first check looks at once
         )
         if sasl is not None and not sasl.permits(header.api_key):
             raise BadFrame(f"{api.name} request before authentication")
         response = self._respond(call, api, header, frame)
         if sasl is not None and header.api_key in _OF_SASL:
-            connection.authenticated()
-        if isinstance(response, PendingAnswer):
-            return response.later
-        call.note(response)
+            connection.apply_sasl_state()
+        if isinstance(response, DeferredResponse):
+            return response.pending
+        call.count_request(response)
         if response is None:
             return None
         buffers = call.encode(response)
@@ -89,13 +89,13 @@ class Dispatcher:
             raise BadFrame(f"the {api.name} response has {size} bytes; at most {_ANSWER_MAX_BYTES} are sent")
         return buffers
 
-    def _respond(self, call: Call, api: Api, header: RequestHeader, frame: memoryview) -> Any:
+    def _respond(self, call: RequestContext, api: Api, header: RequestHeader, frame: memoryview) -> Any:
         if not api.min_version <= header.api_version <= api.max_version:
             if header.api_key == API_VERSIONS:
-                from segmentlog.server.handlers.api_versions import of_unknown_version
+                from segmentlog.server.handlers.api_versions import unsupported_version
 
                 call.version = 0
-                return of_unknown_version(call)
+                return unsupported_version(call)
             raise BadFrame(
                 f"unsupported version {header.api_version} of {api.name}; "
                 f"supported: {api.min_version} to {api.max_version}"
@@ -109,7 +109,7 @@ class Dispatcher:
     def _handler(self, api_key: int) -> Handler:
         handler = self._handlers.get(api_key)
         if handler is None:
-            module, _, name = PLACES[api_key].partition(":")
+            module, _, name = HANDLERS[api_key].partition(":")
             handler = getattr(importlib.import_module(f"segmentlog.server.handlers.{module}"), name)
             self._handlers[api_key] = handler
         return handler

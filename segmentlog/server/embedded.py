@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
-from segmentlog.server.addresses import ServerLock, cluster_id_of, nodes_of, warn_of_names
+from segmentlog.server.addresses import ServerLock, cluster_id_of, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.supervisor import FINISH_S
-from segmentlog.server.worker import Worker
-from segmentlog.server.worker_cluster import Cluster
+from segmentlog.server.worker import ServerWorker
+from segmentlog.server.worker_cluster import WorkerCluster
 
 if TYPE_CHECKING:
     from segmentlog.server.metrics import MetricsServer
     from segmentlog.store import LogStore
 
 
-class Beside(Protocol):
+class Sidecar(Protocol):
     """Another server for the same store in this process, such as HTTP. The two do not import each other."""
 
     url: str
@@ -46,7 +46,7 @@ class Server:
         security: Security,
         owns_store: bool,
         metrics: str | None = None,
-        open_http: Callable[[LogStore], Beside] | None = None,
+        open_http: Callable[[LogStore], Sidecar] | None = None,
     ) -> None:
         security = security.with_those_of(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
@@ -59,23 +59,23 @@ class Server:
         self._owns_store = owns_store
         self._is_closed = False
         self._metrics: MetricsServer | None = None
-        self._http: Beside | None = None
+        self._http: Sidecar | None = None
         self._lock = ServerLock(store.path)
         sockets: list[socket.socket] = []
-        worker: Worker | None = None
+        worker: ServerWorker | None = None
         try:
             sockets.append(listen(host, port))
-            nodes, self.bootstrap_servers = nodes_of(host, sockets, advertised)
-            warn_of_names(security.tls_cert, nodes)
-            cluster = Cluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
-            worker = self.worker = Worker(store, sockets, cluster, settings, security, host)
+            nodes, self.bootstrap_servers = worker_nodes(host, sockets, advertised)
+            warn_uncovered_names(security.tls_cert, nodes)
+            cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, nodes[0].node_id)
+            worker = self.worker = ServerWorker(store, sockets, cluster, settings, security, host)
             if metrics_at is not None:
                 from segmentlog.server.metrics import MetricsServer
 
                 self._metrics = MetricsServer(self.worker, *metrics_at, is_first=True)
             if open_http is not None:
                 self._http = open_http(store)
-            self._lock.tell(self.bootstrap_servers)
+            self._lock.write_address(self.bootstrap_servers)
             self.worker.start()
         except BaseException:
             if self._http is not None:

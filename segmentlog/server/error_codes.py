@@ -88,13 +88,13 @@ _OF_BATCHES: Final = {
 """By the reason of an `InvalidWireBatch`; every other reason is INVALID_RECORD."""
 
 
-_TOLD_MAX: Final = 2000
+_MESSAGE_MAX: Final = 2000
 
 
 def message_of(error: BaseException) -> str:
     """Return the text of an error, with the middle of a long one left out: errors quote names of any length."""
     text = str(error)
-    return text if len(text) <= _TOLD_MAX else f"{text[: _TOLD_MAX // 2]} ... {text[-_TOLD_MAX // 2 :]}"
+    return text if len(text) <= _MESSAGE_MAX else f"{text[: _MESSAGE_MAX // 2]} ... {text[-_MESSAGE_MAX // 2 :]}"
 
 
 def code_of(error: BaseException) -> ErrorCode:

@@ -7,15 +7,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-from segmentlog.server.request_budget import LOOK_S
+from segmentlog.server.request_budget import CHECK_INTERVAL_S
 
 
-class FairPlaces:
+class FairSlots:
     """A fixed number of slots. Thread-safe.
 
     Clients that wait get free slots in turn, and each client's requests get them in order of arrival. So a client with
-    a
-    thousand requests delays another client by one request for each slot.
+    a thousand requests delays another client by one request for each slot.
     """
 
     def __init__(self, count: int) -> None:
@@ -26,14 +25,14 @@ class FairPlaces:
         """Waiting requests of each client; the client that gets the next slot is first."""
 
     @contextmanager
-    def place(self, client: Hashable, check: Callable[[], None]) -> Iterator[Turn]:
+    def slot(self, client: Hashable, check: Callable[[], None]) -> Iterator[HeldSlot]:
         """Hold a slot, after waiting for one. Raise what ``check`` raises, which is called while waiting."""
-        turn = Turn(self, client, check)
+        turn = HeldSlot(self, client, check)
         self._take(turn)
         try:
             yield turn
         finally:
-            if turn.has_place:
+            if turn.is_held:
                 self._hand_over()
 
     @property
@@ -42,16 +41,16 @@ class FairPlaces:
         with self._mutex:
             return sum(map(len, self._waiting.values()))
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: HeldSlot) -> None:
         with self._mutex:
             if self._free:
                 self._free -= 1
-                turn.has_place = True
+                turn.is_held = True
                 return
             given = threading.Event()
             self._waiting.setdefault(turn.client, deque()).append(given)
         try:
-            while not given.wait(LOOK_S):
+            while not given.wait(CHECK_INTERVAL_S):
                 turn.check()
         except BaseException:
             with self._mutex:
@@ -60,13 +59,13 @@ class FairPlaces:
                 else:
                     self._leave_locked(turn.client, given)
             raise
-        turn.has_place = True
+        turn.is_held = True
 
-    def _pass_on(self, turn: Turn) -> None:
+    def _yield_slot(self, turn: HeldSlot) -> None:
         with self._mutex:
             if not self._waiting:
                 return
-            turn.has_place = False
+            turn.is_held = False
             self._hand_over_locked()
         self._take(turn)
 
@@ -90,17 +89,17 @@ class FairPlaces:
             del self._waiting[client]
 
 
-class Turn:
+class HeldSlot:
     """A slot held by one request. Not thread-safe."""
 
-    __slots__ = ("_places", "check", "client", "has_place")
+    __slots__ = ("_slots", "check", "client", "is_held")
 
-    def __init__(self, places: FairPlaces, client: Hashable, check: Callable[[], None]) -> None:
-        self._places = places
+    def __init__(self, places: FairSlots, client: Hashable, check: Callable[[], None]) -> None:
+        self._slots = places
         self.client = client
         self.check = check
-        self.has_place = False
+        self.is_held = False
 
-    def pass_on(self) -> None:
+    def yield_slot(self) -> None:
         """Yield the slot to a waiting request, and wait for the next slot. For long work, between two parts of it."""
-        self._places._pass_on(self)
+        self._slots._yield_slot(self)

@@ -25,7 +25,7 @@ Key = tuple[str, bytes, int]
 """A topic by name or by id (the other is empty), and a partition number."""
 
 
-class Wanted(msgspec.Struct, gc=False):
+class SessionPartition(msgspec.Struct, gc=False):
     """A partition that a fetch requests, and the state that the session's last response sent for it."""
 
     topic: str
@@ -35,9 +35,9 @@ class Wanted(msgspec.Struct, gc=False):
     max_bytes: int
     leader_epoch: int = -1
     last_fetched_epoch: int = -1
-    said_high_watermark: int = -2
-    said_log_start: int = -2
-    said_error: bool = False
+    sent_high_watermark: int = -2
+    sent_log_start: int = -2
+    sent_error: bool = False
 
     @property
     def key(self) -> Key:
@@ -53,7 +53,7 @@ class FetchSession:
         self.epoch = 1
         """Epoch that the next request must have."""
         self.used_ms = used_ms
-        self.partitions: OrderedDict[Key, Wanted] = OrderedDict()
+        self.partitions: OrderedDict[Key, SessionPartition] = OrderedDict()
         self.room = 0
         """Number of partitions that `FetchSessions` has reserved for it."""
         self.lock = threading.Lock()
@@ -62,9 +62,9 @@ class FetchSession:
         """Advance the epoch after a request."""
         self.epoch = 1 if self.epoch >= _EPOCH_END else self.epoch + 1
 
-    def update(self, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> None:
+    def update(self, requested: Iterable[SessionPartition], forgotten: Iterable[Key]) -> None:
         """Add, change and drop partitions as a request says. Call `FetchSessions.update`, which checks the limit."""
-        for one in wanted:
+        for one in requested:
             key = one.key
             known = self.partitions.get(key)
             if known is None:
@@ -91,7 +91,7 @@ class FetchSessions:
         self._mutex = threading.Lock()
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
-    def make(self, partition_count: int = 0) -> FetchSession | None:
+    def create(self, partition_count: int = 0) -> FetchSession | None:
         """Return a new session, or None at the limit; the client then sends its full list with each request."""
         now_ms = self._monotonic_ms()
         with self._mutex:
@@ -110,20 +110,20 @@ class FetchSessions:
             session.room = partition_count
             return session
 
-    def update(self, session: FetchSession, wanted: Iterable[Wanted], forgotten: Iterable[Key]) -> bool:
+    def update(self, session: FetchSession, requested: Iterable[SessionPartition], forgotten: Iterable[Key]) -> bool:
         """Add, change and drop partitions of a session as a request says. The caller must hold the session's lock.
 
         Return False at the limit of partitions: the session is then deleted, and the client starts another or does
         without.
         """
-        wanted = list(wanted)
-        new = {key for one in wanted if (key := one.key) not in session.partitions}
-        if not self._set_aside(session, len(session.partitions) + len(new)):
+        requested = list(requested)
+        new = {key for one in requested if (key := one.key) not in session.partitions}
+        if not self._reserve(session, len(session.partitions) + len(new)):
             return False
-        session.update(wanted, forgotten)
-        return self._set_aside(session, len(session.partitions))
+        session.update(requested, forgotten)
+        return self._reserve(session, len(session.partitions))
 
-    def _set_aside(self, session: FetchSession, count: int) -> bool:
+    def _reserve(self, session: FetchSession, count: int) -> bool:
         with self._mutex:
             more = count - session.room
             if more > 0 and self._held_locked() + more > self._partitions_max:
@@ -144,7 +144,7 @@ class FetchSessions:
                 self._sessions.move_to_end(session_id)
             return session
 
-    def drop(self, session_id: int) -> None:
+    def close(self, session_id: int) -> None:
         """Delete a session that its client has closed."""
         with self._mutex:
             self._sessions.pop(session_id, None)

@@ -16,7 +16,7 @@ _SMALL_BYTES: Final = 16 << 10
 """Buffer of each connection: one system call reads several small requests into it."""
 MEDIUM_BYTES: Final = 64 << 10
 """A request up to this size is received without a thread, into a buffer of this size."""
-_COMES_FROM_BYTES: Final = 8 << 10
+_TRUSTED_FROM_BYTES: Final = 8 << 10
 """After this many bytes of a request, the server expects the rest and allocates memory for it."""
 _GROWTH: Final = 4
 """Growth factor of a full buffer."""
@@ -36,8 +36,7 @@ class FrameReader:
     """Reads requests from a connection. Not thread-safe.
 
     Each 64 KiB of a request must arrive within ``patience_s``; between two requests ``idle_s`` may pass. A request
-    larger
-    than ``control_limit_bytes`` must be a Produce request.
+    larger than ``control_limit_bytes`` must be a Produce request.
     """
 
     def __init__(
@@ -108,19 +107,19 @@ class FrameReader:
     @property
     def is_cut_off(self) -> bool:
         """Whether the next request is larger than the buffer and arriving, so that more bytes are probably there."""
-        return self._brings_more_than(len(self._buffer))
+        return self._is_larger_than(len(self._buffer))
 
     @property
     def is_large(self) -> bool:
         """Whether the next request needs a buffer of its own, which only `next` provides."""
-        return self._brings_more_than(MEDIUM_BYTES)
+        return self._is_larger_than(MEDIUM_BYTES)
 
-    def _brings_more_than(self, size_bytes: int) -> bool:
+    def _is_larger_than(self, size_bytes: int) -> bool:
         """Whether the next request is larger and has sent enough bytes: an announced length alone must not cost a
         buffer.
         """
         at = self._begin
-        return self._end - at >= _COMES_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
+        return self._end - at >= _TRUSTED_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
     @property
     def is_late(self) -> bool:
@@ -171,7 +170,7 @@ class FrameReader:
         size = self._size_at(at)
         self._begin += LENGTH_BYTES
         if size > self._control_limit_bytes:
-            self._check_that_it_brings_records(size)
+            self._check_is_produce(size)
         if size > len(self._buffer):
             return self._receive_large(size)
         if self._begin + size > len(self._buffer):
@@ -184,7 +183,7 @@ class FrameReader:
         self._begin += size
         return frame
 
-    def _check_that_it_brings_records(self, size: int) -> None:
+    def _check_is_produce(self, size: int) -> None:
         """Check the API key of a large request before a buffer is allocated for it."""
         ends_s = time.monotonic() + self._patience_s
         while self._end - self._begin < _KEY_BYTES:

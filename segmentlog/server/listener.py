@@ -20,15 +20,15 @@ from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.tls import ServerTls, principal_of
 from segmentlog.security.tls_refusals import TlsRefusals
 from segmentlog.server.frames import FrameReader
-from segmentlog.server.kafka_connection import Connection, Turn
-from segmentlog.server.log_format import Seldom
+from segmentlog.server.kafka_connection import KafkaConnection, StepResult
+from segmentlog.server.log_format import LogRateLimit
 from segmentlog.server.loop import Loop
 from segmentlog.server.request_buffers import BufferPool
 from segmentlog.server.response_queue import Answer
 from segmentlog.server.sasl_session import SaslSession
 from segmentlog.server.server_settings import Limits
 from segmentlog.server.transport import PlainTransport, TlsTransport, Transport, wait_for
-from segmentlog.server.worker_counters import Event, Meter
+from segmentlog.server.worker_counters import Event, WorkerCounters
 from segmentlog.storage import fork_safety
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog.server")
 
-_LOOK_UP_S: Final = 10.0
+_CHECK_INTERVAL_S: Final = 10.0
 """Interval at which a thread that waits for a request checks the timeouts."""
 _NO_ROOM_S: Final = 0.1
 _ENDED_S: Final = 1.0
 """Time for threads of closed connections to end."""
 
 
-class _Guest:
+class _Unauthenticated:
     """A connection before authentication: in the TLS handshake or before the end of SASL."""
 
     __slots__ = ("_is_cut", "_mutex", "_shut_down")
@@ -53,7 +53,7 @@ class _Guest:
         self._shut_down = shut_down
         self._is_cut = False
 
-    def goes_by(self, shut_down: Callable[[], None]) -> None:
+    def set_shut_down(self, shut_down: Callable[[], None]) -> None:
         """Set how the connection is shut down from now on."""
         with self._mutex:
             self._shut_down = shut_down
@@ -67,7 +67,7 @@ class _Guest:
             self._shut_down()
 
 
-class Door:
+class ConnectionSecurity:
     """How clients connect: TLS and SASL, or neither."""
 
     def __init__(self, tls: ServerTls | None = None, make_sasl: Callable[[], SaslSession] | None = None) -> None:
@@ -75,47 +75,47 @@ class Door:
         self.make_sasl = make_sasl
 
     @property
-    def is_guarded(self) -> bool:
+    def has_handshake(self) -> bool:
         """Whether a client must do a TLS handshake or authenticate before its first request."""
         return self.tls is not None or self.make_sasl is not None
 
 
-class Listener:
+class KafkaListener:
     """Accepts connections on listening sockets, which other processes may share, until it is closed."""
 
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        door: Door,
+        security: ConnectionSecurity,
         limits: Limits,
         pool: BufferPool,
-        handle: Callable[[Connection, memoryview], Answer],
-        meter: Meter | None = None,
+        handle: Callable[[KafkaConnection, memoryview], Answer],
+        meter: WorkerCounters | None = None,
         afterwards: Callable[[], object] = int,
     ) -> None:
         self._sockets = list(sockets)
-        self._door = door
+        self._security = security
         self._limits = limits
         self._pool = pool
         self._handle = handle
         self._afterwards = afterwards
-        self._meter = meter or Meter()
-        self._refusals = Seldom()
+        self._meter = meter or WorkerCounters()
+        self._rejection_log = LogRateLimit()
         self._tls_refusals = TlsRefusals(logger)
         self._received_bytes = self._sent_bytes = 0
         """Traffic of closed connections."""
         self._mutex = threading.Lock()
         self._ended = threading.Condition(self._mutex)
-        self._open: dict[Connection, _Guest | None] = {}
-        self._guests: ByAddress[_Guest] = ByAddress()
-        self._loop = Loop(self._left)
+        self._open: dict[KafkaConnection, _Unauthenticated | None] = {}
+        self._guests: ByAddress[_Unauthenticated] = ByAddress()
+        self._loop = Loop(self._take_over)
         self._by_host: Counter[str] = Counter()
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="segmentlog-accept", daemon=True)
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_abandon_copies")
 
-    def _forget_parent(self) -> None:
+    def _abandon_copies(self) -> None:
         """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
         self._is_closed = True
         for sock in self._sockets:
@@ -158,12 +158,12 @@ class Listener:
         """Whether connections are accepted."""
         return self._thread.is_alive() and not self._is_closed
 
-    def is_well(self, patience_s: float) -> bool:
+    def is_healthy(self, patience_s: float) -> bool:
         """Whether the lock is free within ``patience_s`` seconds, and the threads that accept and serve are alive."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
-        return self._thread.is_alive() and self._loop.is_well()
+        return self._thread.is_alive() and self._loop.is_healthy()
 
     def close(self, timeout_s: float) -> None:
         """Stop accepting, let connections answer the requests that have arrived, and close the rest after
@@ -217,12 +217,12 @@ class Listener:
         except (BlockingIOError, ConnectionError):  # another worker took it, or the client has left
             return
         except OSError as error:  # probably out of descriptors: wait until others are closed
-            self._refuse("", f"a connection could not be accepted: {error}")
+            self._count_rejection("", f"a connection could not be accepted: {error}")
             time.sleep(_NO_ROOM_S)
             return
         host = str(address[0])
         limits = self._limits
-        silent: Connection | None = None
+        silent: KafkaConnection | None = None
         with self._mutex:
             is_full = self._by_host[host] >= limits.connections_per_address
             if not is_full and self.connection_count >= limits.connections:
@@ -231,38 +231,38 @@ class Listener:
             if not is_full:
                 self._by_host[host] += 1
         if is_full:
-            self._refuse(host, f"{host}: rejected: the limit of connections is reached")
+            self._count_rejection(host, f"{host}: rejected: the limit of connections is reached")
             sock.close()  # after counting: a client that sees it closed can see it counted
             return
         if silent is not None:
-            self._meter.event(Event.CUT)
+            self._meter.count_event(Event.CUT)
             silent.close()
-        self._meter.event(Event.ACCEPTED)
-        guest = self._receive_guest(sock, host) if self._door.is_guarded else None
+        self._meter.count_event(Event.ACCEPTED)
+        guest = self._count_unauthenticated(sock, host) if self._security.has_handshake else None
         try:
-            if self._door.tls is None:
-                self._enter(self._connection(sock, host, ANONYMOUS, guest), guest)
+            if self._security.tls is None:
+                self._serve(self._connection(sock, host, ANONYMOUS, guest), guest)
             else:
-                work = partial(self._agree_on_tls, sock, host, self._door.tls, guest)
+                work = partial(self._serve_tls, sock, host, self._security.tls, guest)
                 threading.Thread(target=work, name=f"segmentlog-{host}", daemon=True).start()
         except (OSError, RuntimeError) as error:  # the client has left, or no thread could be started
             sock.close()
-            self._forget(host, guest)
-            self._refuse(host, f"{host}: rejected: {error}")
+            self._uncount(host, guest)
+            self._count_rejection(host, f"{host}: rejected: {error}")
 
-    def _oldest_silent_locked(self) -> Connection | None:
+    def _oldest_silent_locked(self) -> KafkaConnection | None:
         """Return the oldest connection that never sent a byte, of the address with the most of them; None if there is
         none.
         """
-        silent: ByAddress[Connection] = ByAddress()
+        silent: ByAddress[KafkaConnection] = ByAddress()
         for connection in self._open:
             if not connection.traffic[0] and not connection.is_closed:
                 silent.add(connection, connection.client_host)
         return silent.oldest()
 
-    def _receive_guest(self, sock: socket.socket, host: str) -> _Guest:
+    def _count_unauthenticated(self, sock: socket.socket, host: str) -> _Unauthenticated:
         """Add an unauthenticated connection. Above the limit, close the oldest of the address with the most of them."""
-        guest = _Guest(partial(_shut_down, sock))
+        guest = _Unauthenticated(partial(_shut_down, sock))
         with self._mutex:
             self._guests.add(guest, host)
             if len(self._guests) <= self._limits.unauthenticated_connections:
@@ -270,47 +270,47 @@ class Listener:
             oldest = self._guests.oldest()
             assert oldest is not None
             self._guests.discard(oldest)
-        self._meter.event(Event.CUT)
+        self._meter.count_event(Event.CUT)
         oldest.cut()
         return guest
 
-    def _come_in(self, guest: _Guest | None) -> None:
+    def _uncount_unauthenticated(self, guest: _Unauthenticated | None) -> None:
         """Stop counting a connection as unauthenticated: it has authenticated or closed."""
         if guest is not None:
             with self._mutex:
                 self._guests.discard(guest)
 
-    def _refuse(self, host: str, why: str) -> None:
-        self._meter.event(Event.REFUSED)
-        count = self._refusals.count()
+    def _count_rejection(self, host: str, why: str) -> None:
+        self._meter.count_event(Event.REFUSED)
+        count = self._rejection_log.count()
         if count:
             more = f" ({count} times since the last such line)" if count > 1 else ""
             logger.warning("%s%s", why, more, extra={"client_host": host, "count": count})
 
-    def _forget(self, host: str, guest: _Guest | None) -> None:
-        self._come_in(guest)
+    def _uncount(self, host: str, guest: _Unauthenticated | None) -> None:
+        self._uncount_unauthenticated(guest)
         with self._mutex:
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
 
-    def _agree_on_tls(self, sock: socket.socket, host: str, tls: ServerTls, guest: _Guest | None) -> None:
+    def _serve_tls(self, sock: socket.socket, host: str, tls: ServerTls, guest: _Unauthenticated | None) -> None:
         """Do the TLS handshake in a thread, because a client may be slow, and then serve the connection."""
         try:
-            wrapped = self._shake_hands(tls, sock, guest)
-            self._enter(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
+            wrapped = self._handshake(tls, sock, guest)
+            self._serve(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
-            self._meter.event(Event.TLS_FAILED)
+            self._meter.count_event(Event.TLS_FAILED)
             self._tls_refusals.note(host, error)
             sock.close()
-            self._forget(host, guest)
+            self._uncount(host, guest)
 
-    def _shake_hands(self, tls: ServerTls, sock: socket.socket, guest: _Guest | None) -> ssl.SSLSocket:
+    def _handshake(self, tls: ServerTls, sock: socket.socket, guest: _Unauthenticated | None) -> ssl.SSLSocket:
         """Do a TLS handshake within the time limit for all of it. Raise its errors."""
         wrapped = tls.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         try:
             if guest is not None:
-                guest.goes_by(partial(_shut_down, wrapped))
+                guest.set_shut_down(partial(_shut_down, wrapped))
             # One time limit for the whole handshake: a limit for each read would let a client send a byte now and then.
             ends_s = time.monotonic() + self._limits.authentication_s
             wrapped.setblocking(False)
@@ -330,21 +330,23 @@ class Listener:
 
     # ------------------------------------------------------------ connections
 
-    def _connection(self, sock: socket.socket, host: str, principal: Principal, guest: _Guest | None) -> Connection:
-        limits, door = self._limits, self._door
-        look_up_s = min(_LOOK_UP_S, limits.patience_s, limits.idle_s, limits.authentication_s)
+    def _connection(
+        self, sock: socket.socket, host: str, principal: Principal, guest: _Unauthenticated | None
+    ) -> KafkaConnection:
+        limits, security = self._limits, self._security
+        check_interval_s = min(_CHECK_INTERVAL_S, limits.patience_s, limits.idle_s, limits.authentication_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport: Transport
         if isinstance(sock, ssl.SSLSocket):
-            transport = TlsTransport(sock, look_up_s, limits.patience_s)
+            transport = TlsTransport(sock, check_interval_s, limits.patience_s)
         else:
-            transport = PlainTransport(sock, look_up_s, limits.patience_s)
+            transport = PlainTransport(sock, check_interval_s, limits.patience_s)
         if guest is not None:
-            guest.goes_by(transport.shut_down)
-        sasl = door.make_sasl() if door.make_sasl is not None else None
+            guest.set_shut_down(transport.shut_down)
+        sasl = security.make_sasl() if security.make_sasl is not None else None
         if sasl is None:
-            self._come_in(guest)
+            self._uncount_unauthenticated(guest)
         frames = FrameReader(
             transport, self._pool,
             limit_bytes=limits.request_bytes if sasl is None else limits.unauthenticated_request_bytes,
@@ -352,14 +354,14 @@ class Listener:
         )  # fmt: skip
         if sasl is not None:
             frames.deadline_s = time.monotonic() + limits.authentication_s
-        return Connection(
+        return KafkaConnection(
             transport, frames, self._handle, client_host=host, principal=principal, sasl=sasl,
-            limit_bytes=limits.request_bytes, unknown_requests_max=limits.unauthenticated_requests,
-            on_known=partial(self._come_in, guest), waiting_bytes_max=limits.answered_bytes, meter=self._meter,
-            afterwards=self._afterwards,
+            limit_bytes=limits.request_bytes, unauthenticated_requests_max=limits.unauthenticated_requests,
+            on_authenticated=partial(self._uncount_unauthenticated, guest),
+            waiting_bytes_max=limits.answered_bytes, meter=self._meter, afterwards=self._afterwards,
         )  # fmt: skip
 
-    def _enter(self, connection: Connection, guest: _Guest | None) -> None:
+    def _serve(self, connection: KafkaConnection, guest: _Unauthenticated | None) -> None:
         """Give the connection to the loop."""
         with self._mutex:
             self._open[connection] = guest
@@ -367,26 +369,29 @@ class Listener:
             connection.finish()
         self._loop.add(connection)
 
-    def _left(self, connection: Connection, turn: Turn) -> None:
+    def _take_over(self, connection: KafkaConnection, turn: StepResult) -> None:
         """Take over a connection that the loop has released: give it a thread, or end it."""
-        if turn is Turn.NEEDS_THREAD:
+        if turn is StepResult.NEEDS_THREAD:
             try:
                 threading.Thread(
-                    target=self._run_one, args=(connection,), name=f"segmentlog-{connection.client_host}", daemon=True
+                    target=self._run_connection,
+                    args=(connection,),
+                    name=f"segmentlog-{connection.client_host}",
+                    daemon=True,
                 ).start()
                 return
             except RuntimeError as error:
-                self._refuse(connection.client_host, f"{connection.client_host}: closed: {error}")
+                self._count_rejection(connection.client_host, f"{connection.client_host}: closed: {error}")
         self._end(connection)
 
-    def _run_one(self, connection: Connection) -> None:
+    def _run_connection(self, connection: KafkaConnection) -> None:
         """Serve a connection in its own thread as long as it needs one."""
-        if connection.run() is Turn.STAYS:
+        if connection.run() is StepResult.STAYS:
             self._loop.add(connection)
         else:
             self._end(connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: KafkaConnection) -> None:
         connection.end()
         received, sent = connection.traffic
         with self._ended:
@@ -394,7 +399,7 @@ class Listener:
             self._received_bytes += received
             self._sent_bytes += sent
             self._ended.notify_all()
-        self._forget(connection.client_host, guest)
+        self._uncount(connection.client_host, guest)
 
 
 def _shut_down(sock: socket.socket) -> None:

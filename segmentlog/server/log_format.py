@@ -63,7 +63,7 @@ def set_up_logs(form: Form | str, level: int = logging.INFO, stream: TextIO | No
     root.propagate = False
 
 
-class Seldom:
+class LogRateLimit:
     """Limits a log message that may occur thousands of times a second to one line a second. Not thread-safe."""
 
     def __init__(self, every_s: float = _SELDOM_S, clock: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog.server")
 
-LOOK_S: Final = 1.0
+RECHECK_S: Final = 1.0
 """Interval at which every parked fetch is rechecked, whether a file changed or not."""
 _POLL_S: Final = 0.005
 """The same interval where file changes cannot be watched."""
@@ -30,7 +30,7 @@ _WATCHED_MAX: Final = 8192
 """Watched files. With more, a new watch starts with the awaited files, once these are less than half of them."""
 
 
-class Waiter(Protocol):
+class ParkedRequest(Protocol):
     """A request that waits for records."""
 
     paths: Sequence[str]
@@ -40,23 +40,23 @@ class Waiter(Protocol):
     ends_s: float
     """End of its waiting time (monotonic)."""
 
-    def look(self) -> None:
+    def recheck(self) -> None:
         """Respond if there are enough records or the wait is over, and then `unpark`.
 
         Several threads may call this at once.
         """
 
 
-class Arrivals:
+class FetchPurgatory:
     """All parked fetches of a server. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._waiting: dict[str, set[Waiter]] = {}
+        self._waiting: dict[str, set[ParkedRequest]] = {}
         self._topic_ids: dict[str, str] = {}
         """Topic id of each awaited path, from the latest fetch that waits for it."""
-        self._waiters: set[Waiter] = set()
-        self._ends: list[tuple[float, int, Waiter]] = []
+        self._waiters: set[ParkedRequest] = set()
+        self._ends: list[tuple[float, int, ParkedRequest]] = []
         """A heap by end time; may contain fetches that have left."""
         self._numbers = count()
         self._sleeps_until_s = 0.0
@@ -73,7 +73,7 @@ class Arrivals:
         """Number of parked fetches."""
         return len(self._waiters)
 
-    def is_well(self, patience_s: float) -> bool:
+    def is_healthy(self, patience_s: float) -> bool:
         """Whether the lock is free within ``patience_s`` seconds, so that no thread is stuck with it."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
@@ -88,9 +88,9 @@ class Arrivals:
         if watch is not None:
             watch.interrupt()
         for waiter in waiters:
-            _have_look(waiter)
+            _recheck(waiter)
 
-    def enter(self, waiter: Waiter) -> None:
+    def park(self, waiter: ParkedRequest) -> None:
         """Park a fetch until one of its files changes or its time is up. The caller must recheck it once after this."""
         with self._mutex:
             if self.is_closed:
@@ -111,7 +111,7 @@ class Arrivals:
             if self._polls or waiter.ends_s < self._sleeps_until_s:
                 watch.interrupt()
 
-    def leave(self, waiter: Waiter) -> None:
+    def unpark(self, waiter: ParkedRequest) -> None:
         """Remove a fetch that does not wait any more."""
         with self._mutex:
             self._waiters.discard(waiter)
@@ -125,11 +125,11 @@ class Arrivals:
                     if not waiters:
                         del self._waiting[path], self._topic_ids[path]
 
-    def note_grown(self, partition: Partition) -> None:
+    def mark_grown(self, partition: Partition) -> None:
         """Record an append of this process for the next `recheck_grown`, which must be called once it is answered."""
         self._grown[partition] = None
 
-    def tell(self) -> None:
+    def recheck_grown(self) -> None:
         """Recheck the fetches that wait for partitions with new records, in this thread; then wake other processes."""
         while self._grown:
             try:
@@ -141,7 +141,7 @@ class Arrivals:
                 with self._mutex:
                     waiters = waiters.copy()
                 for waiter in waiters:
-                    _have_look(waiter)
+                    _recheck(waiter)
             partition.wake_followers()
 
     def _begin_watch_locked(self) -> None:
@@ -157,21 +157,21 @@ class Arrivals:
         all_s = 0.0
         while not self.is_closed and watch is self._watch:
             with self._mutex:
-                self._sleeps_until_s = self._next_end(time.monotonic() + (_POLL_S if self._polls else LOOK_S))
+                self._sleeps_until_s = self._next_end(time.monotonic() + (_POLL_S if self._polls else RECHECK_S))
                 sleep_s = self._sleeps_until_s - time.monotonic()
             changed = watch.wait_for_changes(max(sleep_s, 0.0))
             now_s = time.monotonic()
             with self._mutex:
                 self._sleeps_until_s = 0.0
                 if self._polls or now_s >= all_s:
-                    due, all_s = self._waiters.copy(), now_s + LOOK_S
+                    due, all_s = self._waiters.copy(), now_s + RECHECK_S
                 else:
                     due = {waiter for path in changed for waiter in self._waiting.get(path, ())}
                 while self._ends and self._ends[0][0] <= now_s:
                     due.add(heapq.heappop(self._ends)[2])
             for waiter in due:
-                _have_look(waiter)
-            self.tell()  # appends of a connection that ended without doing this
+                _recheck(waiter)
+            self.recheck_grown()  # appends of a connection that ended without doing this
         watch.close()
 
     def _next_end(self, at_most_s: float) -> float:
@@ -182,8 +182,8 @@ class Arrivals:
         return min(at_most_s, ends[0][0]) if ends else at_most_s
 
 
-def _have_look(waiter: Waiter) -> None:
+def _recheck(waiter: ParkedRequest) -> None:
     try:
-        waiter.look()
+        waiter.recheck()
     except Exception:  # else the fetches after it would not be rechecked
         logger.exception("a fetch that waits for records could not be answered")

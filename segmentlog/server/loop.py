@@ -1,11 +1,11 @@
 """Serve all connections that have no thread of their own from one thread.
 
-A thread for each connection costs two thread switches a request, each with a change of the interpreter's lock, and
-more with more threads. This thread hands nothing over. It leaves a connection whose request may take long to a thread
-of its own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take long
-calls `step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another process
-has locked a file, the disk does not answer), a second thread notices and lets a new thread step the other connections.
-It checks ten times a second while there is work.
+A thread for each connection costs two thread switches a request, each with a change of the interpreter's lock, and more
+with more threads. This thread hands nothing over. It leaves a connection whose request may take long to a thread of its
+own (`KafkaConnection.step` decides). A handler that finds in the middle of a request that it will take long calls
+`step_aside`, and a new thread steps the other connections. If a request takes long unexpectedly (another process has
+locked a file, the disk does not answer), a second thread notices and lets a new thread step the other connections. It
+checks ten times a second while there is work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from segmentlog.server.kafka_connection import Connection, Turn
+from segmentlog.server.kafka_connection import KafkaConnection, StepResult
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -47,14 +47,14 @@ def step_aside() -> None:
 class Loop:
     """Steps connections when they receive data. Thread-safe."""
 
-    def __init__(self, leave: Callable[[Connection, Turn], None]) -> None:
-        self._leave = leave
+    def __init__(self, release: Callable[[KafkaConnection, StepResult], None]) -> None:
+        self._release_connection = release
         """Called with a connection that ended or needs a thread of its own, after the loop removed it."""
         self._mutex = threading.Lock()
         self._epoll = select.epoll()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, KafkaConnection] = {}
         self._leader: threading.Thread | None = None
-        self._current: Connection | None = None
+        self._current: KafkaConnection | None = None
         self._since_s = 0.0
         """Connection that is being stepped, and the start of its step (monotonic)."""
         self._steps = 0
@@ -69,7 +69,7 @@ class Loop:
         self._lead()
         threading.Thread(target=self._watch, name="segmentlog-loop-watch", daemon=True).start()
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: KafkaConnection) -> None:
         """Step this connection whenever it receives data."""
         fd = connection.fileno()
         with self._mutex:
@@ -80,9 +80,9 @@ class Loop:
                 self._connections[fd] = connection
                 self._epoll.register(fd, select.EPOLLIN)
         if not is_ours:
-            self._let_go(connection, Turn.ENDED)
+            self._release(connection, StepResult.ENDED)
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the thread that steps the connections is alive."""
         leader = self._leader
         return leader is not None and leader.is_alive()
@@ -101,7 +101,7 @@ class Loop:
         if leader is not None and leader is not threading.current_thread():
             leader.join(2 * _LOOK_S)
         for connection in left:
-            self._let_go(connection, Turn.ENDED)
+            self._release(connection, StepResult.ENDED)
         self._close_files()
 
     def abandon(self) -> None:
@@ -142,30 +142,30 @@ class Loop:
                     continue
                 turn = connection.step()
                 self._steps += 1
-                if not self._settle(me, fd, connection, turn):
+                if not self._finish_step(me, fd, connection, turn):
                     return
 
-    def _settle(self, me: threading.Thread, fd: int, connection: Connection, turn: Turn) -> bool:
+    def _finish_step(self, me: threading.Thread, fd: int, connection: KafkaConnection, turn: StepResult) -> bool:
         """Put a connection back, or release it, after its step. Return False if another thread is the leader now."""
         with self._mutex:
             leads = self._leader is me and not self._is_closed
             if leads:
                 self._current = None
-                if turn is not Turn.STAYS:
-                    self._forget(fd)
-        if turn is not Turn.STAYS:
-            self._let_go(connection, turn)
+                if turn is not StepResult.STAYS:
+                    self._remove_locked(fd)
+        if turn is not StepResult.STAYS:
+            self._release(connection, turn)
         elif not leads:
             self.add(connection)
         return leads
 
-    def _let_go(self, connection: Connection, turn: Turn) -> None:
+    def _release(self, connection: KafkaConnection, turn: StepResult) -> None:
         try:
-            self._leave(connection, turn)
+            self._release_connection(connection, turn)
         except Exception:  # else the leader would stop, and all other connections with it
             logger.exception("%s: ending the connection failed", connection.client_host)
 
-    def _forget(self, fd: int) -> None:
+    def _remove_locked(self, fd: int) -> None:
         self._connections.pop(fd, None)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(fd)
@@ -176,11 +176,11 @@ class Loop:
             if self._leader is threading.current_thread() and self._current is not None and not self._is_closed:
                 self._replace_leader_locked(self._current)
 
-    def _replace_leader_locked(self, connection: Connection) -> None:
+    def _replace_leader_locked(self, connection: KafkaConnection) -> None:
         """Start a new leader thread; ``connection`` stays with the thread that steps it."""
         for fd, one in self._connections.items():
             if one is connection:
-                self._forget(fd)
+                self._remove_locked(fd)
                 break
         self._current = None
         self._lead()
@@ -199,12 +199,12 @@ class Loop:
             else:
                 time.sleep(_LOOK_S)
             steps = self._steps
-            self._relieve()
+            self._replace_stuck_leader()
             if time.monotonic() >= pace_s:
                 self._check_pace()
                 pace_s = time.monotonic() + _PACE_S
 
-    def _relieve(self) -> None:
+    def _replace_stuck_leader(self) -> None:
         """Start a new leader if the current connection has been stepped for too long."""
         with self._mutex:
             stuck = self._current
@@ -218,7 +218,7 @@ class Loop:
         with self._mutex:
             quiet = [(fd, one) for fd, one in self._connections.items() if one is not self._current and one.is_overdue]
             for fd, _ in quiet:
-                self._forget(fd)
+                self._remove_locked(fd)
         for _, connection in quiet:
-            connection.say_overdue()
-            self._let_go(connection, Turn.ENDED)
+            connection.log_overdue()
+            self._release(connection, StepResult.ENDED)

@@ -28,21 +28,21 @@ from segmentlog.storage import fork_safety
 if TYPE_CHECKING:
     from email.message import Message
 
-    from segmentlog.server.worker import Worker
+    from segmentlog.server.worker import ServerWorker
 
 logger = logging.getLogger("segmentlog.server")
 
 _HEAD_BYTES_MAX: Final = 8 << 10
 _PATIENCE_S: Final = 5.0
 """Time for a request to arrive, and for the client to read the response each time that the socket buffer is full."""
-_AT_A_TIME: Final = 8
+_CONNECTIONS_MAX: Final = 8
 """Concurrent connections. Above the limit, the oldest of the address with the most of them is closed. Prometheus sends
 a request about every ten seconds."""
-_THREADS_MAX: Final = 2 * _AT_A_TIME
+_THREADS_MAX: Final = 2 * _CONNECTIONS_MAX
 """Includes threads whose connection was closed, and that have not ended yet."""
 _NO_THREAD_S: Final = 1.0
 """Time to wait for one of them to end."""
-_WELL_S: Final = 1.0
+_LOCK_PATIENCE_S: Final = 1.0
 """Time for which a lock that requests need may be held before the process counts as stuck."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _HEALTH: Final = frozenset(("/healthz", "/readyz"))
@@ -54,11 +54,10 @@ class MetricsServer:
     store.
 
     The caller must have checked that the address is safe (`security.listen_rules.check_safe_to_report`). Raise OSError
-    for
-    an address in use, and SegmentlogError if prometheus-client is missing.
+    for an address in use, and SegmentlogError if prometheus-client is missing.
     """
 
-    def __init__(self, worker: Worker, host: str, port: int, is_first: bool) -> None:
+    def __init__(self, worker: ServerWorker, host: str, port: int, is_first: bool) -> None:
         try:
             # Imported on demand: it takes 0.1 s.
             from segmentlog.server.telemetry.worker_metrics import WorkerTelemetry
@@ -81,9 +80,9 @@ class MetricsServer:
         )
         self._thread.start()
         self._is_forked = False
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_abandon_copies")
 
-    def _forget_parent(self) -> None:
+    def _abandon_copies(self) -> None:
         """Close the sockets in a forked child, whose threads are gone: they must not outlive the parent's."""
         self._is_forked = True
         self._http.abandon()
@@ -128,7 +127,9 @@ class MetricsServer:
             text = self._own.text()
             return HTTPStatus.OK, _METRICS_TEXT, text + (self._of_store.text() if self._of_store is not None else "")
         if path == "/healthz":
-            return _verdict([] if self._worker.is_well(_WELL_S) else ["a lock that every request needs is stuck"])
+            return _verdict(
+                [] if self._worker.is_healthy(_LOCK_PATIENCE_S) else ["a lock that every request needs is stuck"]
+            )
         if path == "/readyz":
             return _verdict(self._worker.problems())
         return HTTPStatus.NOT_FOUND, _TEXT, "not found; try /metrics, /healthz or /readyz\n"
@@ -161,18 +162,18 @@ class _Http(ThreadingHTTPServer):
         """Answer in a new thread. Above the limit of connections, the oldest one is closed first."""
         with self._mutex:
             self._open.add(request, str(client_address[0]))
-            oldest = self._open.oldest() if len(self._open) > _AT_A_TIME else None
+            oldest = self._open.oldest() if len(self._open) > _CONNECTIONS_MAX else None
             if oldest is not None:
                 self._open.discard(oldest)
                 _shut_down(oldest)  # its thread then ends and closes it
         if not self._threads_left.acquire(timeout=_NO_THREAD_S):
-            self._forget(request)
+            self._discard(request)
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._forget(request)
+            self._discard(request)
             self._threads_left.release()
             raise
 
@@ -181,10 +182,10 @@ class _Http(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._forget(request)
+            self._discard(request)
             self._threads_left.release()
 
-    def _forget(self, request: socket.socket) -> None:
+    def _discard(self, request: socket.socket) -> None:
         with self._mutex:
             self._open.discard(request)
 

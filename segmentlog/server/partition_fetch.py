@@ -14,9 +14,9 @@ from segmentlog.server.codec.generated.fetch import (
     PartitionData,
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.converted_batch_cache import Renderings
+from segmentlog.server.converted_batch_cache import ConvertedBatchCache
 from segmentlog.server.epoch_ends import end_of_epoch
-from segmentlog.server.fetch_sessions import Wanted
+from segmentlog.server.fetch_sessions import SessionPartition
 from segmentlog.server.topic_ids import wire_epoch
 from segmentlog.server.transport import Buffer
 
@@ -46,7 +46,7 @@ class Bounds:
         """Offset after the last record that the fetch may return."""
         return self.last_stable if self.is_committed else self.high_watermark
 
-    def of(self, index: int, code: ErrorCode = ErrorCode.NONE) -> PartitionData:
+    def empty_response(self, index: int, code: ErrorCode = ErrorCode.NONE) -> PartitionData:
         """Return a response without records."""
         return PartitionData(
             partition_index=index,
@@ -59,49 +59,57 @@ class Bounds:
         )
 
 
-def why_not(partition: Partition, bounds: Bounds, wanted: Wanted, node_id: int | None) -> PartitionData | None:
+def fetch_error(
+    partition: Partition, bounds: Bounds, requested: SessionPartition, node_id: int | None
+) -> PartitionData | None:
     """Return the error response to a fetch with a wrong leader epoch or a diverging log; None if the fetch is valid.
 
     ``node_id`` is the leader's; None in versions whose response has no field for it.
     """
     epoch = wire_epoch(partition.epoch)
-    if wanted.leader_epoch >= 0 and wanted.leader_epoch != epoch:
-        is_old = wanted.leader_epoch < epoch
-        answer = bounds.of(
-            wanted.partition, ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
+    if requested.leader_epoch >= 0 and requested.leader_epoch != epoch:
+        is_old = requested.leader_epoch < epoch
+        answer = bounds.empty_response(
+            requested.partition, ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
         )
         if node_id is not None:
             answer.current_leader = LeaderIdAndEpoch(node_id, epoch)
         return answer
-    if wanted.last_fetched_epoch >= 0:
-        found, end = end_of_epoch(partition, wanted.last_fetched_epoch)
+    if requested.last_fetched_epoch >= 0:
+        found, end = end_of_epoch(partition, requested.last_fetched_epoch)
         if found < 0:
-            return bounds.of(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
-        if found < wanted.last_fetched_epoch or end < wanted.fetch_offset:
-            answer = bounds.of(wanted.partition)
+            return bounds.empty_response(requested.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
+        if found < requested.last_fetched_epoch or end < requested.fetch_offset:
+            answer = bounds.empty_response(requested.partition)
             answer.diverging_epoch = EpochEndOffset(found, end)
             return answer
     return None
 
 
-def read(
-    partition: Partition, bounds: Bounds, wanted: Wanted, max_bytes: int, *, at_least_one: bool, renderings: Renderings
+def read_batches(
+    partition: Partition,
+    bounds: Bounds,
+    requested: SessionPartition,
+    max_bytes: int,
+    *,
+    at_least_one: bool,
+    converted_batches: ConvertedBatchCache,
 ) -> PartitionData:
-    """Return the whole batches from ``wanted.fetch_offset`` on; the first may begin before it.
+    """Return the whole batches from ``requested.fetch_offset`` on; the first may begin before it.
 
     With ``at_least_one`` the first batch is returned even if it is larger than ``max_bytes``. Raise the errors of
     `Partition.read`.
     """
     while True:
         generation = partition.generation
-        answer = bounds.of(wanted.partition)
-        gathered = _Gathered(wanted.fetch_offset, max_bytes, at_least_one)
-        _gather_all(partition, bounds, gathered, renderings)
+        answer = bounds.empty_response(requested.partition)
+        gathered = _Gathered(requested.fetch_offset, max_bytes, at_least_one)
+        _gather_all(partition, bounds, gathered, converted_batches)
         batches = gathered.batches
         if not batches:
-            batches = _fill(partition, wanted.fetch_offset, bounds.end)
+            batches = _fill_lost_range(partition, requested.fetch_offset, bounds.end)
         elif bounds.is_committed:
-            aborted = partition.aborted_transactions(wanted.fetch_offset, gathered.reached)
+            aborted = partition.aborted_transactions(requested.fetch_offset, gathered.reached)
             # Compaction in between could remove aborted records from the files and their entries from the index.
             # Records read from the old files would then look committed.
             if partition.generation != generation:
@@ -111,7 +119,9 @@ def read(
         return answer
 
 
-def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> None:
+def _gather_all(
+    partition: Partition, bounds: Bounds, gathered: _Gathered, converted_batches: ConvertedBatchCache
+) -> None:
     """Collect batches while there are some and the response has room."""
     while gathered.room > 0 and gathered.reached < bounds.end:
         run, reached, is_full = partition.read_wire(gathered.reached, bounds.end, gathered.room)
@@ -122,7 +132,7 @@ def _gather_all(partition: Partition, bounds: Bounds, gathered: _Gathered, rende
         if run:
             continue
         try:
-            if not _gather(partition, bounds, gathered, renderings):
+            if not _gather_converted(partition, bounds, gathered, converted_batches):
                 break
         except CorruptBatch:
             if not gathered.batches:
@@ -166,7 +176,9 @@ class _Gathered:
         return size_bytes <= self.room or self.is_due
 
 
-def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, renderings: Renderings) -> bool:
+def _gather_converted(
+    partition: Partition, bounds: Bounds, gathered: _Gathered, converted_batches: ConvertedBatchCache
+) -> bool:
     """Add batches that the library wrote, up to the next one in Kafka's format.
 
     Return False at the end or without room.
@@ -174,7 +186,7 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
     begun = len(gathered.batches)
     log = partition.handle.page.log.read()
     version = partition.topic_id, partition.number, log.generation, log.epoch
-    while gathered.reached < bounds.end and (known := renderings.known(version, gathered.reached)) is not None:
+    while gathered.reached < bounds.end and (known := converted_batches.lookup(version, gathered.reached)) is not None:
         if not gathered.take(*known):
             return False
     for batch in partition.read(gathered.reached, gathered.room, control=True):
@@ -184,16 +196,16 @@ def _gather(partition: Partition, bounds: Bounds, gathered: _Gathered, rendering
         # Check the size before the conversion, which would be wasted on a batch without room.
         if not gathered.has_room_for(header.payload_size):
             return False
-        if not header.is_kafka and renderings.is_used_up and not gathered.is_due:
+        if not header.is_kafka and converted_batches.is_used_up and not gathered.is_due:
             return False
-        wire = renderings.wire(partition.topic_id, batch)
-        renderings.note(version, batch)
+        wire = converted_batches.convert(partition.topic_id, batch)
+        converted_batches.register(version, batch)
         if not gathered.take(wire, header.next_offset):
             return False
     return len(gathered.batches) > begun
 
 
-def _fill(partition: Partition, offset: int, end: int) -> list[Buffer]:
+def _fill_lost_range(partition: Partition, offset: int, end: int) -> list[Buffer]:
     """Return empty batches for the offsets that a crash lost.
 
     Without them a client that reads up to the end would wait forever: the next batch begins after the lost range.

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 Element = TypeVar("Element")
 
-LOOK_S: Final = 0.1
+CHECK_INTERVAL_S: Final = 0.1
 """Interval at which the loop over a request's elements checks whether the client is connected, with a system call."""
 
 
@@ -52,7 +52,7 @@ class AnswerBudget:
         return True
 
 
-class TopicOnce(Generic[Element]):
+class MergedTopic(Generic[Element]):
     """One topic of a request, merged from all entries for it.
 
     topic        the first of the request's entries for it
@@ -68,22 +68,21 @@ class TopicOnce(Generic[Element]):
         self.unclear: set[Any] = set()
 
 
-def topics_once(
+def merge_topics(
     topics: Iterable[Element], parts: str, part_key: tuple[str, ...], *key: str
-) -> list[TopicOnce[Element]]:  # fmt: skip
+) -> list[MergedTopic[Element]]:  # fmt: skip
     """Return each topic once, and each of its partitions once, in the order in which the request first names them.
 
     ``key``: fields that identify a topic. ``parts``: field that lists its partitions. ``part_key``: fields that
-    identify
-    an element of that list; () if the list contains partition numbers.
+    identify an element of that list; () if the list contains partition numbers.
     """
-    found: dict[Hashable, TopicOnce[Element]] = {}
-    key_of, parts_of, part_key_of = attrgetter(*key), attrgetter(parts), attrgetter(*part_key) if part_key else itself
+    found: dict[Hashable, MergedTopic[Element]] = {}
+    key_of, parts_of, part_key_of = attrgetter(*key), attrgetter(parts), attrgetter(*part_key) if part_key else identity
     for topic in topics:
         what = key_of(topic)
         one = found.get(what)
         if one is None:
-            one = found[what] = TopicOnce(topic)
+            one = found[what] = MergedTopic(topic)
         partitions = one.partitions
         for part in parts_of(topic):
             at = part_key_of(part)
@@ -93,6 +92,6 @@ def topics_once(
     return list(found.values())
 
 
-def itself(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """Return the argument: the key of an element that is its own key."""
     return value

@@ -97,7 +97,7 @@ class BufferPool:
             buffer = bytearray(size)
         buffer[:filled_bytes] = memoryview(former)[:filled_bytes]
         lease.buffer = buffer
-        self._keep(former)
+        self._retain(former)
 
     def _make_room_locked(self, lease: Lease, more_bytes: int, patience_s: float) -> None:
         """Wait for ``more_bytes`` of room, and cut off slow requests while there is too little."""
@@ -128,9 +128,9 @@ class BufferPool:
                 return
             self._used_bytes -= len(buffer)
             self._condition.notify_all()
-        self._keep(buffer)
+        self._retain(buffer)
 
-    def _keep(self, buffer: bytearray) -> None:
+    def _retain(self, buffer: bytearray) -> None:
         size = len(buffer)
         if not SMALLEST <= size <= _LARGEST_KEPT:
             return

@@ -17,26 +17,34 @@ from segmentlog.server.codec.chunked_configs import encode_configs
 from segmentlog.server.codec.framing import frame_response
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import message_of
-from segmentlog.server.fair_slots import Turn
+from segmentlog.server.fair_slots import HeldSlot
 from segmentlog.server.loop import step_aside
-from segmentlog.server.request_budget import LOOK_S, AnswerBudget, ClientGone, Element, TopicOnce, itself, topics_once
-from segmentlog.server.response_errors import errors_in
-from segmentlog.server.response_queue import Later
+from segmentlog.server.request_budget import (
+    CHECK_INTERVAL_S,
+    AnswerBudget,
+    ClientGone,
+    Element,
+    MergedTopic,
+    identity,
+    merge_topics,
+)
+from segmentlog.server.response_errors import collect_error_codes
+from segmentlog.server.response_queue import PendingResponse
 from segmentlog.server.transport import Buffer
 
 if TYPE_CHECKING:
     from segmentlog.server.broker import Broker
-    from segmentlog.server.kafka_connection import Connection
+    from segmentlog.server.kafka_connection import KafkaConnection
 
 TOO_MUCH: Final = ErrorCode.POLICY_VIOLATION
 """Error code for elements that the response has no room for. Clients do not retry it by themselves."""
-TOO_MUCH_WORDS: Final = "the response is too large; request fewer elements at a time"
+TOO_MUCH_TEXT: Final = "the response is too large; request fewer elements at a time"
 _DESCRIBE_CONFIGS: Final = 32
 _JOINED_BYTES: Final = 4096
 """A first buffer up to this size is joined with the header, which saves the kernel a buffer."""
 
 
-class Call(msgspec.Struct, gc=False, kw_only=True):
+class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     """Context of one request, passed to its handler. Not thread-safe."""
 
     broker: Broker
@@ -48,10 +56,10 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
     correlation_id: int = 0
     started_s: float = 0.0
     """`time.perf_counter` when the request had arrived."""
-    connection: Connection | None = None
+    connection: KafkaConnection | None = None
     budget: AnswerBudget | None = None
     """Room left in the response; created on first use."""
-    looks_s: float = 0.0
+    next_check_s: float = 0.0
     """`time.monotonic` from which `check_client` checks the connection again."""
     has_scanned: bool = False
     """The files of all topics were searched for an unknown topic id."""
@@ -72,18 +80,18 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
         """Whether the client may perform this operation on the cluster."""
         return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
-    def is_left(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether the client has disconnected."""
-        return self.connection is not None and self.connection.is_left()
+        return self.connection is not None and self.connection.is_disconnected()
 
     # ------------------------------------------------------------ limits of a request
 
     def check_client(self) -> None:
         """Raise `ClientGone` if the client has disconnected; checks the socket every tenth of a second."""
         now_s = time.monotonic()
-        if now_s >= self.looks_s:
-            is_first, self.looks_s = not self.looks_s, now_s + LOOK_S
-            if not is_first and self.is_left():
+        if now_s >= self.next_check_s:
+            is_first, self.next_check_s = not self.next_check_s, now_s + CHECK_INTERVAL_S
+            if not is_first and self.is_disconnected():
                 raise ClientGone
 
     def each(self, elements: Iterable[Element]) -> Iterator[Element]:
@@ -96,7 +104,7 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
             self.check_client()
             yield element
 
-    def once(self, elements: Iterable[Element], key: Callable[[Element], Hashable] = itself) -> Iterator[Element]:
+    def distinct(self, elements: Iterable[Element], key: Callable[[Element], Hashable] = identity) -> Iterator[Element]:
         """Like `each`, but yield only the first of the elements with the same ``key``, which get one answer."""
         seen: set[Hashable] = set()
         for element in self.each(elements):
@@ -105,13 +113,13 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
                 seen.add(what)
                 yield element
 
-    def topics_once(
+    def merged_topics(
         self, topics: Iterable[Element], parts: str, part_key: tuple[str, ...], *key: str
-    ) -> Iterator[TopicOnce[Element]]:
+    ) -> Iterator[MergedTopic[Element]]:
         """Like `distinct`, for topics with partitions. The arguments are those of `merge_topics`."""
-        yield from self.each(topics_once(self.each(topics), parts, part_key, *key))
+        yield from self.each(merge_topics(self.each(topics), parts, part_key, *key))
 
-    def takes_room(self, elements: int, size_bytes: int = 0) -> bool:
+    def reserve_room(self, elements: int, size_bytes: int = 0) -> bool:
         """Reserve room in the response for ``elements``, and for ``size_bytes`` of text in them.
 
         Return False if there is too little; the response then has `TOO_MUCH` in their place.
@@ -121,24 +129,23 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
             self.budget = AnswerBudget(limits.answer_elements, limits.answer_bytes)
         return self.budget.take(elements, size_bytes)
 
-    def words(self, text: str) -> str | None:
+    def text_if_room(self, text: str) -> str | None:
         """Return ``text`` for the response; None if the response has no room for it."""
-        return text if self.takes_room(0, len(text)) else None
+        return text if self.reserve_room(0, len(text)) else None
 
-    def explain(self, error: BaseException) -> str | None:
+    def explain_error(self, error: BaseException) -> str | None:
         """Return the message of an error for the response; None if the response has no room for it."""
-        return self.words(message_of(error))
+        return self.text_if_room(message_of(error))
 
-    def unpacking(self, *, is_stopped: bool = True) -> AbstractContextManager[Turn]:
+    def decompression_slot(self, *, is_stopped: bool = True) -> AbstractContextManager[HeldSlot]:
         """Return a context manager that holds a slot for decompressing client data, after waiting for a free one.
 
         Raise `ClientGone` if the client leaves while it waits. With ``is_stopped=False`` wait regardless, for requests
-        that
-        must be done after their client has left. Other connections are served in the meantime.
+        that must be done after their client has left. Other connections are served in the meantime.
         """
         step_aside()
         check = self.check_client if is_stopped else _go_on
-        return self.broker.unpacking.place((self.principal, self.client_host), check)
+        return self.broker.decompression_slots.slot((self.principal, self.client_host), check)
 
     def topic_by_id(self, topic_id: bytes) -> tuple[str, str] | None:
         """Return (the topic's current name, its id as text), or None if clients can see no topic with this id.
@@ -146,10 +153,10 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
         Pass the id to the call that opens or changes the topic: another topic may have the name a moment later.
         """
         ids = self.broker.topic_ids
-        found = ids.known(topic_id)
+        found = ids.lookup(topic_id)
         if found is None and not self.has_scanned:
             self.has_scanned = not ids.scan(topic_id)
-            found = ids.known(topic_id)
+            found = ids.lookup(topic_id)
         return found
 
     # ------------------------------------------------------------ response
@@ -165,33 +172,33 @@ class Call(msgspec.Struct, gc=False, kw_only=True):
             buffers[:2] = (b"".join(buffers[:2]),)
         return buffers
 
-    def note(self, response: Any) -> None:
+    def count_request(self, response: Any) -> None:
         """Count the request in the metrics when it is answered; pass None if it gets no response."""
         meter, api = self.broker.meter, APIS[self.api_key].name
-        if response is not None and (errors := errors_in(response)):
-            meter.errors(api, errors)
-        meter.request(api, time.perf_counter() - self.started_s)
+        if response is not None and (errors := collect_error_codes(response)):
+            meter.count_errors(api, errors)
+        meter.count_request(api, time.perf_counter() - self.started_s)
 
-    def answer_later(self) -> PendingAnswer:
+    def defer_response(self) -> DeferredResponse:
         """Return a deferred response, for a handler that must not block its connection; complete it in any thread."""
         assert self.connection is not None
-        return PendingAnswer(self, Later(self.connection.outbox))
+        return DeferredResponse(self, PendingResponse(self.connection.responses))
 
 
 def _go_on() -> None:
     """Check nothing: the wait continues whether the client has left or not."""
 
 
-class PendingAnswer:
+class DeferredResponse:
     """A response that a handler completes later. Call `complete` once, from any thread."""
 
-    __slots__ = ("_call", "later")
+    __slots__ = ("_call", "pending")
 
-    def __init__(self, call: Call, later: Later) -> None:
+    def __init__(self, call: RequestContext, pending: PendingResponse) -> None:
         self._call = call
-        self.later = later
+        self.pending = pending
 
     def complete(self, response: Any) -> None:
         """Count, encode and queue the response."""
-        self._call.note(response)
-        self.later.complete(self._call.encode(response))
+        self._call.count_request(response)
+        self.pending.complete(self._call.encode(response))

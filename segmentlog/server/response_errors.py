@@ -22,7 +22,7 @@ _PLANS: Final[dict[type, _Plan | None]] = {}
 """By class of response, built on first use. None if the response has no error codes."""
 
 
-def errors_in(response: msgspec.Struct) -> list[int]:
+def collect_error_codes(response: msgspec.Struct) -> list[int]:
     """Return all error codes except 0; a code that occurs twice is returned twice."""
     cls = response.__class__
     try:

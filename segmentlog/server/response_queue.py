@@ -20,26 +20,26 @@ _TOGETHER_BYTES: Final = 64 << 10
 """Responses up to this size wait for those of other requests that arrived with theirs."""
 
 
-class Later:
+class PendingResponse:
     """A queued response that is not complete yet. Call `complete` once, from any thread."""
 
-    __slots__ = ("_outbox", "buffers")
+    __slots__ = ("_queue", "buffers")
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: ResponseQueue) -> None:
+        self._queue = outbox
         self.buffers: Sequence[Buffer] | None = None
 
     def complete(self, buffers: Sequence[Buffer]) -> None:
         """Set the response, length prefix included, and send it when it is next. Never waits for a slow client."""
         self.buffers = buffers
-        self._outbox.send_ready()
+        self._queue.send_ready()
 
 
-Answer = Sequence[Buffer] | Later | None
+Answer = Sequence[Buffer] | PendingResponse | None
 """Buffers that begin with the length prefix; a `PendingResponse` that will get them; or None for no response."""
 
 
-class Outbox:
+class ResponseQueue:
     """Responses of one connection.
 
     Only the connection's thread may call `put` and the flushes; the rest is thread-safe.
@@ -52,7 +52,7 @@ class Outbox:
         """Called with the error when sending fails, by the thread that met it."""
         self._together: list[Buffer] = []
         self._together_bytes = 0
-        self._waiting: deque[Later | Sequence[Buffer]] = deque()
+        self._waiting: deque[PendingResponse | Sequence[Buffer]] = deque()
         self._sending = threading.Lock()
         self._has_room = threading.Condition()
         self._is_closed = False
@@ -64,7 +64,7 @@ class Outbox:
         return len(self._waiting)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the connection must flush before it reads more requests."""
         return self._together_bytes > _TOGETHER_BYTES or len(self._waiting) >= _WAITING_MAX
 
@@ -77,7 +77,7 @@ class Outbox:
         """Add a response; it is sent by the next flush, with others to requests that arrived together."""
         if answer is None:
             return
-        if isinstance(answer, Later):
+        if isinstance(answer, PendingResponse):
             self._queue_together()
             self._waiting.append(answer)
         else:
@@ -100,9 +100,9 @@ class Outbox:
                     self._transport.send(self._take_together())
         if self._waiting:
             self.send_ready()
-            if self._is_full():
+            if self._is_at_limit():
                 with self._has_room:
-                    self._has_room.wait_for(lambda: self._is_closed or not self._is_full())
+                    self._has_room.wait_for(lambda: self._is_closed or not self._is_at_limit())
 
     def wait(self, timeout_s: float) -> None:
         """Wait until everything is sent, the queue is closed, or ``timeout_s`` has passed."""
@@ -131,12 +131,14 @@ class Outbox:
         self._together, self._together_bytes = [], 0
         return together if len(together) < 2 or size > _TOGETHER_BYTES else (b"".join(together),)
 
-    def _is_full(self) -> bool:
+    def _is_at_limit(self) -> bool:
         """Whether the limit of responses or bytes is reached: a client may request much and read nothing."""
         waiting = self._waiting.copy()
         if len(waiting) >= _WAITING_MAX:
             return True
-        if len(waiting) < 2 or isinstance(waiting[-1], Later):  # a pending response is small, or the only long poll
+        if len(waiting) < 2 or isinstance(
+            waiting[-1], PendingResponse
+        ):  # a pending response is small, or the only long poll
             return False
         made = [_buffers_of(answer) or () for answer in waiting]
         return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
@@ -195,5 +197,5 @@ class Outbox:
         self.send_ready()  # responses that were completed in the meantime
 
 
-def _buffers_of(answer: Later | Sequence[Buffer]) -> Sequence[Buffer] | None:
-    return answer.buffers if isinstance(answer, Later) else answer
+def _buffers_of(answer: PendingResponse | Sequence[Buffer]) -> Sequence[Buffer] | None:
+    return answer.buffers if isinstance(answer, PendingResponse) else answer

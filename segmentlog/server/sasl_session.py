@@ -41,10 +41,10 @@ _TO_EXCHANGE: Final = frozenset((_AUTHENTICATE, _API_VERSIONS))
 
 
 class _State(Enum):
-    BEGUN = 1
+    INITIAL = 1
     EXCHANGING = 2
-    PROVED = 3
-    PROVING_ANEW = 4
+    AUTHENTICATED = 3
+    REAUTHENTICATING = 4
     FAILED = 5
 
 
@@ -52,8 +52,7 @@ class SaslSession:
     """Authentication of one connection. Not thread-safe: requests before authentication are done one after the other.
 
     ``session_lifetime_ms`` is Kafka's `connections.max.reauth.ms`: the time after which a client must authenticate
-    again;
-    0 for never.
+    again; 0 for never.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class SaslSession:
         self._users = users
         self._mechanisms = tuple(mechanisms)
         self._clock = clock
-        self._state = _State.BEGUN
+        self._state = _State.INITIAL
         self._mechanism = ""
         self._exchange: Exchange | None = None
         self._ends_s = float("inf")
@@ -91,13 +90,13 @@ class SaslSession:
     @property
     def is_complete(self) -> bool:
         """Whether the client is authenticated, and not re-authenticating."""
-        return self._state is _State.PROVED
+        return self._state is _State.AUTHENTICATED
 
     def permits(self, api_key: int) -> bool:
         """Whether a request of this API is allowed now. If not, the connection must be closed."""
-        if self._state is _State.PROVED:
+        if self._state is _State.AUTHENTICATED:
             return self._clock() < self._ends_s or api_key in _TO_BEGIN
-        if self._state is _State.BEGUN:
+        if self._state is _State.INITIAL:
             # SaslAuthenticate gets an error response, which clients understand.
             return api_key in _TO_BEGIN or api_key == _AUTHENTICATE
         return api_key in _TO_EXCHANGE and self._state is not _State.FAILED
@@ -105,24 +104,24 @@ class SaslSession:
     def handshake(self, mechanism: str, version: int = 1) -> tuple[int, list[str]]:
         """Do a SaslHandshake. Return (error code, the enabled mechanisms)."""
         enabled = list(self._mechanisms)
-        if self._state not in (_State.BEGUN, _State.PROVED):
+        if self._state not in (_State.INITIAL, _State.AUTHENTICATED):
             self._state = _State.FAILED
             return ErrorCode.ILLEGAL_SASL_STATE, enabled
-        anew = self._state is _State.PROVED
+        is_again = self._state is _State.AUTHENTICATED
         # Re-authentication needs framed tokens: a bare token cannot be told from another request.
-        if mechanism not in self._mechanisms or (anew and (mechanism != self._mechanism or version == 0)):
+        if mechanism not in self._mechanisms or (is_again and (mechanism != self._mechanism or version == 0)):
             self._state = _State.FAILED
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled
         self._mechanism = mechanism
         self._exchange = begin(mechanism, self._users)
-        self._state = _State.PROVING_ANEW if anew else _State.EXCHANGING
+        self._state = _State.REAUTHENTICATING if is_again else _State.EXCHANGING
         self.takes_raw_tokens = version == 0
         return ErrorCode.NONE, enabled
 
     def authenticate(self, token: bytes) -> tuple[int, str | None, bytes]:
         """Do a SaslAuthenticate. Return (error code, message, token for the client). The last one sets `principal`."""
         exchange = self._exchange
-        if exchange is None or self._state not in (_State.EXCHANGING, _State.PROVING_ANEW):
+        if exchange is None or self._state not in (_State.EXCHANGING, _State.REAUTHENTICATING):
             self._fail()
             return ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate must follow a SaslHandshake", b""
         try:
@@ -130,7 +129,7 @@ class SaslSession:
                 raise AuthenticationFailed("the token is too long")
             answer = exchange.step(token)
             if exchange.name is not None:
-                self._prove(Principal("User", exchange.name))
+                self._accept(Principal("User", exchange.name))
         except AuthenticationFailed as error:
             self._fail()
             return ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b""
@@ -144,11 +143,11 @@ class SaslSession:
         error_code, _, answer = self.authenticate(bytes(token))
         return None if error_code else [len(answer).to_bytes(4, "big") + answer]
 
-    def _prove(self, principal: Principal) -> None:
+    def _accept(self, principal: Principal) -> None:
         if self.principal not in (None, principal):
             raise AuthenticationFailed("Cannot change principals during re-authentication")
         self.principal = principal
-        self._state = _State.PROVED
+        self._state = _State.AUTHENTICATED
         self._exchange = None
         self.takes_raw_tokens = False
         if self.session_lifetime_ms:

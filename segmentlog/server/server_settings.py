@@ -39,14 +39,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Time for each 64 KiB of a request to arrive, and of a response to be received by the client."""
     buffered_bytes: int = 256 << 20
     """`queued.max.request.bytes`: large requests in progress or still arriving, of a worker. At the limit, the
-    connection
-    that has been sending one request for the longest is closed."""
+    connection that has been sending one request for the longest is closed."""
     answered_bytes: int = 4 << 20
     """Unsent responses of one client; at the limit the server reads none of its requests until some are sent."""
     answer_elements: int = 250_000
     """Elements in one response: partitions, producers, resources, group members, committed offsets. Each takes about
-    500
-    bytes as an object, and a request for a thousand of them may take ten bytes."""
+    500 bytes as an object, and a request for a thousand of them may take ten bytes."""
     answer_bytes: int = 32 << 20
     """Text in one response that does not repeat the request: member metadata, offset metadata, error messages, configs
     of created topics."""

@@ -31,15 +31,15 @@ from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
 from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
-from segmentlog.server.addresses import ServerLock, nodes_of, warn_of_names
+from segmentlog.server.addresses import ServerLock, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Node
+from segmentlog.server.worker_cluster import WorkerNode
 from segmentlog.storage.fs import FileSystem
 from segmentlog.topics.store_file import open_store_file
 
 logger = logging.getLogger("segmentlog.server")
 
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 """Interval of a worker's heartbeats."""
 SILENT_S: Final = 30.0
 """A worker without a heartbeat for this long is killed. Generous: the machine may be busy and the disk slow."""
@@ -51,7 +51,7 @@ _SOON_S: Final = 1.0
 _PAUSE_MAX_S: Final = 5.0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server: store, addresses, number of workers, and what else they run."""
 
     path: str
@@ -67,13 +67,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = Security()
 
 
-class Beside(NamedTuple):
+class SidecarProcess(NamedTuple):
     """A process next to the workers that serves another protocol on a port of its own, such as HTTP."""
 
     name: str
     host: str
     port: int
-    run: Callable[[Plan, socket.socket, int, int], None]
+    run: Callable[[ServerPlan, socket.socket, int, int], None]
     """Called in the process with the plan, its socket, the status pipe to the supervisor, and the pipe that ends with
     it."""
 
@@ -89,7 +89,7 @@ class WorkerFailed(SegmentlogError):
         return self.why
 
 
-class _Child:
+class _ChildProcess:
     """Supervisor's record of one child process: a worker or the sidecar."""
 
     def __init__(self, number: int, name: str) -> None:
@@ -98,15 +98,15 @@ class _Child:
         self.pid = 0
         self.status_fd = -1
         self.is_ready = False
-        self.started_s = self.heard_s = 0.0
+        self.started_s = self.last_status_s = 0.0
         self.pause_s = 0.0
         self.start_at_s = 0.0
-        self.said: dict[str, Any] = {}
-        self.rest = b""
+        self.status: dict[str, Any] = {}
+        self.unread = b""
         self.has_hung_up = False
 
 
-Child = Callable[[Plan, "list[socket.socket]", "list[Node]", int, int, int], None]
+WorkerMain = Callable[[ServerPlan, "list[socket.socket]", "list[WorkerNode]", int, int, int], None]
 """Main function of a worker process. Arguments: plan, its sockets, all workers, its number, the status pipe to the
 supervisor, and the pipe that ends with the supervisor."""
 
@@ -116,10 +116,10 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Plan,
-        child: Child,
+        plan: ServerPlan,
+        child: WorkerMain,
         *,
-        beside: Beside | None = None,
+        sidecar: SidecarProcess | None = None,
         on_change: Callable[[Supervisor], None] | None = None,
     ) -> None:
         security = plan.security.with_those_of(plan.path)
@@ -130,11 +130,11 @@ class Supervisor:
             check_safe_to_tell(plan.metrics[0], security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
-        self._child = child
-        self._beside = beside
+        self._worker_main = child
+        self._sidecar = sidecar
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
-        self._socket_beside: socket.socket | None = None
+        self._sidecar_socket: socket.socket | None = None
         open_store_file(
             FileSystem(), plan.path, True, Clock().now_ms()
         )  # before the lock file makes the folder non-empty
@@ -144,24 +144,24 @@ class Supervisor:
             if plan.workers > 1:
                 for number in range(1, plan.workers + 1):
                     self._sockets.append(listen(plan.host, plan.port + number if plan.port else 0))
-            self.nodes, self.bootstrap_servers = nodes_of(plan.host, self._sockets, advertised)
-            warn_of_names(security.tls_cert, self.nodes)
-            self._lock.tell(self.bootstrap_servers)
-            if beside is not None:
-                self._socket_beside = listen(beside.host, beside.port)
+            self.nodes, self.bootstrap_servers = worker_nodes(plan.host, self._sockets, advertised)
+            warn_uncovered_names(security.tls_cert, self.nodes)
+            self._lock.write_address(self.bootstrap_servers)
+            if sidecar is not None:
+                self._sidecar_socket = listen(sidecar.host, sidecar.port)
         except BaseException:
             self._close()
             raise
-        self._children = [_Child(number, f"worker {number}") for number in range(1, plan.workers + 1)]
-        if beside is not None:
-            self._children.append(_Child(plan.workers + 1, beside.name))
+        self._children = [_ChildProcess(number, f"worker {number}") for number in range(1, plan.workers + 1)]
+        if sidecar is not None:
+            self._children.append(_ChildProcess(plan.workers + 1, sidecar.name))
         self._alive_read, self._alive_write = os.pipe2(os.O_CLOEXEC)
         self._stops = 0
         self.was_ready = False
 
-    def said(self) -> list[dict[str, Any]]:
+    def statuses(self) -> list[dict[str, Any]]:
         """Return the last status of each child process."""
-        return [child.said for child in self._children]
+        return [child.status for child in self._children]
 
     @property
     def ready_count(self) -> int:
@@ -187,8 +187,8 @@ class Supervisor:
             for child in self._children:
                 self._start(child)
             while not self._stops:
-                self._wait(wake_read, self._next_look_s())
-                self._look()
+                self._wait(wake_read, self._next_check_s())
+                self._check_children()
             self._finish(wake_read)
         finally:
             signal.set_wakeup_fd(former_fd)
@@ -218,61 +218,61 @@ class Supervisor:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
         for child in self._children:
-            self._listen_to(child)
+            self._read_status(child)
 
-    def _next_look_s(self) -> float:
+    def _next_check_s(self) -> float:
         now_s = time.monotonic()
         waiting = [child.start_at_s - now_s for child in self._children if not child.pid]
-        return min([BEAT_S, *waiting])
+        return min([HEARTBEAT_S, *waiting])
 
-    def _look(self) -> None:
+    def _check_children(self) -> None:
         """Start workers that died, and kill workers that are silent."""
         now_s = time.monotonic()
         for child in self._children:
-            if child.pid and now_s - child.heard_s > SILENT_S:
+            if child.pid and now_s - child.last_status_s > SILENT_S:
                 _log(logging.ERROR, child, f"sent no heartbeat for {SILENT_S:.0f} s and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
             if child.pid and (how := _how_ended(child.pid)) is not None:
-                self._ended(child, now_s, how)
+                self._handle_end(child, now_s, how)
             if not child.pid and not self._stops and now_s >= child.start_at_s:
                 self._start(child)
         if self._on_change is not None:
             self._on_change(self)
 
-    def _ended(self, child: _Child, now_s: float, how: str) -> None:
-        self._listen_to(child)
+    def _handle_end(self, child: _ChildProcess, now_s: float, how: str) -> None:
+        self._read_status(child)
         os.close(child.status_fd)
         if not self._stops:
-            why = f": {child.said['failed']}" if "failed" in child.said else ""
+            why = f": {child.status['failed']}" if "failed" in child.status else ""
             _log(logging.ERROR, child, f"{how}{why}")
         child.pid, child.status_fd, child.is_ready = 0, -1, False
-        if "failed" in child.said and not self.was_ready:
-            raise WorkerFailed(str(child.said["failed"]))
+        if "failed" in child.status and not self.was_ready:
+            raise WorkerFailed(str(child.status["failed"]))
         if now_s - child.started_s < _SOON_S:
             child.pause_s = min(max(2 * child.pause_s, 0.1), _PAUSE_MAX_S)
         else:
             child.pause_s = 0.0
         child.start_at_s = now_s + child.pause_s
 
-    def _listen_to(self, child: _Child) -> None:
+    def _read_status(self, child: _ChildProcess) -> None:
         """Read the status lines that a worker has sent since the last call."""
         if child.status_fd < 0:
             return
         with contextlib.suppress(BlockingIOError):
             while data := os.read(child.status_fd, 1 << 16):
-                child.heard_s = time.monotonic()
-                *lines, child.rest = (child.rest + data).split(b"\n")
+                child.last_status_s = time.monotonic()
+                *lines, child.unread = (child.unread + data).split(b"\n")
                 for line in lines:
-                    child.said = json.loads(line)
-                    child.is_ready |= bool(child.said.get("ready"))
+                    child.status = json.loads(line)
+                    child.is_ready |= bool(child.status.get("ready"))
             child.has_hung_up = True
         if not self.was_ready and self.is_ready:
             self.was_ready = True
             if self._on_change is not None:
                 self._on_change(self)
 
-    def _start(self, child: _Child) -> None:
+    def _start(self, child: _ChildProcess) -> None:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(status_read, False)
         # Block SIGTERM until the worker has a handler: a stop signal that arrives earlier must reach it, too.
@@ -281,16 +281,16 @@ class Supervisor:
             pid = os.fork()
             if not pid:
                 os.close(status_read)
-                self._be_worker(child.number, status_write)
+                self._run_child(child.number, status_write)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         os.close(status_write)
-        child.pid, child.status_fd, child.rest, child.said, child.has_hung_up = pid, status_read, b"", {}, False
-        child.started_s = child.heard_s = time.monotonic()
+        child.pid, child.status_fd, child.unread, child.status, child.has_hung_up = pid, status_read, b"", {}, False
+        child.started_s = child.last_status_s = time.monotonic()
         if self.was_ready:  # `serve` reports the first start of all workers together
             _log(logging.INFO, child, "was started")
 
-    def _be_worker(self, number: int, status_fd: int) -> NoReturn:
+    def _run_child(self, number: int, status_fd: int) -> NoReturn:
         """Run the worker in the forked child; never return."""
         code = 1
         try:
@@ -307,7 +307,7 @@ class Supervisor:
                 if child.status_fd >= 0:
                     os.close(child.status_fd)
             if number > self.plan.workers:
-                self._be_beside(status_fd)
+                self._run_sidecar(status_fd)
             else:
                 sockets = [self._sockets[0]]
                 for index, sock in enumerate(self._sockets[1:], 1):
@@ -315,9 +315,9 @@ class Supervisor:
                         sockets.append(sock)
                     else:
                         sock.close()
-                if self._socket_beside is not None:
-                    self._socket_beside.close()
-                self._child(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
+                if self._sidecar_socket is not None:
+                    self._sidecar_socket.close()
+                self._worker_main(self.plan, sockets, self.nodes, number, status_fd, self._alive_read)
             code = 0
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -325,12 +325,12 @@ class Supervisor:
         finally:
             os._exit(code)  # do not unwind the supervisor's frames in the worker
 
-    def _be_beside(self, status_fd: int) -> None:
-        assert self._beside is not None
-        assert self._socket_beside is not None
+    def _run_sidecar(self, status_fd: int) -> None:
+        assert self._sidecar is not None
+        assert self._sidecar_socket is not None
         for sock in self._sockets:
             sock.close()
-        self._beside.run(self.plan, self._socket_beside, status_fd, self._alive_read)
+        self._sidecar.run(self.plan, self._sidecar_socket, status_fd, self._alive_read)
 
     # ------------------------------------------------------------ ending
 
@@ -358,12 +358,12 @@ class Supervisor:
                 child.pid = 0
 
     def _close(self) -> None:
-        for sock in (*self._sockets, *([] if self._socket_beside is None else [self._socket_beside])):
+        for sock in (*self._sockets, *([] if self._sidecar_socket is None else [self._sidecar_socket])):
             sock.close()
         self._lock.release()
 
 
-def _log(level: int, child: _Child, what: str) -> None:
+def _log(level: int, child: _ChildProcess, what: str) -> None:
     logger.log(level, "%s (process %d) %s", child.name, child.pid, what, extra={"worker": child.number})
 
 

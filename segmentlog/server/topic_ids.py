@@ -38,7 +38,7 @@ class TopicIds:
         self._store = store
         self._names: dict[bytes, tuple[str, str]] = {}
 
-    def known(self, topic_id: bytes) -> tuple[str, str] | None:
+    def lookup(self, topic_id: bytes) -> tuple[str, str] | None:
         """Return (the topic's current name, its id as text), or None if the cache has no topic with this id.
 
         Reads at most one file. Call `scan` for ids that are not cached.

@@ -61,7 +61,7 @@ class Transport(Protocol):
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Send as much as possible without blocking, and return the rest."""
 
-    def is_left(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether the peer has closed its side, and so has most likely left. For the receiving thread."""
 
     def stop_receiving(self) -> None:
@@ -109,13 +109,13 @@ class PlainTransport:
         return False
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        pace = _Pace(self._send_timeout_s)
+        pace = _SendPace(self._send_timeout_s)
         left = list(buffers)
         try:
             while left:
                 sent = self._socket.sendmsg(left[:GATHER_MAX])
                 self.sent_bytes += sent
-                left = behind(left, sent)
+                left = drop_sent(left, sent)
                 if left:
                     pace.sent(sent)
         except BlockingIOError:
@@ -127,11 +127,11 @@ class PlainTransport:
             while left:
                 sent = self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT)
                 self.sent_bytes += sent
-                left = behind(left, sent)
+                left = drop_sent(left, sent)
         return left
 
-    def is_left(self) -> bool:
-        return _is_left(self._socket)
+    def is_disconnected(self) -> bool:
+        return _is_disconnected(self._socket)
 
     def stop_receiving(self) -> None:
         with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ class TlsTransport:
             return bool(self._socket.pending())
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        pace = _Pace(self._send_timeout_s)
+        pace = _SendPace(self._send_timeout_s)
         left = list(buffers)
         while left:
             before = _size(left)
@@ -216,11 +216,11 @@ class TlsTransport:
                 with self._mutex:
                     sent = self._socket.send(left[0])
                 self.sent_bytes += sent
-                left = behind(left, sent)
+                left = drop_sent(left, sent)
         return left
 
-    def is_left(self) -> bool:
-        return _is_left(self._socket)
+    def is_disconnected(self) -> bool:
+        return _is_disconnected(self._socket)
 
     def stop_receiving(self) -> None:
         with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ class TlsTransport:
         self._socket.close()
 
 
-class _Pace:
+class _SendPace:
     """Send timeout for a client that reads, but too slowly: it must read `_SLOWEST_BYTES` within each timeout."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -250,7 +250,7 @@ class _Pace:
             raise TimeoutError("the client reads its responses too slowly")
 
 
-def behind(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
+def drop_sent(buffers: list[Buffer], sent_bytes: int) -> list[Buffer]:
     """Return what remains of the buffers after ``sent_bytes`` were sent."""
     if sent_bytes == _size(buffers):  # the usual case
         return []
@@ -288,7 +288,7 @@ def wait_for(sock: socket.socket, events: int, timeout_s: float) -> bool:
     return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
-def _is_left(sock: socket.socket) -> bool:
+def _is_disconnected(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))

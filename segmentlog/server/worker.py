@@ -14,58 +14,58 @@ from segmentlog.security.tls import ServerTls
 from segmentlog.security.users import Users
 from segmentlog.server.broker import Broker
 from segmentlog.server.dispatch import Dispatcher
-from segmentlog.server.listener import Door, Listener
+from segmentlog.server.listener import ConnectionSecurity, KafkaListener
 from segmentlog.server.sasl_session import SaslSession
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster
+from segmentlog.server.worker_cluster import WorkerCluster
 
 if TYPE_CHECKING:
     from segmentlog.store import LogStore
 
 
-class Worker:
+class ServerWorker:
     """Serves a store on listening sockets. The caller closes the store."""
 
     def __init__(
         self,
         store: LogStore,
         sockets: Sequence[socket.socket],
-        cluster: Cluster,
+        cluster: WorkerCluster,
         settings: ServerSettings,
         security: Security,
         host: str,
     ) -> None:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
-        door, users = _door(security, host)
-        self._looks: list[Callable[[], object]] = [authorizer.look]
+        door, users = _connection_security(security, host)
+        self._refreshers: list[Callable[[], object]] = [authorizer.look]
         if users is not None:
-            self._looks.append(users.version)
+            self._refreshers.append(users.version)
         if door.tls is not None:
-            self._looks.append(door.tls.context)
-        self.listener = Listener(
+            self._refreshers.append(door.tls.context)
+        self.listener = KafkaListener(
             sockets,
             door,
             settings.limits,
             self.broker.buffers,
             Dispatcher(self.broker).handle,
             self.broker.meter,
-            self.broker.arrivals.tell,
+            self.broker.purgatory.recheck_grown,
         )
 
     def start(self) -> None:
         """Start to serve, in threads."""
         self.listener.start()
-        self.broker.take_up_groups()
+        self.broker.resume_groups()
 
     def refresh(self) -> None:
         """Reload the files of users, ACLs and certificates if they changed, so that this is logged without a client."""
-        for look in self._looks:
+        for look in self._refreshers:
             look()
 
-    def is_well(self, patience_s: float) -> bool:
+    def is_healthy(self, patience_s: float) -> bool:
         """Whether the locks that requests need are free within ``patience_s`` seconds, so that no thread is stuck."""
-        return self.listener.is_well(patience_s) and self.broker.is_well(patience_s)
+        return self.listener.is_healthy(patience_s) and self.broker.is_healthy(patience_s)
 
     def problems(self) -> list[str]:
         """Return the reasons why clients should not be sent to this worker; an empty list if it is ready."""
@@ -84,12 +84,12 @@ class Worker:
         self.broker.close()
 
 
-def _door(security: Security, host: str) -> tuple[Door, Users | None]:
+def _connection_security(security: Security, host: str) -> tuple[ConnectionSecurity, Users | None]:
     tls = None
     if security.tls_cert is not None and security.tls_key is not None:
         tls = ServerTls(security.tls_cert, security.tls_key, security.tls_client_ca)
     if security.users is None:
-        return Door(tls), None
+        return ConnectionSecurity(tls), None
     mechanisms = mechanisms_for(host, tls is not None, security.insecure)
     users = Users(security.users)
-    return Door(tls, partial(SaslSession, users, mechanisms)), users
+    return ConnectionSecurity(tls, partial(SaslSession, users, mechanisms)), users

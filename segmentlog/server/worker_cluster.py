@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 
-class Node(NamedTuple):
+class WorkerNode(NamedTuple):
     """Address of one worker as clients see it."""
 
     node_id: int
@@ -20,21 +20,21 @@ class Node(NamedTuple):
     port: int
 
 
-class Cluster:
+class WorkerCluster:
     """All workers of a server. Immutable."""
 
-    def __init__(self, cluster_id: str, nodes: Sequence[Node], own_id: int) -> None:
+    def __init__(self, cluster_id: str, nodes: Sequence[WorkerNode], own_id: int) -> None:
         self.cluster_id = cluster_id
         self.nodes = tuple(nodes)
         self.own_id = own_id
         self._is_single = len(nodes) == 1
 
     @property
-    def own(self) -> Node:
+    def own(self) -> WorkerNode:
         """The worker of this process."""
         return next(node for node in self.nodes if node.node_id == self.own_id)
 
-    def leader_of(self, topic_id: str, partition: int) -> Node:
+    def leader_of(self, topic_id: str, partition: int) -> WorkerNode:
         """Return the worker that serves a partition; the partitions of a topic are spread evenly."""
         if self._is_single:
             return self.nodes[0]
@@ -44,7 +44,7 @@ class Cluster:
         """Whether this worker leads the partition."""
         return self._is_single or self.leader_of(topic_id, partition).node_id == self.own_id
 
-    def coordinator_of(self, key: str) -> Node:
+    def coordinator_of(self, key: str) -> WorkerNode:
         """Return the worker that coordinates a group or a transactional id."""
         if self._is_single:
             return self.nodes[0]

@@ -38,7 +38,7 @@ class ApiCounts:
         self.seconds = 0.0
 
 
-class Meter:
+class WorkerCounters:
     """Counters of requests, errors and events. Thread-safe; costs less than a microsecond a request."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Meter:
         self._errors: Counter[tuple[str, int]] = Counter()
         self._events: Counter[Event] = Counter()
 
-    def request(self, api: str, seconds: float) -> None:
+    def count_request(self, api: str, seconds: float) -> None:
         """Count an answered request."""
         counts = self._apis.get(api)
         if counts is None:
@@ -58,13 +58,13 @@ class Meter:
             counts.buckets[bucket] += 1
             counts.seconds += seconds
 
-    def errors(self, api: str, codes: Iterable[int]) -> None:
+    def count_errors(self, api: str, codes: Iterable[int]) -> None:
         """Count the error codes of a response; a response may contain one for each partition."""
         with self._mutex:
             for code in codes:
                 self._errors[api, int(code)] += 1
 
-    def event(self, event: Event) -> None:
+    def count_event(self, event: Event) -> None:
         """Count an event."""
         with self._mutex:
             self._events[event] += 1

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from segmentlog.server.supervisor import BEAT_S, FINISH_S
+from segmentlog.server.supervisor import FINISH_S, HEARTBEAT_S
 
 
-class Stop:
+class StopSignal:
     """A request to stop.
 
     Not a `threading.Event`: a signal handler may run while its own thread holds the Event's lock.
@@ -22,11 +22,11 @@ class Stop:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.is_asked = False
+        self.is_requested = False
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request the stop. Safe in any thread and in signal handlers."""
-        self.is_asked = True
+        self.is_requested = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._write_fd, b"x")
 
@@ -37,15 +37,15 @@ class Stop:
         poll.poll(timeout_s * 1000)
 
 
-def stop_with_supervisor(alive_fd: int) -> Stop:
+def stop_with_supervisor(alive_fd: int) -> StopSignal:
     """Return a stop signal for SIGTERM and for the end of the supervisor. A second SIGTERM ends the process at once."""
-    stop = Stop()
+    stop = StopSignal()
     stops = 0
 
     def on_signal(signal_number: int, frame: object) -> None:
         nonlocal stops
         stops += 1
-        stop.ask()
+        stop.request()
         if stops > 1:
             os._exit(1)
 
@@ -56,7 +56,7 @@ def stop_with_supervisor(alive_fd: int) -> Stop:
     def watch() -> None:
         with contextlib.suppress(OSError):
             os.read(alive_fd, 1)  # no process writes to it: returns when the supervisor's end is closed
-        stop.ask()
+        stop.request()
         time.sleep(FINISH_S)
         os._exit(1)
 
@@ -64,12 +64,12 @@ def stop_with_supervisor(alive_fd: int) -> Stop:
     return stop
 
 
-def beat(
-    stop: Stop, status_fd: int, is_well: Callable[[], bool], said: Callable[[], Mapping[str, object]]
+def send_heartbeats(
+    stop: StopSignal, status_fd: int, is_healthy: Callable[[], bool], status: Callable[[], Mapping[str, object]]
 ) -> None:  # fmt: skip
     """Send the process's status to the supervisor every `HEARTBEAT_S`, while it is healthy, until it must stop."""
-    while not stop.is_asked:
-        if is_well():
+    while not stop.is_requested:
+        if is_healthy():
             with contextlib.suppress(OSError):
-                os.write(status_fd, json.dumps({"ready": True, **said()}).encode() + b"\n")
-        stop.wait(BEAT_S)
+                os.write(status_fd, json.dumps({"ready": True, **status()}).encode() + b"\n")
+        stop.wait(HEARTBEAT_S)

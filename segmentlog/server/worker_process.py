@@ -7,22 +7,22 @@ from typing import Final
 
 import segmentlog
 from segmentlog.server.addresses import cluster_id_of
-from segmentlog.server.supervisor import FINISH_S, Plan
-from segmentlog.server.worker import Worker
-from segmentlog.server.worker_cluster import Cluster, Node
-from segmentlog.server.worker_lifecycle import beat, stop_with_supervisor
+from segmentlog.server.supervisor import FINISH_S, ServerPlan
+from segmentlog.server.worker import ServerWorker
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
+from segmentlog.server.worker_lifecycle import send_heartbeats, stop_with_supervisor
 
 _LOCKED_OUT_S: Final = 10.0
 
 
 def run(
-    plan: Plan, sockets: list[socket.socket], nodes: list[Node], number: int, status_fd: int, alive_fd: int
+    plan: ServerPlan, sockets: list[socket.socket], nodes: list[WorkerNode], number: int, status_fd: int, alive_fd: int
 ) -> None:
     """Serve until SIGTERM, or until the supervisor ends."""
     stop = stop_with_supervisor(alive_fd)
     with segmentlog.open(plan.path, ship=plan.ship, ship_interval_ms=plan.ship_interval_ms) as store:
-        cluster = Cluster(cluster_id_of(store.store_id), nodes, number)
-        worker = Worker(store, sockets, cluster, plan.settings, plan.security, plan.host)
+        cluster = WorkerCluster(cluster_id_of(store.store_id), nodes, number)
+        worker = ServerWorker(store, sockets, cluster, plan.settings, plan.security, plan.host)
         metrics = None
         if plan.metrics is not None:
             from segmentlog.server.metrics import MetricsServer
@@ -31,7 +31,7 @@ def run(
             metrics = MetricsServer(worker, host, port + number - 1 if port else 0, is_first=number == 1)
         address = None if metrics is None else metrics.address
 
-        def said() -> dict[str, object]:
+        def status() -> dict[str, object]:
             worker.refresh()
             return {
                 "connections": worker.listener.connection_count,
@@ -42,7 +42,7 @@ def run(
         worker.start()
         try:
             # No heartbeat while a lock that requests need is stuck: the supervisor then restarts the worker.
-            beat(stop, status_fd, lambda: worker.is_well(_LOCKED_OUT_S), said)
+            send_heartbeats(stop, status_fd, lambda: worker.is_healthy(_LOCKED_OUT_S), status)
         finally:
             worker.close(FINISH_S)
             if metrics is not None:

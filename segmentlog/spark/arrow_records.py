@@ -17,7 +17,7 @@ from segmentlog.format.arrow_columns import blob_column
 from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import array_of, check_headers
 from segmentlog.format.encode import EncodedBatch, join_batch
-from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, RecordColumns, require_a_key
+from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, CheckedColumns, require_a_key
 from segmentlog.policy.partitioner import HashPartitioner, Partitioner, Partitions, Rows, partitions_for_joined_keys
 from segmentlog.policy.timestamps import refused_timestamps
 from segmentlog.quantities import EARLIEST_MS, LATEST_MS
@@ -42,10 +42,10 @@ class ArrowRecords:
     def __len__(self) -> int:
         return len(self._values)
 
-    def columns(self) -> RecordColumns:
+    def columns(self) -> CheckedColumns:
         """The same as lists."""
         keys = None if self._keys is None else _as_list(self._keys)
-        return RecordColumns(_as_list(self._values), keys, self._timestamps, self._headers)
+        return CheckedColumns(_as_list(self._values), keys, self._timestamps, self._headers)
 
     def partitions(self, partitioner: Partitioner, count: int, sticky: int) -> Partitions:
         keys = self._keys

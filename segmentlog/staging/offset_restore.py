@@ -19,7 +19,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch, encode_batch, encode_gap
-from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, RecordColumns, check_items
+from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, CheckedColumns, check_items
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
 from segmentlog.staging.staged_files import Staged, StagedFile, map_staged, read_run
@@ -60,7 +60,7 @@ class OffsetEncoder:
         self._compression = config.compression
 
     def batches(
-        self, offsets: Int64Array, columns: RecordColumns, size_bytes: int
+        self, offsets: Int64Array, columns: CheckedColumns, size_bytes: int
     ) -> Iterator[tuple[int, EncodedBatch]]:
         """Yield (base offset, batch) of records of about ``size_bytes``; ``offsets`` must ascend.
 
@@ -74,7 +74,7 @@ class OffsetEncoder:
             for start, stop in _within_reach(offsets, begin, end):
                 yield from encode_in_parts(partial(self._encode, offsets, columns), start, stop)
 
-    def _encode(self, offsets: Int64Array, columns: RecordColumns, start: int, stop: int) -> tuple[int, EncodedBatch]:
+    def _encode(self, offsets: Int64Array, columns: CheckedColumns, start: int, stop: int) -> tuple[int, EncodedBatch]:
         """Return (base offset, batch) of the records ``[start, stop)``."""
         offsets, columns = offsets[start:stop], columns.part(start, stop)
         base_offset = int(offsets[0])
@@ -100,7 +100,7 @@ class OffsetStager:
         self._topic = topic
         self._encoder = OffsetEncoder(config)
 
-    def add(self, partition: int, offsets: Int64Array, columns: RecordColumns, size_bytes: int) -> None:
+    def add(self, partition: int, offsets: Int64Array, columns: CheckedColumns, size_bytes: int) -> None:
         """Stage records of about ``size_bytes``; ``offsets`` must ascend.
 
         The columns must have timestamps. Raise `InvalidRecord`, `RecordTooLarge` or `DiskFull`.

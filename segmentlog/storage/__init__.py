@@ -1,1 +1,1 @@
-"""The only floor that touches ``os`` and ``mmap``: files, maps, locks, and what lies in them."""
+"""Files, memory maps and locks: the only layer that calls ``os`` and ``mmap``."""

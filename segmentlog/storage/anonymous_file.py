@@ -23,9 +23,9 @@ class AnonymousFile:
     def __init__(self, fs: FileSystem, folder: str, size_bytes: int) -> None:
         """Create the file. Raises OSError if the file system has no such files, or no room."""
         if not _O_TMPFILE:
-            raise OSError("no files without a name")
+            raise OSError("this system has no anonymous files (O_TMPFILE)")
         self._fs = fs
-        self._mutex = fork_safety.lock(self, "_mutex", "_forget")
+        self._mutex = fork_safety.lock(self, "_mutex", "_reset_after_fork")
         self._size_bytes = size_bytes
         self._end = 0
         self._fd: LockableFd | None = open_lockable(fs, folder, os.O_RDWR | _O_TMPFILE)
@@ -59,7 +59,7 @@ class AnonymousFile:
             if fd is not None:
                 close_lockable(self._fs, fd)
 
-    def _forget(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Drop the descriptor in a forked child: it is closed there, and its number may belong to another file."""
         self._fd = None
 

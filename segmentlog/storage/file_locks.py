@@ -80,14 +80,14 @@ class ProcessLock:
         self._path = path
         self._fds: list[LockableFd] = []
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        fork_safety.on_fork(self, "_forget")
+        fork_safety.on_fork(self, "_reset_after_fork")
 
-    def _forget(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Drop the lock in a forked child: the parent holds it."""
         self._fds = []
 
     @interrupt_safe.interrupt_safe_context
-    def held(self) -> Iterator[int]:
+    def hold(self) -> Iterator[int]:
         """Hold the lock for the duration of the context. Yield the descriptor of its file."""
         with self._mutex:
             if self._fds:

@@ -198,7 +198,7 @@ def opened_temporary(fs: FileSystem, path: str) -> Iterator[tuple[str, int]]:
 
 
 def try_fallocate(fs: FileSystem, fd: int, position: int, size_bytes: int) -> bool:
-    """Preallocate file space. Return False if there is no room or the file system cannot: appends work, only slower."""
+    """Preallocate file space. Return False if the file system cannot, or has no room: appends then work, but slower."""
     try:
         fs.fallocate(fd, position, size_bytes)
         return True

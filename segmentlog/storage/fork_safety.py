@@ -54,7 +54,7 @@ class LockableFiles(Protocol):
 
 
 class _ForkEntry(weakref.ref[Any]):
-    """What a child does for one owner: replace the lock of that name, call a method, or both."""
+    """The action in a child for one owner: replace the lock of that name, call a method, or both."""
 
     __slots__ = ("make", "method", "name", "number")
     method: str
@@ -141,7 +141,7 @@ def _make_event() -> threading.Event:
 
 
 def generation() -> int:
-    """Return the number of forks that led to this process. It tells what an ancestor began before a fork."""
+    """Return the number of forks that led to this process, to detect work that an ancestor began before a fork."""
     return _generation
 
 

@@ -157,7 +157,7 @@ class FileSystem:
     def exists(self, path: str, *, follow: bool = True) -> bool:
         """Return whether a file or folder exists. A dangling link exists only with ``follow=False``.
 
-        Raises OSError if the system cannot tell: that is not the same as no.
+        Raises OSError if the system does not answer, which must not be taken for a no.
         """
         try:
             self.stat(path) if follow else self.lstat(path)

@@ -1,4 +1,4 @@
-"""The file that says how far a partition may hand out offsets; see `format.grant`."""
+"""The file with the offset grant of a partition; see `format.grant`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import logging
 
 from segmentlog.format.file_names import GRANT_FILE
-from segmentlog.format.grant import Grant, MalformedGrant, decode_grant, encode_grant
+from segmentlog.format.grant import MalformedGrant, OffsetGrant, decode_grant, encode_grant
 from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.fs import FileSystem
 
 logger = logging.getLogger("segmentlog")
 
 
-def read_grant(fs: FileSystem, folder: str) -> Grant | None:
-    """What is granted to the partition in ``folder``; None for one that is not shipped: it needs no grant.
+def read_grant(fs: FileSystem, folder: str) -> OffsetGrant | None:
+    """Return the offset grant of the partition in ``folder``; None if the partition is not shipped and needs no grant.
 
-    Raises OSError for a file that cannot be read: nobody knows then what is granted.
+    A damaged file grants nothing, with a warning. Raise OSError for a file that cannot be read.
     """
     path = f"{folder}/{GRANT_FILE}"
     try:
@@ -24,17 +24,17 @@ def read_grant(fs: FileSystem, folder: str) -> Grant | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except MalformedGrant as error:
-        logger.warning("%s: damaged (%s): nothing is granted until the store is shipped again", path, error)
-        return Grant(0)
+        logger.warning("%s: damaged (%s): no offset is granted until the store is shipped again", path, error)
+        return OffsetGrant(0)
 
 
-def write_grant(fs: FileSystem, folder: str, grant: Grant) -> None:
-    """Durable when it returns. Raises `DiskFull`, OSError; the old one counts then."""
+def write_grant(fs: FileSystem, folder: str, grant: OffsetGrant) -> None:
+    """Write the grant durably. Raise `DiskFull`, OSError; the previous grant is then still valid."""
     replace_file(fs, f"{folder}/{GRANT_FILE}", encode_grant(grant))
 
 
 def remove_grant(fs: FileSystem, folder: str) -> None:
-    """The partition needs no grant any more. Durable when it returns. Raises OSError."""
+    """Remove the grant durably: the partition needs none any more. Raise OSError."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(f"{folder}/{GRANT_FILE}")
         fs.sync_folder(folder)

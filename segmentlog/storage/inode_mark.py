@@ -1,8 +1,8 @@
 """Check whether the kernel has kept a file in memory ever since: no content of a file can prove that.
 
 A file system can go away and come back within one boot: a disk is pulled, a virtual machine is shut down, a cluster
-fails over. It then has the same device and inode numbers, and each file has some older content. Only knowledge that is
-not stored on the disk tells the difference. Either of these is proof:
+fails over. It then has the same device and inode numbers, and each file has some older content. Only information
+outside the disk shows the difference. Either of these is proof:
 
 - Mount id: `statx` (Linux 6.8 or later) returns a number for each mount that is not reused within a boot. A container
   sees the same file system under another number.

@@ -14,8 +14,8 @@ nothing.
 This decides which constructs are safe:
 
 - Safe: ``with lock:`` on a lock object. Entering and leaving it are not CALLs, and the methods of the lock are written
-  in C. (Except in CPython 3.14 before its fix of python/cpython#148874: there it is a CALL that the ``with`` does not
-  cover.)
+  in C. (An exception is CPython 3.14 before its fix of python/cpython#148874: there entering is a CALL that the
+  ``with`` does not cover.)
 - Safe: ``try: flock(fd, LOCK_EX) ... finally: flock(fd, LOCK_UN)``, under a mutex. Unlocking a file that is not locked
   is harmless. No check comes between the start of a ``finally`` and a C function that is its first call.
 - Unsafe: ``acquire(); try:``, ``flock(); try:`` and ``fd = open(); try:``. An interrupt loses the result, so no code

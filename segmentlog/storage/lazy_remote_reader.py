@@ -1,4 +1,4 @@
-"""How an open store reaches segments that lie in an object store alone: by what is made when the first one is read."""
+"""Create the reader for evicted segments of an open store when the first one is read."""
 
 from __future__ import annotations
 
@@ -9,61 +9,64 @@ from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem, Ranges, Reach
 
 
-class Reaches(Protocol):
-    """What is made: `objects.tier.remote_reader.Tiered`."""
+class SegmentReader(Protocol):
+    """A reader for evicted segments; `objects.tier.remote_reader.RemoteReader` is one."""
 
-    def reach(self, fs: FileSystem, path: str) -> Ranges | None:
-        """As `FileSystem.ranged`."""
+    def open_segment(self, fs: FileSystem, path: str) -> Ranges | None:
+        """Open an evicted segment, as `FileSystem.ranged` does."""
 
-    def know(self, url: str) -> None:
-        """By this URL, which may hold what is secret, its place is to be reached."""
+    def add_url(self, url: str) -> None:
+        """Use this URL, with its secrets, for objects at the same place."""
 
     def close(self) -> None:
-        """Bring nothing more. Idempotent."""
+        """Stop downloads and remove the cache. Idempotent."""
 
 
-Made = TypeVar("Made", bound=Reaches)
+Reader = TypeVar("Reader", bound=SegmentReader)
 
 
-class Reaching(Generic[Made]):
-    """Of one store, which does not load what it does not need. Thread-safe."""
+class LazyRemoteReader(Generic[Reader]):
+    """Reads evicted segments of one store through a reader that is created at the first use. Thread-safe.
 
-    def __init__(self, fs: FileSystem, make: Callable[[], Made]) -> None:
+    So a store without evicted segments does not import the modules for object stores.
+    """
+
+    def __init__(self, fs: FileSystem, create: Callable[[], Reader]) -> None:
         self._fs = fs
-        self._make = make
+        self._create = create
         self._urls: list[str] = []
         self._before: Reach | None = None
         self._mutex = fork_safety.lock(self, "_mutex")
-        self.made: Made | None = None
-        """None before the first such segment was read."""
+        self.reader: Reader | None = None
+        """None before the first evicted segment was read."""
 
-    def begin(self) -> None:
-        """From now on the files of the store are looked at so, until it is closed."""
+    def install(self) -> None:
+        """Let the store's file system read evicted segments, until `close`."""
         self._before, self._fs.reach_by = self._fs.reach_by, self
 
-    def know(self, url: object) -> None:
-        """The store is shipped there."""
+    def add_url(self, url: object) -> None:
+        """Use this URL, with its secrets, for objects at the same place."""
         if isinstance(url, str):
             self._urls.append(url)
-            if self.made is not None:
-                self.made.know(url)
+            if self.reader is not None:
+                self.reader.add_url(url)
 
     def __call__(self, path: str) -> Ranges | None:
-        """As `FileSystem.ranged`."""
-        made = self.made
-        if made is None:
+        """Open an evicted segment, as `FileSystem.ranged` does."""
+        reader = self.reader
+        if reader is None:
             with self._mutex:
-                made = self.made
-                if made is None:
-                    made = self._make()
+                reader = self.reader
+                if reader is None:
+                    reader = self._create()
                     for url in self._urls:
-                        made.know(url)
-                    self.made = made
-        return made.reach(self._fs, path)
+                        reader.add_url(url)
+                    self.reader = reader
+        return reader.open_segment(self._fs, path)
 
     def close(self) -> None:
-        """What was brought goes. Idempotent."""
+        """Remove the reader and its cache. Idempotent."""
         if self._fs.reach_by is self:
             self._fs.reach_by = self._before
-        if self.made is not None:
-            self.made.close()
+        if self.reader is not None:
+            self.reader.close()

@@ -58,8 +58,8 @@ class NetworkMark:
         if host and host != mark._host:
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
             logger.warning(
-                "%s was opened for writing by the machine %s at %s and was not closed there: if that machine still"
-                " writes, both machines will damage the log; close the store there, or open it here with"
+                "%s was opened for writing by the machine %s at %s and was not closed there. If that machine still"
+                " writes, both machines will damage the log. Close the store there, or open it here with"
                 " read_only=True",
                 path,
                 host,

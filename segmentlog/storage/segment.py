@@ -14,7 +14,7 @@ from segmentlog.storage.file_operations import sync_data, try_fallocate, write_a
 from segmentlog.storage.fork_safety import close_lockable, open_lockable
 from segmentlog.storage.fs import LOCAL_ERRORS, NO_ROOM, Buffer, DiskFailed, FileSystem, Ranges, opened
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.storage.segment_stub import is_remote
+from segmentlog.storage.segment_stub import is_evicted_or_replaced
 
 _ALLOCATE_MIN: Final = 64 << 10
 _ALLOCATE_MAX: Final = 8 << 20
@@ -180,7 +180,10 @@ class ActiveSegment:
         return SealedSegment(self._fs, self.path, self.base_offset, epoch, fd)
 
     def _take_back(self, position: int) -> None:
-        """Truncate like `truncate_durably`, unless this process cannot: the next append will. Raises `DiskFailed`."""
+        """Truncate like `truncate_durably`.
+
+        If this process cannot, leave it to the next append. Raises `DiskFailed`.
+        """
         try:
             _truncate_and_sync(self._fs, self.fd, position, self.path)
         except OSError as error:
@@ -252,7 +255,7 @@ class MappedSegment:
                     return  # another file has the name now
                 view = self._fs.map_file(fd, found.st_size) if found.st_size else memoryview(b"")
             # It may have become a stub (a hole) after the check above.
-            if any(view[:PROBE_BYTES]) or not view or not is_remote(self._fs, self.path, found):
+            if any(view[:PROBE_BYTES]) or not view or not is_evicted_or_replaced(self._fs, self.path, found):
                 break
         self.inode, self.written_ns, self.view = found.st_ino, found.st_mtime_ns, view
 

@@ -1,11 +1,12 @@
-"""Segments whose bytes lie in an object store alone: a hole in the place of the log, and the stub beside it.
+"""Files of an evicted segment: a hole instead of its log, and a stub that names the objects with its bytes.
 
-    B.remote        durable, beside the whole log: it does not count yet
-    B.log           a hole of the same size and time, durable, renamed over the log: from here on the stub counts
-    (no B.remote)   after the log itself, or another one, was renamed over the hole
+    B.remote        the stub, durable, beside the whole log: not valid yet
+    B.log           a durable hole of the same size and time, renamed over the log: from here on the stub is valid
+    (no B.remote)   deleted after the recalled log, or a newer one, was renamed over the hole
 
-A crash between any two of these leaves the one or the other. Files are replaced and never emptied in place: whoever has
-one mapped reads on in what it was. See `format.stub` for the stub, and `FileSystem.ranged` for who reads.
+A crash between two of these steps leaves the state before or after a step. Files are replaced and never truncated in
+place, so a reader that has mapped the log keeps its bytes. The stub's format is in `format.stub`; readers use
+`FileSystem.ranged`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _PART_BYTES: Final = 16 << 20
 
 
 def stub_path(path: str) -> str:
-    """Where the stub of a segment's log lies."""
+    """Return the path of the stub that belongs to a segment's log."""
     return path.removesuffix(LOG_SUFFIX) + REMOTE_SUFFIX
 
 
 def read_stub(fs: FileSystem, path: str) -> tuple[Stub, int] | None:
-    """(where the bytes of the log at ``path`` lie, the inode of its hole); None when they are here.
+    """Return (stub, inode of the hole) of an evicted segment; None if its bytes are local.
 
-    Raises FileNotFoundError when there is no such log, `CorruptBatch` for a hole whose stub is damaged, OSError.
+    Raise FileNotFoundError if there is no log at ``path``, `CorruptBatch` for a hole whose stub is damaged, OSError.
     """
     try:
         data = read_file(fs, stub_path(path))
@@ -52,47 +53,47 @@ def read_stub(fs: FileSystem, path: str) -> tuple[Stub, int] | None:
         if not found.st_size or any(fs.pread(fd, PROBE_BYTES, 0)):
             return None
     if stub is None:
-        raise CorruptBatch(stub_path(path), 0, "where the segment lies in the object store", why)
+        raise CorruptBatch(stub_path(path), 0, "the stub of an evicted segment", why)
     return (stub, found.st_ino) if stub.size_bytes == found.st_size else None
 
 
-def is_remote(fs: FileSystem, path: str, mapped: os.stat_result) -> bool:
-    """Whether a file that begins with zeros is a hole, or is not the one any more that was mapped: look once more.
+def is_evicted_or_replaced(fs: FileSystem, path: str, mapped: os.stat_result) -> bool:
+    """Return whether a mapped file that begins with zeros is a hole or was replaced since: then open it again.
 
-    Raises `ObjectStoreError` for a hole that nobody has said how to reach.
+    Raise `ObjectStoreError` for a hole if ``fs`` has no reader for evicted segments.
     """
     found = read_stub(fs, path)
     if found is None:
         return fs.stat(path).st_ino != mapped.st_ino
     if fs.reach_by is None:
         stub = found[0]
-        why = "the segment lies there alone, and its files are looked at by somebody who does not ask for it"
+        why = "the segment is evicted, and this process opened its files without access to the object store"
         raise ObjectStoreError(stub.url, stub.key, why, False)
     return True
 
 
-# ---------------------------------------------------------------- to the object store, and back
+# ---------------------------------------------------------------- eviction and recall
 
 
 def write_stub(fs: FileSystem, path: str, stub: Stub) -> None:
-    """Durable when it returns, and not in force yet. Raises `DiskFull`, OSError."""
+    """Write a stub durably. It becomes valid with the hole. Raise `DiskFull`, OSError."""
     replace_file(fs, stub_path(path), encode_stub(stub))
 
 
 def remove_stub(fs: FileSystem, path: str) -> None:
-    """The log is here, or is no more. After the log itself has its place: a hole is never without its stub."""
+    """Remove the stub, after its log was recalled or deleted: a hole must never be without its stub."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(stub_path(path))
 
 
 @contextlib.contextmanager
 def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) -> Iterator[str]:
-    """The name of a durable hole that may be renamed over the log at ``path``; it goes if it was not."""
+    """Yield the path of a durable hole, to be renamed over the log at ``path``. Remove it if it was not renamed."""
     with opened_temporary(fs, path) as (name, fd):
         fs.ftruncate(fd, 0)
         fs.ftruncate(fd, size_bytes)
         fs.set_modified(fd, modified_ns)
-        fs.fsync(fd)  # or the power could leave an empty file under the name
+        fs.fsync(fd)  # otherwise a power cut could leave an empty file under the name
         try:
             yield name
         finally:
@@ -101,9 +102,9 @@ def prepared_hole(fs: FileSystem, path: str, size_bytes: int, modified_ns: int) 
 
 @contextlib.contextmanager
 def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified_ns: int) -> Iterator[str]:
-    """The name of a durable file with the bytes that lie in the object store; it goes if it was not renamed.
+    """Yield the path of a durable file with the segment's bytes from the object store. Remove it if it was not renamed.
 
-    Raises `ObjectStoreError`, `SegmentGone` when the object holds others by now, `DiskFull`, OSError.
+    Raise `ObjectStoreError`, `SegmentGone` if the objects hold other bytes now, `DiskFull`, OSError.
     """
     with opened_temporary(fs, path) as (name, fd):
         try:
@@ -117,7 +118,7 @@ def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified
                     digest.update(view[start:end])
                     write_all(fs, fd, [view[start:end]], start)
                 if digest.hexdigest() != stored.xxh3_64:
-                    raise SegmentGone(stub.url, stored.key, "damaged: its checksum is not that of the segment it was")
+                    raise SegmentGone(stub.url, stored.key, "damaged: its checksum differs from the evicted segment's")
                 begins = ends
             fs.set_modified(fd, modified_ns)
             fs.fsync(fd)
@@ -131,7 +132,7 @@ def prepared_log(fs: FileSystem, path: str, stub: Stub, ranges: Ranges, modified
 
 
 def _drop(fs: FileSystem, name: str, fd: int) -> None:
-    """Remove a prepared file unless it was put in place: somebody else's may have the name by then."""
+    """Remove a prepared file unless it was renamed: then another process may have created a file of that name."""
     with failures_ignored():
         if os.path.samestat(fs.stat(name), fs.fstat(fd)):
             fs.unlink(name)

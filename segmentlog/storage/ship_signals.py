@@ -1,8 +1,10 @@
-"""How those who wait for records to be shipped and the one who ships them hear of each other, in whatever process.
+"""Signals between the shipper of a store and the threads and processes that wait for it.
 
-Who waits rewrites a byte of the file that the shipper holds locked; the shipper sleeps on inotify (`storage.watch`). In
-its own process it is called: that takes two threads less to be woken.
-How far it came stands in the state pages; the threads of its own process are woken, others look every few milliseconds.
+A waiting process writes a byte to the file that the shipper has locked; the shipper waits for that with inotify
+(`storage.watch`). In the shipper's own process a callback wakes it: that saves two thread switches.
+
+The state pages say how far the store is shipped. Threads of the shipper's process are woken; other processes poll the
+pages every few milliseconds.
 """
 
 from __future__ import annotations
@@ -19,35 +21,35 @@ from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
 
-_LOOK_S: Final = 0.002
-"""Nobody tells of what another process has shipped."""
+_POLL_S: Final = 0.002
+"""How often a process polls if another process ships the store."""
 
 
 class ShipSignals:
-    """Of one store in one process. Thread-safe."""
+    """The shipping signals of one store in one process. Thread-safe."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
         self.path = f"{path}/{SHIP_FILE}{FILE_LOCK_SUFFIX}"
-        """The file that whoever ships holds locked."""
+        """The file that the shipper keeps locked."""
         self._news = fork_safety.condition(self, "_news")
-        self._is_here = False
+        self._is_shipper = False
         self.is_starting = False
-        """A shipper of this process has threads that have not tried to become the one who ships yet."""
+        """Whether threads of this process are about to try to become the shipper."""
         self._wake: Callable[[], Callable[[], None] | None] = lambda: None
-        self.trouble = ""
-        """What keeps the shipper of this process from shipping."""
+        self.error = ""
+        """Why the shipper of this process cannot ship; empty if it can."""
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: it is the parent that ships."""
-        self._is_here = self.is_starting = False
+        """In a forked child: the parent stays the shipper."""
+        self._is_shipper = self.is_starting = False
         self._wake = lambda: None
 
-    # ------------------------------------------------------------ who ships
+    # ------------------------------------------------------------ the shipper
 
-    def become_shipper(self) -> LockableFd | None:
-        """Be the one who ships the store, until the descriptor is let go of; None while somebody else is."""
+    def acquire_lease(self) -> LockableFd | None:
+        """Become the shipper of the store until `release_lease`; return None while another process is."""
         fd = open_lockable(self._fs, self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
@@ -57,30 +59,30 @@ class ShipSignals:
         except BaseException:
             close_lockable(self._fs, fd)
             raise
-        self._is_here = True
+        self._is_shipper = True
         return fd
 
-    def wake_by(self, wake: Callable[[], None]) -> None:
-        """Have a method called when somebody of this process wants it shipped, as long as its object is there."""
+    def set_wake_callback(self, wake: Callable[[], None]) -> None:
+        """Set the bound method that requests of this process call. It is referenced weakly."""
         self._wake = weakref.WeakMethod(wake)
 
-    def resign(self, lease: LockableFd) -> None:
-        """Ship no more."""
-        self._is_here = False
+    def release_lease(self, lease: LockableFd) -> None:
+        """Stop being the shipper, and wake all waiters."""
+        self._is_shipper = False
         close_lockable(self._fs, lease)
-        self.tell()
+        self.notify_waiters()
 
-    def tell(self) -> None:
-        """Something was shipped, or cannot be."""
+    def notify_waiters(self) -> None:
+        """Wake the waiting threads of this process: something was shipped, or cannot be."""
         with self._news:
             self._news.notify_all()
 
-    # ------------------------------------------------------------ who waits
+    # ------------------------------------------------------------ waiters
 
     @property
     def is_shipping(self) -> bool:
-        """Whether a process ships the store now, or this one is about to."""
-        if self._is_here or self.is_starting:
+        """Whether a process ships the store now, or this process is about to."""
+        if self._is_shipper or self.is_starting:
             return True
         try:
             with opened_lockable(self._fs, self.path, os.O_RDWR) as fd:
@@ -91,15 +93,15 @@ class ShipSignals:
             return False
         return False
 
-    def want(self) -> None:
-        """Have the shipper ship now, and not at the end of its interval."""
-        if self._is_here and (wake := self._wake()) is not None:
+    def request_cycle(self) -> None:
+        """Ask the shipper to run a cycle now, before its interval ends."""
+        if self._is_shipper and (wake := self._wake()) is not None:
             wake()
             return
         with failures_ignored(), opened(self._fs, self.path, os.O_WRONLY | os.O_CLOEXEC) as fd:
             self._fs.pwritev(fd, [b"\0"], 0)
 
     def wait(self, at_most_s: float) -> None:
-        """Sleep until there may be news."""
+        """Sleep until there may be news, ``at_most_s`` at the longest."""
         with self._news:
-            self._news.wait(at_most_s if self._is_here else min(at_most_s, _LOOK_S))
+            self._news.wait(at_most_s if self._is_shipper else min(at_most_s, _POLL_S))

@@ -35,7 +35,7 @@ _POLL_MAX_S: Final = 0.02
 
 
 class _Watched(NamedTuple):
-    """What is watched at a path. ``file`` identifies the file: a name that the caller of `add` chooses."""
+    """A watched path. ``file`` identifies the file: a name that the caller of `add` chooses."""
 
     mask: int
     file: str
@@ -85,8 +85,8 @@ class Watch:
                 watched, self._is_parents = self._is_parents, None
                 if watched is not None:
                     self._open()
-                    for path, one in watched.items():
-                        self._add(path, one.mask, one.file)
+                    for path, watched_path in watched.items():
+                        self._add(path, watched_path.mask, watched_path.file)
 
     @property
     def must_poll(self) -> bool:

@@ -1,1 +1,1 @@
-"""A folder of topics that opens their partitions: names, ids, administration, background work."""
+"""Topics of a store and their partitions: names and ids, administration, background work."""

@@ -1,4 +1,4 @@
-"""Background threads: each loops one public ``tick(now)`` that is tested without threads and without sleeping."""
+"""Background threads. Each repeats a public ``tick``, which tests call without threads and without sleeping."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BACKOFF_MAX_S = 30.0
 _START_AFTER_S = 0.05
 
 Tick = Callable[[], float]
-"""Does what is due and returns the seconds until it should be called again."""
+"""Does the work that is due, and returns the seconds until the next call."""
 
 
 class Worker:
-    """A named daemon thread around a tick.
+    """A named daemon thread that repeats a tick. Thread-safe.
 
-    The thread holds the worker, and what its tick belongs to, only during the tick: when these are
-    dropped it ends. A tick that raises is logged and tried again with a growing pause; ``error`` says
-    what it was. After a fork the child's copy has no thread: `ensure_running` starts one. Thread-safe.
+    The thread refers to the worker, and to the owner of its tick, only during the tick. When they are dropped, the
+    thread ends. If a tick raises, the error is logged and stored in ``error``, and the pause before the next call
+    grows. A forked child has no thread until `ensure_running` starts one.
     """
 
     def __init__(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> None:
@@ -36,9 +36,9 @@ class Worker:
         self._tick = tick
         self._first_pause_s = first_pause_s
         self.has_work = False
-        """For whom the tick belongs to: keeps the worker alive up to its next turn, though it be dropped."""
+        """Set by the owner of the tick. It keeps a dropped worker alive until its next tick."""
         self._failures = 0
-        # No Event, whose lock may be held by the very thread in which a finalizer runs.
+        # Not an Event: the thread that runs a finalizer may hold its lock.
         self._wake: SimpleQueue[Worker | None] = SimpleQueue()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -51,7 +51,7 @@ class Worker:
         self._wake = SimpleQueue()
 
     def __del__(self) -> None:
-        self._wake.put(None)  # the thread would end at its next turn: why wait for that
+        self._wake.put(None)  # so that the thread ends now, and not at its next tick
 
     def ensure_running(self) -> None:
         """Start the thread unless it runs in this process."""
@@ -69,40 +69,40 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread that calls the tick."""
+        """Return whether a thread of this process calls the tick."""
         thread = self._thread
         return thread is not None and self._pid == os.getpid() and thread.is_alive()
 
     def wake(self) -> None:
-        """Have the next tick now, dropped or not."""
+        """Call the next tick now, even if the worker was dropped."""
         self._wake.put(self)
 
     def pause(self, seconds: float) -> bool:
-        """For a tick that takes its time: wait, and say whether it should end instead of going on."""
+        """Sleep within a long tick; return whether the tick should end."""
         if seconds > 0 and not self._stopped:
             time.sleep(min(seconds, _PAUSE_MAX_S))
         return self._stopped
 
     def ask_to_stop(self) -> None:
-        """End the thread after the tick in hand."""
+        """Stop the thread after the current tick."""
         with self._mutex:
             self._stopped = True
             self._wake.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
+        """Wait for the end of the thread."""
         thread = self._thread
-        # A start that was interrupted may have left a thread that never ran: there is nothing to wait for.
+        # A start that was interrupted may have left a thread object that never ran.
         if thread is not None and thread.is_alive() and thread.ident != threading.get_ident():
             thread.join(max(timeout_s, 0.0))
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """End the thread; waits for a tick in progress, up to ``timeout_s``."""
+        """Stop the thread; wait for a running tick, up to ``timeout_s``."""
         self.ask_to_stop()
         self.join(timeout_s)
 
     def turn(self) -> float | None:
-        """One tick; seconds until the next one, or None when there is to be none."""
+        """Call the tick once. Return the seconds until the next call, or None to end the thread."""
         if self._stopped:
             return None
         try:
@@ -133,14 +133,14 @@ def _loop(find: weakref.ref[Worker], wake: SimpleQueue[Worker | None], pause_s: 
 
 _PAUSE_LONGEST_S = 86_400.0
 _PAUSE_MAX_S = 0.2
-# So that a tick that paces itself hears of a close in time.
+# Short, so that a tick that throttles itself notices in time that the store is closed.
 
 
 class Workers:
-    """The scheduler: every background thread of a store, by name. Thread-safe.
+    """The background threads of a store, by name. Thread-safe.
 
-    Starting a thread means waiting until it runs, 0.1 ms each and milliseconds on a busy
-    machine. So they are started a moment after a store was opened, by a thread that nobody waits for.
+    To start a thread takes 0.1 ms, and milliseconds on a busy machine. So another thread starts them a moment after the
+    store was opened.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Workers:
         self._pid = 0
 
     def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:
-        """Have a thread of that name call ``tick``, from `ensure_running` on."""
+        """Add a thread that calls ``tick``. `ensure_running` starts it."""
         worker = self._workers[name] = Worker(name, tick, first_pause_s)
         return worker
 
@@ -160,7 +160,7 @@ class Workers:
         return iter(self._workers.values())
 
     def ensure_running(self) -> None:
-        """Start those that do not run in this process, soon."""
+        """Start the threads that do not run in this process, within a moment."""
         if self._pid == os.getpid() or not self._workers:
             return
         _thread.start_new_thread(self._start, ())
@@ -171,17 +171,17 @@ class Workers:
         for worker in self:
             try:
                 worker.ensure_running()
-            except RuntimeError as error:  # too many threads; `errors` tells, and the next one to ask tries again
+            except RuntimeError as error:  # too many threads: `errors` reports it, and the next call tries again
                 self._pid = 0
                 worker.error = error
                 logger.warning("%s: %s", worker.name, error)
 
     def errors(self) -> dict[str, str]:
-        """What keeps failing, by the worker's name."""
+        """Return the errors of failing ticks, by the thread's name."""
         return {worker.name: str(worker.error) for worker in self if worker.error is not None}
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """End all of them, within ``timeout_s`` together where their ticks allow it."""
+        """Stop all threads, within ``timeout_s`` together if their ticks allow it."""
         for worker in self:
             worker.ask_to_stop()
         ends = time.monotonic() + timeout_s

@@ -1,10 +1,10 @@
-"""What a store does by itself: flush, retain, compact, scrub. Each a public tick, and with ``threads`` a worker.
+"""Background work of a store: each kind is a public tick, which a thread calls if ``threads`` is set.
 
-flush      fsyncs what the topics' policies want fsynced by now; lets go of files that others deleted
-retention  deletes old segments, of every topic of the store, one process at a time; and groups' old positions
-cleaner    compacts the dirtiest partition that is due, one after the other
-transactions  ends those of processes that are gone; see `segmentlog.transactions.transaction_coordinator`
-scrub      reads sealed segments again, if it was asked for
+flush         syncs partitions as the fsync policies of their topics require; unmaps deleted segments
+retention     deletes old segments of all topics, one process at a time, and offsets of expired groups
+cleaner       compacts the dirtiest partition that is due, one after the other
+transactions  ends transactions of dead processes; see `segmentlog.transactions.transaction_coordinator`
+scrub         reads sealed segments again, if that is enabled
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger("segmentlog")
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
 _FIRST_LOOK_S = 10.0
-"""A short-lived process leaves the whole store's retention to others; what it fills itself it retains at once."""
+"""A short-lived process leaves the retention of the store to others; for segments that it fills it runs at once."""
 _RETENTION_TICK_MIN_S = 1.0
 _RETENTION_TICK_MAX_S = 30.0
 _SLICE_S = 0.05
-"""A tick of retention yields after so long, however many partitions are left."""
+"""A tick of retention stops after this time, even if partitions remain."""
 _SLICE_PAUSE_S = 0.2
 
 
 class Background:
-    """The background work of one store. Ticks are thread-safe, also beside the store's own threads."""
+    """The background work of one store. Ticks are thread-safe, and may run beside the store's own threads."""
 
     def __init__(
         self,
@@ -67,13 +67,14 @@ class Background:
         self._round_due_ms = 0
         self._round_pause_s = _RETENTION_TICK_MAX_S
         self._troubles: dict[tuple[str, PartitionName], str] = {}
-        """What keeps a kind of work from being done in a partition: its own affair, and told once."""
+        """Errors by kind of work and partition. An error is logged once and does not stop the work for other
+        partitions."""
         self._workers = Workers()
         self._flusher: Worker | None = None
         self._retainer: Worker | None = None
         self._cleaner: Worker | None = None
         if threads and not read_only:
-            # Those of one partition do not slow down the work for others, as a tick that raises is slowed down.
+            # These ticks do not raise for a single partition: a tick that raises is called less and less often.
             self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
             self._retainer = self._workers.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_LOOK_S)
             self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
@@ -85,26 +86,26 @@ class Background:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the thread is gone that may have been in the middle of a round."""
+        """Start a new round in a forked child: the thread that was running the round does not exist there."""
         self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
 
     @property
     def has_threads(self) -> bool:
-        """Whether the ticks that write are called in the background."""
+        """Return whether threads call the ticks that write."""
         return self._flusher is not None
 
     def ensure_running(self) -> None:
-        """Start the threads that this process is to have and has not, soon."""
+        """Start the threads that do not run in this process, within a moment."""
         self._workers.ensure_running()
 
     def flush_soon(self) -> None:
-        """A partition wants a look sooner than the flusher may have planned one."""
+        """Wake the flusher: a partition needs a flush earlier than the flusher has planned."""
         if self._flusher is not None:
             self._flusher.ensure_running()
             self._flusher.wake()
 
     def rolled(self, handle: Handle) -> None:
-        """A segment was sealed: its partition may hold too much now."""
+        """Handle a sealed segment: its partition may now exceed its retention."""
         if self._retainer is not None and self._cleaner is not None:
             self._rolled.add(PartitionName(handle.topic, handle.partition))
             if is_bounded(handle.config):
@@ -115,10 +116,10 @@ class Background:
     # ------------------------------------------------------------ flush
 
     def flush_tick(self, now_ms: int | None = None) -> float:
-        """fsync what the topics' policies want fsynced by now; returns the seconds until it should be asked again.
+        """Sync the partitions whose fsync policy requires it now; return the seconds until the next call.
 
-        An error in one partition does not keep it from the others, nor from being asked again; the first is raised
-        at the end, and `health` tells all of them.
+        After an error the other partitions are still synced. The first error is raised at the end; `health` reports
+        all.
         """
         pause_s, first = self._flush(now_ms)
         if first is not None:
@@ -133,7 +134,7 @@ class Background:
         for partition in opened:
             policy = partition.config.fsync
             if policy.kind == "ms":
-                # Four looks an interval, so that nothing stays un-fsynced for longer than one.
+                # Four checks for each interval, so that no record stays unsynced for longer than one interval.
                 pause_s = min(pause_s, max(policy.amount / 4000, _FLUSH_TICK_MIN_S))
         for partition in opened:
             name = PartitionName(partition.topic, partition.number)
@@ -161,10 +162,10 @@ class Background:
     # ------------------------------------------------------------ retention
 
     def retention_tick(self, now_ms: int | None = None) -> float:
-        """Delete what retention does not keep: at once in partitions that rolled, in all others by turns.
+        """Apply retention: at once in partitions with a newly sealed segment, in slices to all others.
 
-        ``now_ms`` is the wall clock. Returns the seconds until the next call. An error in one
-        partition does not keep it from the others; the first is raised at the end, and `health` tells all of them.
+        ``now_ms`` is the wall clock. Returns the seconds until the next call. After an error the other partitions are
+        still handled. The first error is raised at the end; `health` reports all.
         """
         pause_s, first = self._retain_in_turn(now_ms)
         if first is not None:
@@ -172,7 +173,7 @@ class Background:
         return pause_s
 
     def _retain_in_turn(self, now_ms: int | None) -> tuple[float, Exception | None]:
-        """The round is one for all who go on with it."""
+        """Continue the round, which all callers share."""
         with self._round_mutex:
             return self._retain_all(now_ms)
 
@@ -185,23 +186,23 @@ class Background:
         try:
             with contextlib.suppress(StoreClosed):
                 self._expire(steady_ms)
-            self._went_well("cleared of old positions", offsets)
+            self._went_well("cleared of expired offsets", offsets)
         except Exception as error:
             first = error
-            self._went_wrong("cleared of old positions", offsets, error)
+            self._went_wrong("cleared of expired offsets", offsets, error)
         while self._rolled:
             first = self._retain(self._rolled.pop(), now_ms) or first
         if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
-            # Due, or the clock went back: then it would not be for long.
+            # Due; or the clock was set back, after which it would not be due for a long time.
             self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
-        # Of topics that keep everything: a trim may have put files aside, which are to go. None is opened for that.
+        # Open partitions of topics without retention, too: a trim may have left files to delete. None is opened for it.
         opened = {PartitionName(one.topic, one.number) for one in self._partitions.opened_partitions()}
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None:
             name = config = None
             try:
                 name, config = next(self._round, (None, None))
-            except OSError as error:  # of a topic whose file cannot be read; the others have had their turn
+            except OSError as error:  # the file of a topic cannot be read; the other topics were handled
                 if is_interrupt(error):
                     raise
                 listing = error
@@ -221,8 +222,8 @@ class Background:
         try:
             with contextlib.suppress(StoreClosed, UnknownTopic):
                 partition = self._partitions.open_partition(*name)
-                if not partition.handle.read_only:  # else it is another user's, whose processes retain it
-                    partition.retain(now_ms=now_ms)
+                if not partition.handle.read_only:  # else it belongs to another user, whose processes apply retention
+                    partition.apply_retention(now_ms=now_ms)
             self._went_well("retained", name)
         except Exception as error:
             self._went_wrong("retained", name, error)
@@ -232,28 +233,30 @@ class Background:
     # ------------------------------------------------------------ compaction
 
     def cleaner_tick(self, now_ms: int | None = None) -> float:
-        """Compact the dirtiest partition that is due, if any is; seconds until the next call, 0 when more are due.
+        """Compact the dirtiest partition that is due, if any; return seconds until the next call, 0 if more are due.
 
-        See `Compactor.tick`: what cannot be compacted is left alone for a while, and `health` tells why.
+        See `Compactor.tick`: a partition that cannot be compacted is skipped for a while, and `health` reports why.
         """
         return self._compactor.tick(now_ms)
 
     # ------------------------------------------------------------ scrubbing
 
     def scrub_tick(self, now_ms: int | None = None) -> float:
-        """Check as many bytes of sealed segments as the budget allows by now (monotonic); seconds until the next."""
+        """Check as many bytes of sealed segments as the budget allows; return the seconds until the next call."""
         if self._scrubber is None:
-            raise InvalidConfig("scrub_bytes_per_s", None, "a number of bytes a second, given when the store is opened")
+            raise InvalidConfig(
+                "scrub_bytes_per_s", None, "a number of bytes per second, which must be set when the store is opened"
+            )
         return self._scrubber.scrub(self._clock.monotonic_ms() if now_ms is None else now_ms)
 
     def scrub_report(self) -> ScrubReport:
-        """What the scrubber found so far. Empty while scrubbing is off."""
+        """Return what the scrubber has found so far. Empty while scrubbing is off."""
         return ScrubReport() if self._scrubber is None else self._scrubber.report()
 
-    # ------------------------------------------------------------ all of it
+    # ------------------------------------------------------------ health, closing
 
     def health(self) -> dict[str, str]:
-        """Work that keeps failing, and partitions that cannot be compacted."""
+        """Return work that keeps failing, and partitions that cannot be compacted."""
         problems = self._workers.errors()
         there: set[PartitionName] | None = None
         if self._troubles:
@@ -269,14 +272,14 @@ class Background:
         return problems
 
     def close(self) -> None:
-        """End the threads, within a second."""
+        """Stop the threads, within a second."""
         self._workers.stop()
         if self._scrubber is not None:
             self._scrubber.close()
 
 
 def _look_again_s(config: TopicConfig) -> float:
-    """How long until a topic may have something to delete or to roll, at the earliest worth a look."""
+    """Return how long a topic certainly has nothing to delete or roll, within the bounds of the tick's interval."""
     limits_ms = [config.segment_ms]
     if config.deletes:
         limits_ms += [config.retention_ms] if config.retention_ms != UNLIMITED else []

@@ -1,4 +1,4 @@
-"""Which partition background compaction takes next, how fast it goes, and which it leaves alone for now."""
+"""Schedules background compaction: which partition is next, how fast it is read, and which ones are skipped."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ _RETRY_MAX_S = 3600.0
 
 
 class PartitionName(NamedTuple):
-    """A partition of the store, opened or not."""
+    """A partition of the store, open or not."""
 
     topic: str
     number: int
 
 
 class Partitions(Protocol):
-    """What background work needs of the store."""
+    """The methods of a store that background work needs."""
 
     def opened_partitions(self) -> list[Partition]:
-        """Those that this process has opened."""
+        """Return the partitions that this process has open."""
 
     def let_go_of_moved(self) -> None:
-        """Close those of topics that were deleted or renamed."""
+        """Close the partitions of topics that were deleted or renamed."""
 
     def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
-        """All there are, with their configuration."""
+        """Yield all partitions, with their configuration."""
 
     def open_partition(self, name: str, number: int) -> Partition:
-        """Open one. Raises `UnknownTopic` when it is gone."""
+        """Open a partition. Raises `UnknownTopic` if it was deleted."""
 
 
 class _Uncleanable(msgspec.Struct):
-    """Why compaction leaves a partition alone for now."""
+    """Why compaction skips a partition for now."""
 
     why: str
     topic_id: str
     generation: int
     retry_ms: int | None
-    """Monotonic; None: not before its files were changed."""
+    """Monotonic; None: only after its files have changed."""
     pause_s: float
 
 
 class Stopped(Exception):
-    """The store is being closed: a pass ends where it is."""
+    """The store is being closed: the current pass ends without a result."""
 
 
 class Throttle:
-    """Lets ``bytes_per_s`` through, with a burst of a fifth of a second; None for no limit."""
+    """Limits a rate to ``bytes_per_s``, with a burst of a fifth of a second; None for no limit."""
 
     def __init__(self, bytes_per_s: int | None, now_s: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_s is not None and (not isinstance(bytes_per_s, int) or bytes_per_s is True or bytes_per_s < 1):
-            wanted = "a whole number of bytes a second, or None for as fast as it goes"
+            wanted = "a whole number of bytes per second, or None for no limit"
             raise InvalidConfig("cleaner.io.max.bytes.per.second", bytes_per_s, wanted)
         self._bytes_per_s = bytes_per_s
         self._now_s = now_s
         self._free_at_s = 0.0
 
     def wait_s(self, size_bytes: int) -> float:
-        """Seconds to wait after so many bytes."""
+        """Return the seconds to wait after this many bytes."""
         if self._bytes_per_s is None:
             return 0.0
         now_s = self._now_s()
@@ -83,24 +83,24 @@ class Throttle:
 
 
 class Compactor:
-    """Compacts the partitions of a store, the dirtiest first. `tick` is for one caller at a time."""
+    """Compacts the partitions of a store, the dirtiest first. Only one thread at a time may call `tick`."""
 
     def __init__(self, partitions: Partitions, clock: Clock, buffer_bytes: int, io_bytes_per_s: int | None) -> None:
         if not isinstance(buffer_bytes, int) or buffer_bytes < 1:
-            raise InvalidConfig("cleaner.dedupe.buffer.bytes", buffer_bytes, "a number of bytes from 1 on")
+            raise InvalidConfig("cleaner.dedupe.buffer.bytes", buffer_bytes, "a number of bytes, at least 1")
         self.buffer_bytes = buffer_bytes
         self.worker: Worker | None = None
-        """Whose thread calls `tick`, and may be asked to stop in the middle of a pass."""
+        """The worker whose thread calls `tick`. It can be stopped in the middle of a pass."""
         self._partitions = partitions
         self._clock = clock
         self._throttle = Throttle(io_bytes_per_s)
         self._uncleanable: dict[PartitionName, _Uncleanable] = {}
 
     def tick(self, now_ms: int | None = None) -> float:
-        """Compact the dirtiest partition that is due, if any is; seconds until the next call, 0 when more are due.
+        """Compact the dirtiest partition that is due, if any; return seconds until the next call, 0 if more are due.
 
-        A partition that cannot be compacted is left out from then on, is told by `uncleanable`
-        and tried again later: after damage when its files have changed, else after a while.
+        A partition that cannot be compacted is skipped, and reported by `uncleanable`. It is tried again later: after
+        damage, when its files have changed; after another error, after a while.
         """
         now_ms = self._clock.now_ms() if now_ms is None else now_ms
         due: list[tuple[float, PartitionName]] = []
@@ -114,12 +114,12 @@ class Compactor:
                         ratio = self._dirty_ratio(name, now_ms)
                         if ratio is not None:
                             due.append((ratio, name))
-        except OSError as error:  # of a topic whose file cannot be read
+        except OSError as error:  # the file of a topic cannot be read
             if is_interrupt(error):
                 raise
             listing = error
         else:
-            for name in gone:  # with its topic
+            for name in gone:  # their topics were deleted
                 self._uncleanable.pop(name, None)
         if due:
             self._compact(max(due)[1], now_ms)
@@ -136,15 +136,15 @@ class Compactor:
         if known.retry_ms is not None:
             return self._clock.monotonic_ms() < known.retry_ms
         with failures_ignored(SegmentlogError):
-            partition = self._partitions.open_partition(*name)  # of a topic that was made anew, perhaps
+            partition = self._partitions.open_partition(*name)  # maybe of a topic that was created again
             return (partition.topic_id, partition.generation) == (known.topic_id, known.generation)
         return True
 
     def _dirty_ratio(self, name: PartitionName, now_ms: int) -> float | None:
-        """How dirty a partition is that is due; None for one that is not."""
+        """Return the dirty ratio of a partition that is due; None if it is not due."""
         try:
             partition = self._partitions.open_partition(*name)
-            if partition.handle.read_only:  # it is another user's, whose processes compact it
+            if partition.handle.read_only:  # it belongs to another user, whose processes compact it
                 return None
             return partition.dirty_ratio() if partition.compaction_due(now_ms=now_ms) else None
         except Exception as error:
@@ -183,9 +183,11 @@ class Compactor:
             topic_id, generation = partition.topic_id, partition.generation
             partition.record_uncleanable(str(error))
         if known is None or known.why != str(error):
-            logger.warning("%s/%d: cannot be compacted: %s", *name, error)
+            logger.warning(
+                "%s/%d: cannot be compacted: %s; skipped until its files change, or for a while", *name, error
+            )
         self._uncleanable[name] = _Uncleanable(str(error), topic_id, generation, retry_ms, pause_s)
 
     def uncleanable(self) -> dict[PartitionName, str]:
-        """Partitions that compaction leaves alone for now, and why."""
+        """Return the partitions that compaction skips for now, and why."""
         return {name: left_out.why for name, left_out in self._uncleanable.copy().items()}

@@ -1,6 +1,6 @@
-"""A budget for file descriptors: ten thousand partitions work under a limit of a thousand.
+"""A budget for file descriptors, so that ten thousand partitions work under a limit of a thousand.
 
-The limit is the process's, so there is one budget for all stores of the process.
+The operating system's limit is for each process, so all stores of a process share one budget.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import relief
 
 _FILES_PER_PARTITION = 4
-"""The lock, the state page, the active segment, and the same once more for fsync."""
+"""The lock, the state page, the active segment, and a second descriptor of the segment for fsync."""
 
 
 class DescriptorBudget:
-    """Keeps the number of partitions with open descriptors within the process's limit.
+    """Keeps the number of partitions with open descriptors within the limit of the process. Thread-safe.
 
-    Second chance: a partition that was used since the last look stays, the others are
-    closed, and open themselves again when they are used. Thread-safe.
+    Uses the second-chance algorithm: it closes partitions that were not used since it last passed them. A closed
+    partition reopens its files on its next use.
     """
 
     def __init__(self) -> None:
-        # Reentrant: a partition may be garbage-collected, or a descriptor be wanting, in the middle.
+        # Reentrant: the garbage collector may finalize a partition, or a descriptor may be missing, in the middle.
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._handles: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
         fork_safety.on_fork(self, "_forget_parent")
 
     @staticmethod
     def limit() -> int:
-        """Partitions that may have their files open: two thirds of the limit, the rest is for what is open briefly."""
+        """Return how many partitions may have open files: two thirds of the limit. The rest is for short-lived
+        files."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
         return max(8, available * 2 // 3 // _FILES_PER_PARTITION)
 
     def opened(self, handle: Handle) -> None:
-        """A partition has opened its files; others may have to close theirs."""
+        """Count a partition that has opened its files. May close the files of others."""
         with self._mutex:
             own = weakref.ref(handle)
             self._handles.pop(own, None)
@@ -47,13 +48,16 @@ class DescriptorBudget:
         self._release(excess, handle)
 
     def make_room(self) -> bool:
-        """Close some that are not in use, since there is no descriptor left; whether there were any."""
+        """Close partitions that are not in use, after descriptors have run out. Return whether any was closed."""
         return self._release(max(8, len(self._handles) // 4))
 
     def _release(self, wanted: int, but: Handle | None = None) -> bool:
-        """Have so many fewer, if so many can be closed, or are closed or dropped already; whether any was closed."""
+        """Close up to ``wanted`` partitions, except ``but``. Return whether any was closed.
+
+        Partitions that are closed already, or were garbage-collected, count towards ``wanted``.
+        """
         any_closed = False
-        for _ in range(2 * len(self._handles)):  # in the second round nobody is spared for having been used
+        for _ in range(2 * len(self._handles)):  # the second pass closes recently used partitions, too
             if wanted <= 0:
                 break
             with self._mutex:
@@ -65,23 +69,23 @@ class DescriptorBudget:
                 if candidate is not None and candidate.used:
                     candidate.used = False
                     continue
-            # Without the mutex: closing takes a lock under which somebody may be asking for room.
+            # Without the mutex: closing takes a lock whose holder may be waiting for a descriptor.
             if candidate is not None and candidate.has_files:
                 if candidate is but or not candidate.close_if_idle():
                     continue
                 any_closed = True
             with self._mutex:
-                if candidate is None or not candidate.has_files:  # else it is in use again
+                if candidate is None or not candidate.has_files:  # else it was opened again
                     self._handles.pop(own, None)
             wanted -= 1
         return any_closed
 
     def _forget_parent(self) -> None:
-        """In a forked child: nothing is open there."""
+        """Drop all entries in a forked child, where no partition is open."""
         self._handles = OrderedDict()
 
 
 budget = DescriptorBudget()
-"""The process's."""
+"""The budget of this process."""
 
 relief.append(budget.make_room)

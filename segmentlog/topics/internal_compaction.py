@@ -1,8 +1,7 @@
-"""Keeping the store's own topics short where nobody has the store open for long enough to compact them.
+"""Compacts the store's internal topics in processes that are too short-lived for background work.
 
-Each of many short processes reads such a topic from its start: the state of one key is its last record,
-and what came before only takes time. Background work would compact it, but a process that lives
-for a tenth of a second has none.
+Each process reads such a topic from its start, although only the last record of a key counts. Background work would
+compact the topic, but a process that lives for a tenth of a second never runs it.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from segmentlog.log.partition import Partition
 from segmentlog.storage.interrupt_check import failures_ignored
 
 _BATCHES: Final = 500
-"""So many take 20 ms to read; compacting them takes about as long."""
+"""Reading this many batches takes 20 ms; compacting them takes about as long."""
 
 
 class Tidy:
-    """Counts the batches of a log, and compacts it when there are many. Not thread-safe."""
+    """Counts the batches of a log, and compacts the log when there are many. Not thread-safe."""
 
     def __init__(self) -> None:
         self._batches = 0
 
     def count(self, batches: int = 1) -> None:
-        """So many more were read or appended."""
+        """Count batches that were read or appended."""
         self._batches += batches
 
     def tidy(self, log: Partition) -> None:
-        """Compact the log if it is worth it. What keeps it from that is no reason to fail."""
+        """Compact the log if it has many batches. Errors are ignored: the next process tries again."""
         if self._batches >= _BATCHES:
             self._batches = 0
             with failures_ignored(SegmentlogError):

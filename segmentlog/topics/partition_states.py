@@ -1,8 +1,7 @@
-"""What each partition of a store has: read from the pages that all processes share, without opening one.
+"""States of all partitions of a store, read from shared state pages, without opening partitions.
 
-Of a partition that this process has open that is a look into memory. Of another one its page is read, which takes some
-20 us; what needs more (sizes of sealed segments, lost ranges) is looked up once and kept until the page says that it is
-another.
+The state of a partition that this process has open is read from memory. For another one, its page is read, which takes
+some 20 us. Sizes of sealed segments and lost ranges need more work, and are cached until the page shows a change.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from segmentlog.storage.state_page import StateDamaged
 from segmentlog.topics.topic_registry import Topic
 
 _BREATH: Final = 64
-"""After so many partitions other threads have a turn, whatever the interpreter's switch interval is."""
+"""After this many partitions the scan yields to other threads, whatever the interpreter's switch interval is."""
 
 
 class _Known(msgspec.Struct, gc=False):
-    """What was looked up of a partition, and what it is true of."""
+    """Cached facts about a partition, and the versions of the files that they were read from."""
 
     topic_id: str
     files: tuple[int, int, int] = (-1, -1, -1)
@@ -38,11 +37,11 @@ class _Known(msgspec.Struct, gc=False):
     epoch: int = -1
     lost: tuple[LostRange, ...] = ()
     clean_ms: int = 0
-    """When a scrape last found everything on disk."""
+    """When a scrape last found all records on disk."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, gc=False):
-    """A partition as it is now."""
+    """The current state of a partition."""
 
     topic: str
     number: int
@@ -50,27 +49,27 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
     segment_count: int
     size_bytes: int
     lost: tuple[LostRange, ...]
-    """Ascending."""
+    """In ascending order."""
     unsynced_s: float
 
     @property
     def lost_offsets(self) -> int:
-        """How many offsets the lost ranges cover."""
+        """Return how many offsets the lost ranges cover."""
         return sum(one.end_offset - one.base_offset for one in self.lost)
 
     @property
     def offset_count(self) -> int:
-        """Offsets from the log's start to its end, without those in lost ranges."""
+        """Return the number of offsets from log start to log end, without lost ranges."""
         return count_offsets(self.lost, self.summary.log.log_start_offset, self.summary.log.log_end_offset)
 
     @property
     def unshipped_count(self) -> int:
-        """Offsets that are not in the object store, without those in lost ranges."""
+        """Return the number of offsets that are not in the object store, without lost ranges."""
         return count_offsets(self.lost, self.summary.shipped_offset, self.summary.log.log_end_offset)
 
 
 class TopicStates(NamedTuple):
-    """A topic with its partitions, in order; None for one that nobody has opened since the machine started."""
+    """A topic and its partitions in order; None for a partition that was not opened since the machine started."""
 
     topic: Topic
     config: TopicConfig
@@ -78,7 +77,7 @@ class TopicStates(NamedTuple):
 
 
 class _Store(Protocol):
-    """What a store is asked for."""
+    """The methods of a store that are needed."""
 
     def topics(self, *, internal: bool = False) -> list[str]: ...
 
@@ -88,7 +87,7 @@ class _Store(Protocol):
 
 
 class Partitions:
-    """The partitions of a store. For one thread at a time."""
+    """The partitions of a store. Not thread-safe."""
 
     def __init__(self, store: _Store, clock: Clock, fs: FileSystem | None = None) -> None:
         self._store = store
@@ -96,15 +95,15 @@ class Partitions:
         self._fs = fs or FileSystem()
         self._known: dict[tuple[str, int], _Known] = {}
         self.topic_count = self.partition_count = 0
-        """Of the last look."""
+        """Of the last scan."""
 
     def look(self) -> Iterator[PartitionState]:
-        """Those that something is known of, by topic."""
+        """Yield the partitions with a known state, by topic."""
         for found in self.topics():
             yield from (state for state in found.partitions if state is not None)
 
     def topics(self) -> Iterator[TopicStates]:
-        """Every topic, those of the store itself, too; half of one that is deleted in the middle."""
+        """Yield every topic, including internal ones. A topic that is deleted meanwhile may be incomplete."""
         opened = {(one.topic, one.number): one for one in self._store.opened_partitions() if not one.is_stale}
         boot_id = self._fs.boot_id()
         before, self._known = self._known, {}
@@ -141,7 +140,7 @@ class Partitions:
                 known.sealed, known.files = sealed_size(self._fs, folder, log), files
             if log.epoch != known.epoch:
                 known.lost, known.epoch = lost_ranges(self._fs, folder, log), log.epoch
-        except OSError as error:  # what was known before, and the next time once more
+        except OSError as error:  # keep the cached facts, and try again at the next scan
             if is_interrupt(error):
                 raise
         return PartitionState(

@@ -1,4 +1,4 @@
-"""The store's own file: what makes a folder a store."""
+"""``store.json``, the file that makes a folder a store."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from segmentlog.storage.interrupt_safe import EXCLUSIVE
 
 
 def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dict[str, Any]:
-    """What the store in the folder ``path`` says of itself; with ``create`` one is made where there is none.
+    """Return the contents of the store file in the folder ``path``; with ``create``, create a store if there is none.
 
-    Raises `StoreVersionError`: no store, a damaged one, or one of another version.
+    Raises `StoreVersionError` if the folder is not a store, is damaged, or has another format.
     """
     store_file = f"{path}/{STORE_FILE}"
     try:
         text = read_file(fs, store_file)
     except NotADirectoryError:
-        raise StoreVersionError(path, "it is not a folder; a store is one") from None
+        raise StoreVersionError(path, "it is not a folder; a store is a folder") from None
     except FileNotFoundError:
         if not create:
-            why = f"there is no store here (no {STORE_FILE}); check the path, or create one"
+            why = f"there is no store here (no {STORE_FILE}); check the path, or create a store"
             raise StoreVersionError(path, why) from None
         text = _create(fs, path, store_file, now_ms)
     return _parse(store_file, text)
@@ -35,17 +35,17 @@ def open_store_file(fs: FileSystem, path: str, create: bool, now_ms: int) -> dic
 
 def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
     if fs.is_folder(path) and not all(map(_may_be_there, fs.listdir(path))):
-        why = f"the folder is not empty and holds no store (no {STORE_FILE}); choose another one"
+        why = f"the folder is not empty and is not a store (no {STORE_FILE}); choose an empty or new folder"
         raise StoreVersionError(path, why)
     try:
-        # Before there is a store in it: whoever finds that goes by it, though this process may have died since.
+        # Before the store file: a process that finds the file relies on the folder, even if this process dies.
         make_folders_durably(fs, path)
     except OSError as error:
         if is_interrupt(error):
             raise
-        raise StoreVersionError(path, f"the folder cannot be made: {error.strerror}") from error
+        raise StoreVersionError(path, f"the folder cannot be created: {error.strerror}") from error
     with fork_safety.opened_lockable(fs, path, os.O_RDONLY | os.O_DIRECTORY) as folder_fd:
-        fs.flock(folder_fd, EXCLUSIVE)  # of two processes that make it, one does
+        fs.flock(folder_fd, EXCLUSIVE)  # only one of two processes creates the file
         if not fs.exists(store_file):
             document = {"format": FORMAT_VERSION, "store_id": os.urandom(16).hex(), "created_ms": now_ms}
             replace_file(fs, store_file, json.dumps(document, indent=2).encode() + b"\n")
@@ -53,7 +53,7 @@ def _create(fs: FileSystem, path: str, store_file: str, now_ms: int) -> bytes:
 
 
 def _may_be_there(name: str) -> bool:
-    """In a folder that becomes a store: what mkfs makes, and what is left of who died while it made this one."""
+    """Return whether a new store's folder may contain this name: a file of mkfs, or of an interrupted creation."""
     return name == "lost+found" or (name.startswith(STORE_FILE) and name.endswith(TEMPORARY_SUFFIX))
 
 
@@ -63,7 +63,7 @@ def _parse(path: str, text: bytes) -> dict[str, Any]:
         version = document["format"]
         document["store_id"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise StoreVersionError(path, "damaged: it should be JSON with 'format' and 'store_id'") from None
+        raise StoreVersionError(path, "damaged: it must be JSON with 'format' and 'store_id'") from None
     if version not in READABLE_FORMATS:
         known = " and ".join(map(str, READABLE_FORMATS))
         why = f"the store has format {version!r}, and this version of segmentlog reads format {known}"

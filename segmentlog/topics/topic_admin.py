@@ -1,25 +1,27 @@
-"""Making, altering, renaming and deleting topics, beside whoever uses them; and the upgrade of a store.
+"""Creates, alters, renames and deletes topics while other processes use them, and upgrades a store.
 
-All of it under one lock across processes, on the file ``@administration``. In each change one step
-counts, and what comes before or after it can be done again by whoever finds it undone:
+Every change holds one lock across processes, on the file ``@administration``. One step of each change is decisive. The
+next process that finds the steps before or after it incomplete can repeat them:
 
-             before                              the step                after
-    make     @making-ID, with all that is in it  rename it to NAME
+             before                              decisive step           after
+    create   @making-ID, with all its contents   rename it to NAME
     alter    the folders of new partitions,      topic.json              the config word of each state page
              @altering-ID
     rename   @altering-ID                        rename it to NEW_NAME   the moved word of each state page
     delete                                       rename it @deleted-ID   the moved word, then remove the files
-    upgrade  store.json: one is under way        every topic.json        both words, then store.json: it is done
+    upgrade  store.json: upgrade has begun       every topic.json        both words, then store.json: upgrade done
 
-Words come after what they speak of: who opens a partition reads them first, and then asks what the topic is. So an
-open handle either was there before the word changed, and sees that, or has read the topic as it is now.
+A word is changed after the fact that it announces. A process that opens a partition reads the words first, and the
+topic's settings afterwards. So an open handle either existed before the change of the word, and notices it, or has read
+the new settings.
 
-Others see a step before it is on disk, and where its process died nobody is about to put it there: who opens a
-partition while the lock's file says that somebody is at it syncs the names that led there itself (`sync_names`).
+Other processes can see a step before it is on disk. If the process of the step dies, no process will sync it. Therefore
+a process that opens a partition syncs the names that lead to it, if the lock's file shows an incomplete change
+(`sync_names`).
 
-The upgrade from format 1: processes of the release that wrote it keep the settings that they have read until a
-word changes. Then they read topic.json again, find a format that they do not know, and stop. So nothing
-that only this release understands is written before every word has changed.
+Upgrade from format 1: processes of the release that wrote it cache settings until a word changes. Then they read
+topic.json again, find an unknown format, and stop. So data that only this release understands is written only after
+every word has changed.
 """
 
 from __future__ import annotations
@@ -67,13 +69,13 @@ logger = logging.getLogger("segmentlog")
 
 _PATIENCE_S = 30.0
 _AT_WORK = 1
-"""How long the lock's file is while somebody changes something, or after he died in it."""
+"""Size of the lock's file during a change, and after a process has died in a change."""
 _LEFT_BEHIND = 2
-"""And when all names are on disk, and there may be something to be removed."""
+"""Its size when all names are on disk, and folders may have to be removed."""
 
 
 class Administration:
-    """Changes which topics there are, and what they are. Thread-safe; any number of processes have one."""
+    """Creates, alters, renames and deletes topics. Thread-safe, and safe with other processes."""
 
     def __init__(self, fs: FileSystem, path: str, topics: TopicFolders) -> None:
         self._fs = fs
@@ -83,58 +85,64 @@ class Administration:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep everybody from changing topics within. Before the store's own mutex, never within it."""
-        with self._lock.held():
+        """Prevent changes of topics within the block. Take it before the store's mutex, never after."""
+        with self._lock.hold():
             yield
 
     @contextlib.contextmanager
     def _changing(self, *, leaves: bool = False) -> Iterator[None]:
-        """Under the lock, once what others died in is brought to its end.
+        """Hold the lock, after finishing the changes of processes that have died.
 
-        The lock's file is empty unless there may be such a thing, so that nobody has to look through a folder of
-        thousands of topics for it; how long it is says what (a length takes no room on a full disk). ``leaves``: there
-        is something to be removed afterwards.
+        The lock's file is empty unless there may be unfinished changes, so that the folder, maybe with thousands of
+        topics, need not be scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the
+        change leaves a folder that must be removed.
         """
-        with self._lock.held() as fd:
+        with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
-                    self._fs.sync_folder(self._path)  # what that process did others have seen, on disk or not
+                    self._fs.sync_folder(self._path)  # other processes have seen the names, which may not be on disk
             self._note(fd, _AT_WORK)
             try:
                 yield
-            except (InvalidConfig, LocalError, PartitionBusy, TopicExists, UnknownTopic):  # refused: nothing was begun
+            except (
+                InvalidConfig,
+                LocalError,
+                PartitionBusy,
+                TopicExists,
+                UnknownTopic,
+            ):  # refused: nothing was changed
                 self._note(fd, 0)
                 raise
             self._note(fd, _LEFT_BEHIND if leaves else 0)
 
     def sync_names(self, name: str) -> None:
-        """Put the name of a topic that was just read on disk, and those in its folder, unless they are there anyway.
+        """Sync the name of a topic that was just read, and the names in its folder, if they may not be on disk.
 
-        Else what is appended durably could go with the folder that it is in.
+        Otherwise a power cut could delete the folder together with durable records in it.
         """
         try:
             if self._fs.stat(f"{self._path}/{ADMINISTRATION_FILE}").st_size in (0, _LEFT_BEHIND):
                 return
-        except FileNotFoundError:  # of a store that nobody has changed since it was copied
+        except FileNotFoundError:  # no process has changed topics since the store was copied
             return
         self._fs.sync_folder(f"{self._path}/{name}")
         self._fs.sync_folder(self._path)
 
     def _note(self, fd: int, size: int) -> None:
-        with failures_ignored():  # whoever opens the store looks anyway, and what was done is done
+        with failures_ignored():  # the change itself is complete, and opening the store looks for leftovers anyway
             self._fs.ftruncate(fd, size)
 
     # ------------------------------------------------------------ changes
 
     def make(self, name: str, partitions: int, settings: TopicConfig) -> str:
-        """Make a topic, durably; its id. Raises `TopicExists`, `InvalidConfig`, `DiskFull`."""
+        """Create a topic, durably; return its id. Raises `TopicExists`, `InvalidConfig`, `DiskFull`."""
         check_partition_count(partitions)
         folder = f"{self._path}/{name}"
         with self._changing():
             if self._fs.exists(folder, follow=False):
                 raise TopicExists(name)
-            # Made aside and renamed: nobody ever sees half a topic.
+            # Created under a temporary name, so that no process sees an incomplete topic.
             making = f"{self._path}/{MAKING_PREFIX}{os.urandom(16).hex()}"
             file = TopicFile(partitions, settings, settings.max_message_bytes, new_topic_id())
             try:
@@ -155,7 +163,7 @@ class Administration:
         return file.topic_id
 
     def alter(self, name: str, changes: dict[str, object], partitions: int | None) -> str:
-        """Change a topic's settings, durably; its id. Appends that come after it see it. Raises `InvalidConfig`."""
+        """Change a topic's settings, durably; return its id. Later appends use them. Raises `InvalidConfig`."""
         with self._changing():
             file = self.adopt(name)
             self._check_writable(name, "alter")
@@ -163,15 +171,16 @@ class Administration:
             wanted = file.partitions if partitions is None else partitions
             check_partition_count(wanted)
             if wanted < file.partitions:
-                least = f"{file.partitions} or more: records of a partition cannot be moved"
+                least = f"{file.partitions} or more: partitions cannot be removed, as their records cannot be moved"
                 raise InvalidConfig("partitions", wanted, least)
             folder = f"{self._path}/{name}"
             granted = read_grant(self._fs, f"{folder}/0")
             for number in range(file.partitions, wanted):
                 with contextlib.suppress(FileExistsError):
                     self._fs.mkdir(f"{folder}/{number}")
-                if granted is not None:  # or whoever takes over, and adds one, would hand out the same offsets
-                    write_grant(self._fs, f"{folder}/{number}", replace(granted, ceiling=0))
+                # Otherwise a takeover that adds the same partition would assign the same offsets.
+                if granted is not None:
+                    write_grant(self._fs, f"{folder}/{number}", replace(granted, end_offset=0))
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
@@ -182,7 +191,7 @@ class Administration:
 
     @contextlib.contextmanager
     def _noted(self, topic_id: str) -> Iterator[None]:
-        """Should this process die in the middle of it, the next one to change anything tells those who have it open."""
+        """Leave a note during the change: if this process dies, the next change notifies the open handles."""
         note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
         with failures_ignored():
             self._fs.close(self._fs.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -191,7 +200,7 @@ class Administration:
             self._fs.unlink(note)
 
     def rename(self, name: str, new_name: str) -> str:
-        """Give a topic another name, durably; its id.
+        """Rename a topic, durably; return its id.
 
         Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `LocalError`.
         """
@@ -208,9 +217,9 @@ class Administration:
         return file.topic_id
 
     def delete(self, name: str, topic_id: str | None = None) -> tuple[str, str]:
-        """Take a topic away, durably; its id, and the folder that is left of it, for `remove`.
+        """Delete a topic, durably. Return its id, and the folder that remains, for `remove`.
 
-        Raises `UnknownTopic`, also when the topic has another id than ``topic_id``; `PartitionBusy`, `LocalError`.
+        Raises `UnknownTopic`, also if the topic has another id than ``topic_id``; `PartitionBusy`, `LocalError`.
         """
         with self._changing(leaves=True):
             # Compare the id under the lock: another process may have recreated the topic since it was looked up.
@@ -226,8 +235,7 @@ class Administration:
     def _check_writable(self, name: str, what: str) -> None:
         """Raise `LocalError` unless this process may write the topic's folders and the state page of each partition.
 
-        The process may be allowed to rename the folder all the same. Then the change would be made, and no process
-        that has a partition open would notice it.
+        Otherwise the rename of the folder could succeed, while processes with an open partition would not notice it.
         """
         folder = f"{self._path}/{name}"
         partitions = [f"{folder}/{number}" for number in self._fs.listdir(folder) if number.isdecimal()]
@@ -237,10 +245,10 @@ class Administration:
 
     @contextlib.contextmanager
     def _moving(self, name: str, what: str) -> Iterator[None]:
-        """While nobody goes by the names of files in the topic's folder, in whatever partition: see `Handle.staying`.
+        """Prevent processes from using file names in the topic's folder within the block: see `Handle.folder_locked`.
 
-        What they do there takes moments, and a recovery its time. Whoever was stopped in it by a signal (SIGSTOP)
-        is not waited for for ever: every other change of topics would wait, too.
+        They hold its lock for moments, or for a recovery. The wait is limited, as a process may be stopped (SIGSTOP)
+        while it holds the lock, and all other changes of topics would wait, too.
         """
         with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
             if not is_free:
@@ -248,13 +256,13 @@ class Administration:
             yield
 
     def remove(self, gone: str) -> None:
-        """Remove what is left of a deleted topic. Several may be at it at the same time."""
+        """Remove the folder of a deleted topic. Several processes may do it at the same time."""
         while self._fs.exists(gone, follow=False):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove_tree(gone)
 
     def _tell(self, folder: str, change: Callable[[StatePage], None]) -> None:
-        """Change a word of the state page of every partition that has one, for all processes to see."""
+        """Change a word in the state page of every partition that has one, for all processes to see."""
         for number in self._fs.listdir(folder):
             if not number.isdecimal():
                 continue
@@ -269,27 +277,27 @@ class Administration:
                 finally:
                     self._fs.close(fd)
 
-    # ------------------------------------------------------------ who was killed
+    # ------------------------------------------------------------ changes of dead processes
 
     def sweep(self) -> None:
-        """Complete, or take away, what processes that are gone left behind. Costs a look at the store's folder."""
+        """Finish or remove the incomplete changes of dead processes. Costs a scan of the store's folder."""
         if not any(map(_is_left_behind, self._fs.listdir(self._path))):
             return
-        with self.locked():  # nobody who is alive is at it now, but for removing what is deleted
+        with self.locked():  # no living process is changing a topic now, except for removing deleted folders
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
-                # No reason to fail for whoever has something else to do.
+                # The caller has other work to do: leave what fails to the next process.
                 with failures_ignored(StoreVersionError):
                     self._sweep_one(name)
 
     def _sweep_one(self, name: str) -> None:
-        """What cannot be brought to its end now stays for the next one."""
+        """Finish one incomplete change. If that fails, its files remain for the next process."""
         path = f"{self._path}/{name}"
         if name.startswith(ALTERING_PREFIX):
             self._finish_alteration(path, name.removeprefix(ALTERING_PREFIX))
             return
         if name.startswith(DELETED_PREFIX):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._tell(path, StatePage.count_move)  # before the files go, to whoever has them open
+                self._tell(path, StatePage.count_move)  # before the files are removed: others may have them open
         self.remove(path)
 
     def _finish_alteration(self, note: str, topic_id: str) -> None:
@@ -306,10 +314,10 @@ class Administration:
     # ------------------------------------------------------------ ids, formats
 
     def name_of(self, topic_id: str) -> str:
-        """The name that a topic has now. Raises `UnknownTopic`, and only when there is no such topic any more.
+        """Return the current name of a topic. Raises `UnknownTopic` only if there is no such topic any more.
 
-        What is decided of a topic that is gone is not made good again: where one cannot be read, which may be it,
-        that raises `StoreVersionError`.
+        Callers discard data of deleted topics for good. Therefore, if a topic that may be the wanted one cannot be
+        read, this raises `StoreVersionError`.
         """
         name = self._topics.name_of(topic_id)
         if name is None:
@@ -322,14 +330,14 @@ class Administration:
         return name
 
     def adopt(self, name: str) -> TopicFile:
-        """What a topic is, once it is of today's format: a process of an older release may just have made it."""
+        """Return a topic's settings, upgraded to the current format: an older release may just have created it."""
         file = self._topics.read(name)
         if file.format == FORMAT_VERSION:
             return file
         with self.locked():
             file = self._topics.read(name)
             if file.format != FORMAT_VERSION:
-                # Not the id of its name, which another topic may have, that was renamed since the upgrade.
+                # Not the id derived from the name: a topic that was renamed since the upgrade may have that id.
                 folder = f"{self._path}/{name}"
                 self._topics.write(folder, file._replace(topic_id=new_topic_id()))
                 self._tell_old_release(folder)
@@ -337,14 +345,16 @@ class Administration:
         return file
 
     def upgrade(self) -> None:
-        """Make a store of an older format one of today's, durably; goes on where one was killed in it."""
+        """Upgrade a store of an older format, durably; continue an interrupted upgrade."""
         with self.locked():
             path = f"{self._path}/{STORE_FILE}"
             document = json.loads(read_file(self._fs, path))
             if not needs_upgrade(document):
                 return
             if document["format"] != FORMAT_VERSION:
-                logger.info("%s: upgrading it from format %d to %d", self._path, document["format"], FORMAT_VERSION)
+                logger.info(
+                    "%s: upgrading the store from format %d to %d", self._path, document["format"], FORMAT_VERSION
+                )
                 of_before = document["format"]
                 document = {**document, "format": FORMAT_VERSION, "upgraded_from": of_before, "upgrading": True}
                 self._write_store_file(path, document)
@@ -352,7 +362,7 @@ class Administration:
             for name in names:
                 try:
                     file = self._topics.read(name)
-                except StoreVersionError as error:  # as before: it does not open, and the others do
+                except StoreVersionError as error:  # it could not be opened before the upgrade either
                     logger.warning("%s", error)
                     continue
                 if file.format != FORMAT_VERSION:
@@ -366,17 +376,17 @@ class Administration:
         replace_file(self._fs, path, json.dumps(document, indent=2).encode() + b"\n")
 
     def _tell_old_release(self, folder: str) -> None:
-        """Have processes of an older release read topic.json, which they do not know: they stop.
+        """Make processes of an older release read topic.json again; they stop, as they do not know its format.
 
-        Both words: the first append that finds the configuration changed raises what it finds there, and the next one
-        would go on. A topic that was moved is looked up at every append.
+        Both words must change. With the config word alone, the first append would raise an error, and the next one
+        would continue. A moved topic is looked up at every append.
         """
         self._tell(folder, StatePage.count_config_change)
         self._tell(folder, StatePage.count_move)
 
 
 def needs_upgrade(document: dict[str, object]) -> bool:
-    """Whether a ``store.json`` is of an older format, or of an upgrade that did not come to its end."""
+    """Return whether a ``store.json`` has an older format, or an upgrade is incomplete."""
     return document["format"] in READABLE_FORMATS[:-1] or bool(document.get("upgrading"))
 
 

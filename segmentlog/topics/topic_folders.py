@@ -1,9 +1,9 @@
-"""The topics of a store as they lie there: folders with a ``topic.json``, which says what they are.
+"""Topics as stored on disk: folders with a ``topic.json``.
 
     {"format": 2, "id": "<UUID>", "partitions": 3, "config": {...}, "largest_batch_bytes": 1048588}
 
-The name is the folder's, and may change; the id is made with the topic and never changes. A topic
-that was made when they had none (format 1) has the one that `topic_id_of_name` gives it.
+The name of the folder is the topic's name, which may change. The id is assigned when the topic is created, and never
+changes. A topic of format 1 has no stored id; `topic_id_of_name` derives its id from the name.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from segmentlog.storage.file_operations import read_file, replace_file, write_ne
 from segmentlog.storage.fs import FileSystem
 
 _CONFIGS_MAX: Final = 256
-"""Configurations that are kept, by what they were read from."""
+"""Most cached configurations, by their JSON."""
 _SETTLED_NS: Final = 100_000_000
-"""A file that was replaced so long ago is known by inode, time and size. One that is younger may have been replaced
-again since it was read, within a tick of the file system's clock, by a file of the same inode."""
+"""A file that was replaced longer ago than this is identified by inode, time and size. A younger file may have been
+replaced again after it was read, with the same inode and within the resolution of the file system's clock."""
 
 _Version = tuple[int, int, int]
 
 
 class TopicFile(NamedTuple):
-    """What topic.json says: how many partitions, the settings, the most that a batch ever may have held, the id."""
+    """Contents of topic.json: partition count, settings, the largest batch size that was ever allowed, and the id."""
 
     partitions: int
     config: TopicConfig
@@ -61,9 +61,9 @@ class TopicFolders:
         self._names: dict[str, str] = {}
 
     def names(self, *, internal: bool = False) -> list[str]:
-        """Names of the topics, sorted; those of the store itself only with ``internal``.
+        """Return the sorted names of the topics; with ``internal`` also those of internal topics.
 
-        Without the administration lock it may miss one that is being renamed.
+        Without the administration lock, a topic that is being renamed may be missing.
         """
         names = []
         for name in self._fs.listdir(self._path):
@@ -72,23 +72,25 @@ class TopicFolders:
             try:
                 if self._fs.exists(f"{self._path}/{name}/{TOPIC_FILE}"):
                     names.append(name)
-            except PermissionError:  # somebody else's folder: no topic of ours
+            except PermissionError:  # a folder of another user: not a topic of this store
                 continue
         return sorted(names)
 
     def read(self, name: str, topic_id: str | None = None) -> TopicFile:
-        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
+        """Return a topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
 
-        With ``topic_id``, raises `UnknownTopic` when the name belongs to another topic.
+        With ``topic_id``, raises `UnknownTopic` if the name belongs to another topic.
         """
         file = self._read(name)
         if topic_id is not None and file.topic_id != topic_id:
-            raise UnknownTopic(name, "it was deleted or renamed while it was in use, and another one has the name")
+            raise UnknownTopic(
+                name, "it was deleted or renamed while it was in use, and another topic has the name now"
+            )
         return file
 
     def _read(self, name: str) -> TopicFile:
         try:
-            check_topic_name(name, internal=True)  # it may come from a file, a checkpoint of Spark's, say
+            check_topic_name(name, internal=True)  # it may come from a file, such as a Spark checkpoint
         except InvalidTopicName:
             raise UnknownTopic(name) from None
         path = f"{self._path}/{name}/{TOPIC_FILE}"
@@ -117,14 +119,17 @@ class TopicFolders:
             largest = max(int(document.get("largest_batch_bytes", 0)), config.max_message_bytes)
             topic_id = topic_id_of_name(self.store_id, name) if version == 1 else document["id"]
             if not is_topic_id(topic_id):
-                raise ValueError(f"{topic_id!r} is no id of a topic")
+                raise ValueError(f"{topic_id!r} is not a topic id")
             return TopicFile(count, config, largest, topic_id, version)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup or write it anew") from None
+            raise StoreVersionError(
+                path, f"damaged ({error}); restore it from a backup, or write it again by hand"
+            ) from None
 
     def _config_of(self, settings: dict[str, object]) -> TopicConfig:
-        """Most topics of a store are configured alike, and to check it takes half of what reading it does."""
-        key = json.dumps(settings, sort_keys=True)  # True, 1 and 1.0 are other words, and equal as keys
+        """Return the parsed settings, cached. Most topics have the same, and the checks take half of the reading
+        time."""
+        key = json.dumps(settings, sort_keys=True)  # as text: the keys True, 1 and 1.0 would be equal
         config = self._configs.get(key)
         if config is None:
             config = TopicConfig.from_mapping(settings)
@@ -134,9 +139,9 @@ class TopicFolders:
         return config
 
     def write(self, folder: str, file: TopicFile, *, is_new: bool = False) -> None:
-        """Put a topic's settings in its folder, durably, in the format of today. Raises `DiskFull`.
+        """Write a topic's settings to its folder, durably, in the current format. Raises `DiskFull`.
 
-        ``is_new``: nobody sees the folder yet.
+        ``is_new``: no other process can see the folder yet.
         """
         document = {
             "format": FORMAT_VERSION,
@@ -153,9 +158,9 @@ class TopicFolders:
             replace_file(self._fs, path, data)
 
     def name_of(self, topic_id: str) -> str | None:
-        """The name that a topic has now; None when there is none with this id.
+        """Return the current name of a topic; None if no topic has this id.
 
-        Without the administration lock that may also be because it is being renamed.
+        Without the administration lock, None may also mean that the topic is being renamed.
         """
         name = self._names.get(topic_id)
         if name is not None and self._has_id(name, topic_id):
@@ -172,13 +177,13 @@ class TopicFolders:
             return False
 
     def check_all_read(self) -> None:
-        """Raise `StoreVersionError` where a topic cannot be read: any id may be its, and none is known to be gone."""
+        """Raise `StoreVersionError` if a topic cannot be read: the id that is looked for may be its."""
         for name in self.names(internal=True):
             with contextlib.suppress(UnknownTopic):  # deleted meanwhile
                 self.read(name)
 
     def names_of(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """The names of those of these topics that there are. One that is being renamed may be missing."""
+        """Return the names of those topics that exist. A topic that is being renamed may be missing."""
         found: dict[str, str] = {}
         for topic_id in topic_ids:
             name = self._names.get(topic_id)
@@ -188,19 +193,19 @@ class TopicFolders:
         return found
 
     def by_id(self) -> dict[str, str]:
-        """Names of all topics by their ids; those whose file cannot be read are left out."""
+        """Return the names of all readable topics by id."""
         return {file.topic_id: name for name, file in self.files()}
 
     def files(self) -> Iterator[tuple[str, TopicFile]]:
-        """Every topic that can be read, the store's own included."""
+        """Yield every readable topic, including internal ones."""
         for name in self.names(internal=True):
             try:
                 yield name, self.read(name)
-            except (UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by whoever opens it
+            except (UnknownTopic, StoreVersionError):  # deleted meanwhile; a damaged file is reported when it is opened
                 continue
 
 
 def check_partition_count(count: object) -> None:
-    """Raise `InvalidConfig` for what is no number of partitions."""
+    """Raise `InvalidConfig` unless this is a valid number of partitions."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_PARTITIONS:
         raise InvalidConfig("partitions", count, f"a whole number from 1 to {MAX_PARTITIONS}")

@@ -1,4 +1,4 @@
-"""The topics of a store and their partitions, opened when they are asked for. Knows nothing of who uses them."""
+"""The topics of an open store and their partitions, which are opened on first use."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _NOT_PERMITTED: Final = frozenset((errno.EACCES, errno.EPERM))
 class Topic:
     """A topic of an open store. Thread-safe; get one from `LogStore.topic`.
 
-    It stands for the topic, and not for its name: once that was deleted or renamed everything raises
-    `UnknownTopic`, also when another topic has got the name.
+    The object belongs to the topic, not to its name. After the topic was deleted or renamed, every call raises
+    `UnknownTopic`, also if another topic has the name.
     """
 
     def __init__(self, topics: Topics, name: str, topic_id: str) -> None:
         self._topics = topics
         self.name = name
         self.id = topic_id
-        """A UUID: the topic's own as long as it is there, whatever it is called."""
+        """A UUID. It stays the same when the topic is renamed."""
         self.folder = f"{topics.path}/{name}"
 
     def __repr__(self) -> str:
@@ -68,31 +68,32 @@ class Topic:
 
     @property
     def partition_count(self) -> int:
-        """How many partitions there are now."""
+        """The current number of partitions."""
         return self._topics.read_topic_file(self.name, self.id).partitions
 
     def partition(self, number: int) -> Partition:
-        """A partition, opened (and recovered if need be) when it is first asked for. Raises `UnknownTopic`."""
+        """Return a partition; open it, and recover it if necessary, on first use. Raises `UnknownTopic`."""
         return self._topics.open_partition(self.name, number, self.id)
 
     def find_lost_range_end(self, number: int, offset: int) -> tuple[int, int] | None:
-        """Return (the end of the lost range that starts at ``offset``, the epoch there); None where none starts there.
+        """Return the end of the lost range that starts at ``offset``, and the epoch there; None if none starts there.
 
-        Opens no partition. Raises OSError, and what `Partition.check_position` does of one that is open here.
+        Opens no partition. Raises OSError, and what `Partition.check_position` raises for a partition that is open
+        here.
         """
         return self._topics.find_lost_range_end(self.name, number, self.id, offset)
 
     def partitions(self) -> list[Partition]:
-        """All of them, opened."""
+        """Return all partitions, opened."""
         return [self.partition(number) for number in range(self.partition_count)]
 
 
 class Topics:
-    """A folder of topics in one process. Thread-safe; knows of no producer, no group and no transaction.
+    """A folder of topics in one process. Thread-safe. It has no part in producers, groups and transactions.
 
-    ``expire`` (called with a clock in ms that never jumps ahead) and ``finish_transactions`` are what background work
-    does for those who do; a partition that is opened with undecided transactions calls ``finish_transactions``, too.
-    Partitions call ``holds_producer`` before they forget a named producer, under their append lock.
+    Callers pass in the work for these: background work calls ``expire`` (with a clock in ms that never jumps forward)
+    and ``finish_transactions``. Opening a partition with undecided transactions calls ``finish_transactions``, too.
+    Partitions call ``holds_producer`` under their append lock before they drop the state of a named producer.
     """
 
     def __init__(
@@ -113,15 +114,15 @@ class Topics:
         holds_producer: Callable[[int], bool],
         shown_path: str = "",
     ) -> None:
-        """``shown_path``: what errors call the store, where ``path`` is not what it was opened at."""
+        """Open the store in ``path``. ``shown_path`` is its name in errors, if it was opened under another path."""
         self.fs = fs
         self.clock = clock
         self.path = path
         self._shown_path = shown_path or path
         self.is_replica = fs.exists(f"{path}/{REPLICA_FILE}")
-        """Kept up with a store elsewhere: nobody appends to it here."""
+        """Whether the store follows another store. No process may append to it then."""
         self.read_only_why = "" if read_only else self._why_read_only()
-        """Why nothing can be written, where the caller did not ask for ``read_only``; empty where it can."""
+        """Why the store is read-only although the caller did not ask for that; empty if it is writable."""
         self.read_only = read_only or bool(self.read_only_why)
         self.recovery = recovery
         self._finish_transactions = finish_transactions
@@ -150,7 +151,7 @@ class Topics:
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the mark is the parent's to remove, and of the same machine."""
+        """Drop the network mark in a forked child: the parent removes it, and both are on one machine."""
         self._neighbour = None
 
     def _why_read_only(self) -> str:
@@ -163,14 +164,14 @@ class Topics:
                 raise
             return ""
         why = "it is on a read-only file system" if is_on_read_only_disk else ""
-        if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):  # else it is to be created, which says what fails
+        if not why and self.fs.exists(f"{self.path}/{STORE_FILE}"):  # else creating the store reports what fails
             why = self.fs.why_unwritable(self.path)
         if why:
             logger.warning("%s: opened read-only, as %s", self.path, why)
         return why
 
     def _open(self, create: bool) -> str:
-        """Read the store's own file, or make the store; its id."""
+        """Read the store's own file, or create the store. Return its id."""
         document = open_store_file(self.fs, self.path, create, self.clock.now_ms())
         store_id = self._folders.store_id = str(document["store_id"])
         if not self.read_only and needs_upgrade(document):
@@ -180,27 +181,27 @@ class Topics:
     # ------------------------------------------------------------ topics
 
     def names(self, *, internal: bool = False) -> list[str]:
-        """Names of the topics, sorted; those of the store itself only with ``internal``."""
+        """Return the sorted names of the topics; with ``internal`` also those of internal topics."""
         self.check_open()
         return self._folders.names(internal=internal)
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises `UnknownTopic`."""
+        """Return the topic with this name. Raises `UnknownTopic`."""
         self.check_open()
         check_topic_name(name, internal=True)
         return Topic(self, name, self._settled_file(name).topic_id)
 
     def _settled_file(self, name: str) -> TopicFile:
-        """What a topic is, in the format of today where this process may write it."""
+        """Return a topic's settings, upgraded to the current format if this process may write."""
         return self._folders.read(name) if self.read_only else self.administration.adopt(name)
 
     def create(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
-        """Make a topic, durably. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`."""
+        """Create a topic, durably. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`."""
         self.check_writable("create a topic")
         return Topic(self, name, self.administration.make(name, partitions, settings))
 
     def ensure(self, name: str, partitions: int | None, settings: TopicConfig) -> Topic:
-        """The topic of that name, created with these settings if it does not exist; an existing topic stays as it is.
+        """Return the topic with this name; create it with these settings if it does not exist.
 
         Raises `TopicExists` if it exists with another number of partitions than ``partitions``, `InvalidTopicName`,
         `InvalidConfig`.
@@ -214,14 +215,14 @@ class Topics:
         topic = self.topic(name)
         if partitions is not None and topic.partition_count != partitions:
             why = (
-                f"it has {topic.partition_count} partitions, and {partitions} were asked for; nothing was changed."
-                " Leave the number out to accept any, or add partitions with alter_topic or 'segmentlog alter'"
+                f"it has {topic.partition_count} partitions, but {partitions} were asked for; nothing was changed."
+                " Omit the number to accept any, or add partitions with alter_topic or 'segmentlog alter'"
             )
             raise TopicExists(name, why)
         return topic
 
     def internal_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> Topic:
-        """A topic of the store itself, made if it is not there, by whoever comes first."""
+        """Return an internal topic of the store; create it if it does not exist."""
         try:
             return self.topic(name)
         except UnknownTopic:
@@ -230,7 +231,7 @@ class Topics:
             return self.topic(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a topic, the store's own included."""
+        """Return whether the topic exists; internal topics count."""
         return self.fs.exists(f"{self.path}/{name}/{TOPIC_FILE}")
 
     def alter(self, name: str, changes: dict[str, object], partitions: int | None) -> Topic:
@@ -239,9 +240,9 @@ class Topics:
         return Topic(self, name, self.administration.alter(name, changes, partitions))
 
     def delete(self, name: str, topic_id: str | None = None) -> None:
-        """Delete a topic with everything in it. Whoever still uses it gets `UnknownTopic`.
+        """Delete a topic with all its data. Other users of the topic get `UnknownTopic`.
 
-        With ``topic_id``, raises `UnknownTopic` and deletes nothing when the name belongs to another topic.
+        With ``topic_id``, raises `UnknownTopic` and deletes nothing if the name belongs to another topic.
         """
         self.check_writable("delete a topic")
         topic_id, gone = self.administration.delete(name, topic_id)
@@ -250,7 +251,7 @@ class Topics:
         self.administration.remove(gone)
 
     def rename(self, name: str, new_name: str) -> Topic:
-        """Give a topic another name, durably. Raises `UnknownTopic`, `TopicExists`."""
+        """Rename a topic, durably. Raises `UnknownTopic`, `TopicExists`."""
         self.check_writable("rename a topic")
         with self.administration.locked():
             self._folders.read(name)
@@ -261,26 +262,26 @@ class Topics:
             return Topic(self, new_name, self.administration.rename(name, new_name))
 
     def missing(self, topic_ids: Iterable[str]) -> set[str]:
-        """Those ids that no topic has any more, as far as that is known: none where a topic cannot be read."""
+        """Return the ids that certainly belong to no existing topic. Empty if a topic cannot be read."""
         wanted = set(topic_ids)
-        with self.administration.locked():  # or a topic that is being renamed would look like one that is gone
+        with self.administration.locked():  # without it, a topic that is being renamed would look deleted
             gone = wanted - self._folders.by_id().keys()
             try:
                 if gone:
                     self._folders.check_all_read()
-            except StoreVersionError:  # told by whoever opens it
+            except StoreVersionError:  # reported to the process that opens the topic
                 return set()
             return gone
 
     def read_topic_file(self, name: str, topic_id: str | None = None) -> TopicFile:
-        """A topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
+        """Return a topic's settings as they are on disk. Raises `UnknownTopic`, `StoreVersionError`.
 
-        With ``topic_id`` the name has to be that topic's still.
+        With ``topic_id``, raises `UnknownTopic` if the name belongs to another topic.
         """
         return self._folders.read(name, topic_id)
 
     def topic_name(self, topic_id: str) -> str:
-        """The name that a topic has now. Raises `UnknownTopic` when there is none with this id any more."""
+        """Return the current name of a topic. Raises `UnknownTopic` if no topic has this id any more."""
         if self.read_only:
             name = self._folders.name_of(topic_id) or self._folders.name_of(topic_id)
             if name is None:
@@ -289,15 +290,15 @@ class Topics:
         return self.administration.name_of(topic_id)
 
     def topic_names(self, topic_ids: Iterable[str]) -> dict[str, str]:
-        """The names of those of these topics that there are, and maybe of more; for people."""
+        """Return the names of those topics that exist, and maybe of more topics; for display."""
         return self._folders.names_of(topic_ids)
 
     # ------------------------------------------------------------ partitions
 
     def open_partition(self, name: str, number: int, topic_id: str | None = None) -> Partition:
-        """A partition of this store, the same object every time. Raises `UnknownTopic`.
+        """Return a partition of this store, the same object every time. Raises `UnknownTopic`.
 
-        With ``topic_id`` also when the name is another topic's by now.
+        With ``topic_id``, also raises it if the name belongs to another topic now.
         """
         self.check_open()
         if number.__class__ is not int:
@@ -314,7 +315,7 @@ class Topics:
             partition = self._partitions.get((name, number))
             if partition is not None and not partition.is_stale and partition.topic_id == file.topic_id:
                 return partition
-            if partition is not None:  # whoever still has it may read on what it has mapped
+            if partition is not None:  # its users may continue to read data that they have mapped
                 partition.handle.close_if_idle()
             if not isinstance(number, int) or not 0 <= number < file.partitions:
                 raise UnknownTopic(name, f"it has no partition {number!r}, only 0 to {file.partitions - 1}")
@@ -331,11 +332,11 @@ class Topics:
                 self.background.flush_soon()
             report = partition.recovery_report
             if report.verdict not in ("new", "clean", "live"):
-                # The person who restored the store knows of it: no warning, and no line for each reading command.
+                # The person who restored the store knows that: no warning, and no line for each reading command.
                 level = logging.INFO if report.verdict == "restored" else logging.WARNING
                 logger.log(level, "%s/%d: %s: %s", name, number, report.verdict, report.why)
         if partition.last_stable_offset < partition.log_end_offset:
-            self._finish_transactions()  # whoever comes first after a crash finishes what it left undecided
+            self._finish_transactions()  # the first process after a crash finishes the transactions that it left open
         return partition
 
     def find_lost_range_end(self, name: str, number: int, topic_id: str, offset: int) -> tuple[int, int] | None:
@@ -349,7 +350,7 @@ class Topics:
         return None if end_offset == offset else (end_offset, epoch_at(partition.epochs(), end_offset))
 
     def _make_partition(self, name: str, number: int, topic_id: str) -> Partition:
-        """Open a partition; read-only where this process may read its files and not write them."""
+        """Open a partition; read-only if this process may read its files but not write them."""
         if self.read_only:
             return self._new_partition(name, number, topic_id, self.read_only_why)
         try:
@@ -382,16 +383,17 @@ class Topics:
         )
 
     def _why_unwritable(self, folder: str) -> str:
-        """The first file of a partition, or the folder itself, that this process may not write; empty for none."""
+        """Return why this process may not write a partition: its first file that is not writable; empty if it may."""
         for path in (folder, *(f"{folder}/{name}" for name in sorted(self.fs.listdir(folder)))):
             if why := self.fs.why_unwritable(path):
                 return why
         return ""
 
     def on_partition(self, where: PartitionId, do: Callable[[Partition], _T]) -> _T:
-        """What ``do`` returns for a partition of a topic, which it may be told anew under the topic's new name.
+        """Call ``do`` with a partition, found by topic id, and return its result.
 
-        Raises `UnknownTopic` when there is no such topic any more, and whatever ``do`` raises.
+        If the topic is renamed meanwhile, ``do`` may be called again. Raises `UnknownTopic` if there is no such topic
+        any more, and what ``do`` raises.
         """
         while True:
             name = self.topic_name(where.topic_id)
@@ -400,14 +402,15 @@ class Topics:
             except UnknownTopic:
                 if self._folders.name_of(where.topic_id) == name:
                     raise
-                continue  # renamed in between
+                continue  # renamed meanwhile
             try:
                 return do(log)
             except UnknownTopic:
                 if not log.is_stale:
                     raise
             except StoreClosed:
-                # Renamed by this process: that takes it out of the store, and whoever just closes it does not.
+                # A rename in this process closes the partition and removes it from the store; a plain close only closes
+                # it.
                 if self.is_closed or self._partitions.get((log.topic, log.number)) is log:
                     raise
 
@@ -417,14 +420,14 @@ class Topics:
         self.background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:
-        """What opening found, for each partition that was opened so far."""
+        """Return the recovery report of each partition that was opened so far."""
         return {key: partition.recovery_report for key, partition in self._partitions.copy().items()}
 
     def _drop_partitions(self, name: str, topic_id: str) -> None:
-        """Those of that topic: another thread may have made one anew under the name, and opened it."""
+        """Drop the partitions of a topic. Another thread may have opened a new topic with the same name."""
         for key in [key for key, log in self._partitions.copy().items() if key[0] == name and log.topic_id == topic_id]:
             self._partitions[key].abandon()
-            del self._partitions[key]  # after: what an interrupt leaves is closed with the store, or the next time
+            del self._partitions[key]  # last: after an interrupt, closing the store or the next call closes the rest
 
     def _close_partitions(self, name: str) -> None:
         for key in [key for key in self._partitions.copy() if key[0] == name]:
@@ -432,11 +435,11 @@ class Topics:
             del self._partitions[key]
 
     def opened_partitions(self) -> list[Partition]:
-        """The partitions that this process has open."""
+        """Return the partitions that this process has open."""
         return list(self._partitions.copy().values())
 
     def let_go_of_moved(self) -> None:
-        """Close and forget the partitions of topics that were deleted or renamed, by whatever process."""
+        """Close the partitions of topics that any process has deleted or renamed."""
         for key, partition in self._partitions.copy().items():
             if partition.handle.is_moved:
                 with self._mutex:
@@ -449,7 +452,7 @@ class Topics:
         if bytes_per_s is None:
             return None
         if not isinstance(bytes_per_s, int) or isinstance(bytes_per_s, bool) or bytes_per_s < 1:
-            raise InvalidConfig("scrub_bytes_per_s", bytes_per_s, "a whole number of bytes a second, or None for off")
+            raise InvalidConfig("scrub_bytes_per_s", bytes_per_s, "a whole number of bytes per second, or None for off")
         return Scrubber(self.fs, self._scrub_targets, bytes_per_s)
 
     def _scrub_targets(self) -> Iterator[ScrubTarget]:
@@ -457,18 +460,18 @@ class Topics:
             yield ScrubTarget(name.topic, name.number, f"{self.path}/{name.topic}/{name.number}")
 
     def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
-        """Every partition of the store with its configuration, for background work.
+        """Yield every partition of the store with its configuration, for background work.
 
-        What keeps a topic's file from being read is raised at the end.
+        If the file of a topic cannot be read, the error is raised at the end.
         """
         first: OSError | None = None
         with contextlib.suppress(StoreClosed):  # while the threads are being stopped
             for topic in self.names(internal=True):
                 try:
                     found = self.read_topic_file(topic)
-                except (UnknownTopic, StoreVersionError):  # deleted meanwhile, or told by others
+                except (UnknownTopic, StoreVersionError):  # deleted meanwhile; damage is reported elsewhere
                     continue
-                except OSError as error:  # topics behind it are not to wait for that
+                except OSError as error:  # later topics must not wait for this one
                     if is_interrupt(error):
                         raise
                     first = first or error
@@ -478,10 +481,10 @@ class Topics:
         if first is not None:
             raise first
 
-    # ------------------------------------------------------------ all of it
+    # ------------------------------------------------------------ health, closing
 
     def health(self) -> dict[str, str]:
-        """What is wrong, by name: failed partitions and background work that keeps failing."""
+        """Return errors by name: failed partitions, and background work that keeps failing."""
         problems = self.background.health()
         for (name, number), partition in self._partitions.copy().items():
             if partition.failed is not None:
@@ -489,12 +492,12 @@ class Topics:
         return problems
 
     def close(self) -> None:
-        """End background work and close every partition, even if one fails: the first error is raised at the end."""
+        """Stop background work and close every partition. If some fail, the first error is raised at the end."""
         with self._mutex:
             if self.is_closed and not self._partitions:
-                return  # else it was interrupted on its way
+                return  # else an earlier close was interrupted
             self.is_closed = True
-        # Without the mutex: a tick may be waiting for it.
+        # Without the mutex: a background thread may be waiting for it.
         self.background.close()
         first: Exception | None = None
         with self._mutex:
@@ -512,7 +515,7 @@ class Topics:
             raise first
 
     def check_open(self) -> None:
-        """Raise `StoreClosed`."""
+        """Raise `StoreClosed` if the store is closed."""
         if self.is_closed:
             raise StoreClosed(f"store {self._shown_path}")
 

@@ -1,1 +1,1 @@
-"""Producers with a name: numbers, fences, decisions about their transactions."""
+"""Transactions: named producers with their epochs and fences, the transaction log, and transaction markers."""

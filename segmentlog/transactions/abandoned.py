@@ -1,4 +1,4 @@
-"""Ending what others left: transactions of processes that are gone, that take too long, or that a crash cut short."""
+"""Ends abandoned transactions: of dead processes, of clients past their time-out, and those that a crash cut short."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from segmentlog.format.producer_snapshot import ProducerEntry
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
 from segmentlog.transactions.transaction_log import TransactionLog, TransactionState
 
 if TYPE_CHECKING:
@@ -22,66 +22,65 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 ANONYMOUS: Final = "~"
-"""Begins the names of producers that were given none, and are forgotten when they are closed."""
-REMOTE_EXPIRATION_MS: Final = 7 * 86_400_000
-"""After which the name of a server's client is forgotten, as Kafka does by `transactional.id.expiration.ms`."""
+"""Prefix of the names of producers without a name. Such a name is deleted when its producer is closed."""
+SERVER_NAME_EXPIRATION_MS: Final = 7 * 86_400_000
+"""Unused names of clients of a server are deleted after this time: Kafka's `transactional.id.expiration.ms`."""
 _BUSY_PAUSE_S: Final = 0.25
 _IDLE_PAUSE_S: Final = 1.0
 
 
-class Finisher:
-    """Looks for what nobody else will end, whoever left it. For one thread at a time; another one finds it at work."""
+class AbandonedTransactions:
+    """Ends transactions that no other process will end. One thread at a time works; a second one returns at once."""
 
-    def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
+    def __init__(self, topics: Topics, names: NameLocks, log: TransactionLog, completer: TransactionCompleter) -> None:
         self._topics = topics
         self._names = names
         self._log = log
-        self._decisions = decisions
+        self._completer = completer
         self._finishing = False
-        self.troubles: dict[str, str] = {}
-        """What kept `finish` from ending transactions, by the name of the producer."""
-        fork_safety.on_fork(self, "_forget_parent")
+        self.errors: dict[str, str] = {}
+        """Errors that prevented `finish` from ending transactions, by the name of the producer."""
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
-        """In a forked child: another thread of the parent may have been at it."""
+    def _discard_parent_state(self) -> None:
+        """Reset the flag in a forked child: another thread of the parent may have been working."""
         self._finishing = False
 
     def finish(self, now_ms: int | None = None) -> float:
-        """Finish what others left: decided transactions, those of dead instances and those that took too long.
+        """Finish decided transactions, and those of dead instances or past their time-out. Return the pause in seconds.
 
-        ``now_ms`` is monotonic: a wall clock that jumps ends no transaction of who lives; None: it is asked about
-        each transaction anew. Returns the seconds until this should be asked again. What keeps one from being
-        finished does not keep it from the others: `troubles` tells. Names and partitions that this process may not
-        write are left to processes that may.
+        ``now_ms`` is monotonic, so a jump of the wall clock ends no transaction; None: read the clock for each
+        transaction. After an error the others are still finished; `errors` has the errors. Names and partitions that
+        this process may not write are left to processes that may.
         """
         if self._topics.read_only or self._finishing:
             return _IDLE_PAUSE_S
-        self._finishing = True  # opening a partition asks for this, too
+        self._finishing = True  # to open a partition calls this method, too
         try:
-            troubles: dict[str, str] = {}
+            errors: dict[str, str] = {}
             undecided = self._undecided()
             states = self._log.states()
             is_busy = bool(undecided)
             for name, state in states.items():
-                with self._trouble_of(name, troubles):
+                with self._recording_error(name, errors):
                     if state.is_open:
                         is_busy = True
-                        self._finish_one(name, now_ms)
-                    elif state.remote:
+                        self._finish_name(name, now_ms)
+                    elif state.is_server_name:
                         if self._is_expired(state):
                             self.delete_name(name, self._is_expired)
                     elif name.startswith(ANONYMOUS) and not self._names.is_alive(name, state):
                         self.delete_name(name)
             for log, entry in undecided:
-                with self._trouble_of(str(entry.producer_id), troubles):
+                with self._recording_error(str(entry.producer_id), errors):
                     self._finish_orphan(log, entry, states)
-            self.troubles = troubles
+            self.errors = errors
             return _BUSY_PAUSE_S if is_busy else _IDLE_PAUSE_S
         finally:
             self._finishing = False
 
     @contextlib.contextmanager
-    def _trouble_of(self, name: str, troubles: dict[str, str]) -> Iterator[None]:
+    def _recording_error(self, name: str, errors: dict[str, str]) -> Iterator[None]:
         try:
             yield
         except StoreClosed:
@@ -90,13 +89,13 @@ class Finisher:
             if is_interrupt(error):
                 raise
             if isinstance(error, PermissionError) and self._names.has_file(error.filename):
-                return  # another user's name, about which only that user's processes decide
-            troubles[name] = str(error)
-            if self.troubles.get(name) != str(error):
+                return  # the name belongs to another user, whose processes decide about it
+            errors[name] = str(error)
+            if self.errors.get(name) != str(error):
                 logger.warning("producer %s: its transaction cannot be finished: %s; trying again", name, error)
 
     def _undecided(self) -> list[tuple[Partition, ProducerEntry]]:
-        """Open transactions in the partitions that this process has open, and may write."""
+        """Return open transactions in the partitions that this process has open and may write."""
         found = []
         for log in self._topics.opened_partitions():
             if log.handle.read_only:
@@ -105,26 +104,26 @@ class Finisher:
                 found += [(log, entry) for entry in log.open_transactions()]
         return found
 
-    def _finish_one(self, name: str, now_ms: int | None) -> None:
+    def _finish_name(self, name: str, now_ms: int | None) -> None:
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0) as fd:
             state = self._log.states().get(name)
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                # Not asked before the state is read: one that was begun in between is younger than its reader then,
-                # and a client's would be taken for one of before this boot.
+                # The clock is read after the state: a transaction that began in between would else be younger than the
+                # clock, and a client's would be taken for one from before this boot.
                 overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
-                # A client may be on its way to the next worker, and no lease tells.
-                if not overdue and (state.remote or self._names.is_alive(name, state)):
+                # The client may be connecting to another worker, and has no lease.
+                if not overdue and (state.is_server_name or self._names.is_alive(name, state)):
                     return
-                why = "it was open for too long" if overdue else "its process is gone"
-                logger.info("producer %s: its transaction is aborted: %s", name, why)
-            self._decisions.decide(name, state, fd, fence=True)
+                why = "it exceeded its time-out" if overdue else "its process has died"
+                logger.info("producer %s: its open transaction is aborted: %s", name, why)
+            self._completer.decide(name, state, fd, fence=True)
 
     def _finish_orphan(self, log: Partition, seen: ProducerEntry, states: dict[str, TransactionState]) -> None:
-        """End an open transaction that no state speaks of as open: a power cut took the marker, or the state.
+        """End an open transaction that is open in no state: a power cut has lost the marker, or the state.
 
-        ``states`` was read after the transaction was seen: its owner writes the state first.
+        ``states`` was read after the transaction was found, as its owner writes the state before the records.
         """
         name = next((name for name, state in states.items() if state.producer_id == seen.producer_id), None)
         with contextlib.ExitStack() as stack:
@@ -137,24 +136,24 @@ class Finisher:
             entry = log.producer(seen.producer_id)
             if entry is None or entry.transaction_offset != seen.transaction_offset:
                 return
-            self._decisions.end_lost(log, state or TransactionState(seen.producer_id, entry.epoch))
+            self._completer.restore_lost_marker(log, state or TransactionState(seen.producer_id, entry.epoch))
 
     def finish_orphan(self, log: Partition, producer_id: int) -> None:
-        """End what a producer has open in a partition, if no state speaks of it."""
+        """End the open transaction of a producer in a partition, if it is open in no state."""
         entry = log.producer(producer_id)
         if entry is not None and entry.transaction_offset >= 0:
             self._finish_orphan(log, entry, self._log.states())
 
     def _is_expired(self, state: TransactionState) -> bool:
-        """Whether a client has not come back for so long that it gets other numbers when it does (as Kafka's)."""
-        return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > REMOTE_EXPIRATION_MS
+        """Return whether a client was away for so long that it gets a new producer id when it returns, as in Kafka."""
+        return not state.is_open and self._topics.clock.steady_ms() - state.updated_ms > SERVER_NAME_EXPIRATION_MS
 
     def delete_name(self, name: str, may: Callable[[TransactionState], bool] = lambda state: not state.is_open) -> None:
-        """Leave nothing of a name behind, unless its transaction is open or somebody is at it."""
+        """Delete a name, unless its transaction is open or another process holds its lock."""
         with contextlib.suppress(ProducerBusy), self._names.locked(name, wait_s=0.0):
             state = self._log.find(name)
             if state is None or may(state):
                 if state is not None:
-                    self._decisions.settle(state)
+                    self._completer.confirm_markers(state)
                     self._log.write(name, None)
                 self._names.remove(name)

@@ -15,8 +15,8 @@ The tag binds an id to a principal. A client that reads another client's id in a
 a tag fits a second principal is one in a million for each pair, and repeated attempts do not raise it.
 
 *Rejected:* a list of assigned ids, as it takes an fsync for each producer, and grows with every client that connects.
-*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. Numbers that are counted do not collide
-within a process; two processes collide only where their counts overlap (10,000 ids each: once in 10^8).
+*Rejected:* 61 random bits beside a longer tag, as an id has 63 bits in all. ProducerIdAndEpoch that are counted do not
+collide within a process; two processes collide only partition their counts overlap (10,000 ids each: once in 10^8).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER_BITS: Final = 41
 _SECRET_BYTES: Final = 32
 _HASH_BYTES: Final = 17
 _CACHED_MAX: Final = 20_000
-"""Results of checks that are kept. Beyond that all are dropped: a client may send any number of ids."""
+"""Most cached results of checks. When it is exceeded, all are dropped: a client may send any number of ids."""
 
 
 class _File(msgspec.Struct):
@@ -67,20 +67,20 @@ class AssignedIds:
         """The secret, once it is certainly on disk. No id is assigned before."""
         self._damaged: tuple[int, int, int] | None = None
         """Inode, size and time of modification of a file that was read and found damaged."""
-        self._forget_parent()
-        fork_safety.on_fork(self, "_forget_parent")
+        self._discard_parent_state()
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
-        """In a forked child: count from another start than the parent."""
+    def _discard_parent_state(self) -> None:
+        """Continue in a forked child, with another start number than the parent's."""
         self._numbers: Iterator[int] = itertools.count(secrets.randbelow(1 << _NUMBER_BITS))
         self._cached: dict[tuple[int, str], bool] = {}
 
     def assign(self, principal: str) -> int:
         """Return an id for a producer of this principal.
 
-        The first call in a store makes the secret, durably. Raises `ReadOnlyStore`, `DiskFull`, OSError.
+        The first call in a store creates the secret, durably. Raises `ReadOnlyStore`, `DiskFull`, OSError.
         """
-        secret = self._durable_secret or self._keep_secret()
+        secret = self._durable_secret or self._create_secret()
         number = next(self._numbers) % (1 << _NUMBER_BITS)
         return CLIENT_IDS.start | number << _TAG_BITS | _tag(secret, number, principal)
 
@@ -96,7 +96,7 @@ class AssignedIds:
             return False
         secret = self._find_secret()
         if secret is None:
-            return False  # not cached: another process may make the secret now
+            return False  # not cached: another process may create the secret now
         number = (producer_id - CLIENT_IDS.start) >> _TAG_BITS
         is_assigned = producer_id & ((1 << _TAG_BITS) - 1) == _tag(secret, number, principal)
         if len(self._cached) >= _CACHED_MAX:
@@ -119,12 +119,15 @@ class AssignedIds:
             self._secret = _decode(data)
             if self._secret is None:
                 self._damaged = version
-                logger.warning("%s is damaged: producer ids that it proved are refused from now on", self._path)
+                logger.warning(
+                    "%s is damaged: producer ids that were assigned before are refused; restart the clients",
+                    self._path,
+                )
         return self._secret
 
-    def _keep_secret(self) -> bytes:
+    def _create_secret(self) -> bytes:
         self._topics.check_writable("assign producer ids")
-        with self._lock.held():  # a process that makes the secret now holds the lock until the secret is on disk
+        with self._lock.hold():  # another process that creates the secret holds the lock until it is on disk
             found = self._find_secret()
             if found is None:
                 found = secrets.token_bytes(_SECRET_BYTES)
@@ -135,7 +138,7 @@ class AssignedIds:
 
 
 def new_store_id() -> int:
-    """Draw an id for a producer that this store itself numbers: no client can use it for a batch of its own."""
+    """Return a random id for a producer of the library. Clients of a server cannot use such an id."""
     return STORE_IDS.start + secrets.randbelow(len(STORE_IDS))
 
 

@@ -1,4 +1,4 @@
-"""The folders of producers' names: who may decide about a name, and which instance of it lives."""
+"""Lock files of producer names: the lock for decisions about a name, and the leases of its instances."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from segmentlog.storage.fork_safety import LockableFd, LockableFiles, close_lock
 from segmentlog.storage.interrupt_check import failures_ignored
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING, SHARED, interrupt_safe_context
 from segmentlog.topics.topic_registry import Topics
-from segmentlog.transactions.producer_lease import Registration, lock_fence, write_fence
+from segmentlog.transactions.producer_lease import ProducerLease, lock_fence, write_fence
 from segmentlog.transactions.transaction_log import TransactionState
 
 
-class Names:
-    """The names of producers in one store, as files and their locks. Thread-safe."""
+class NameLocks:
+    """The names of producers in a store, as folders with lock files. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._fs = topics.fs
@@ -27,15 +27,15 @@ class Names:
 
     @interrupt_safe_context
     def locked(self, name: str, *, wait_s: float | None = None) -> Iterator[int]:
-        """Hold the lock under which everything about a name is decided; the descriptor of its fence.
+        """Hold the lock for decisions about a name. Yield the descriptor of its fence file.
 
-        Raises `ProducerBusy` when somebody holds it for longer than ``wait_s``, or half a minute.
+        Raises `ProducerBusy` if another process holds it for longer than ``wait_s`` (default: 30 s).
         """
         path = f"{self._folder_of(name)}/fence"
         while True:
             with opened_lockable(self._fs, path, os.O_RDWR | os.O_CREAT, self._open_fence) as fd:
                 lock_fence(self._fs, name, fd, wait_s)
-                if is_current(self._fs, fd, path):  # else the name was forgotten: others lock another file by now
+                if is_current(self._fs, fd, path):  # else the name was deleted, and others lock a new file
                     yield fd
                     return
 
@@ -46,13 +46,14 @@ class Names:
                     self._fs.mkdir(folder)
             try:
                 return open_lockable(fs, path, flags)
-            except FileNotFoundError:  # an anonymous one's, which another process has just forgotten
+            except FileNotFoundError:  # an anonymous name, which another process has just deleted
                 pass
 
-    def become_instance(
+    def create_lease(
         self, name: str, state: TransactionState, fence_fd: int, write_down: Callable[[], None]
-    ) -> Registration:
-        """Be the instance of a name that the state is of; ``write_down`` makes that durable. Under the name's lock."""
+    ) -> ProducerLease:
+        """Create the lease and the fence of an instance; ``write_down`` must save ``state`` durably. Under the name's
+        lock."""
         files: list[int] = []
         path = self._lease_path(name, state)
         try:
@@ -61,7 +62,7 @@ class Names:
             write_fence(self._fs, fence_fd, state.producer_id, state.epoch)
             write_down()
             files.extend(starmap(open_lockable, ((self._fs, f"{self._folder_of(name)}/fence", os.O_RDWR),)))
-            return Registration(self._fs, name, state, files[1], (files[0], path))
+            return ProducerLease(self._fs, name, state, files[1], (files[0], path))
         except BaseException:
             for fd in files:
                 close_lockable(self._fs, fd)
@@ -78,22 +79,22 @@ class Names:
         return f"{self._folder_of(name)}/lease-{state.producer_id}-{state.epoch}"
 
     def is_alive(self, name: str, state: TransactionState) -> bool:
-        """Whether the instance that the state is of still has its lease; a dead one's is removed."""
+        """Return whether the instance of the state has its lease. Removes the lease file of a dead instance."""
         path = self._lease_path(name, state)
         try:
-            with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # also in the read-only store of another user
-                # Shared: two who look at the same time must not take each other for the instance.
+            with opened_lockable(self._fs, path, os.O_RDONLY) as fd:  # works in another user's read-only store, too
+                # Shared, so that two processes that check at the same time do not take each other for the instance.
                 self._fs.flock(fd, SHARED | NON_BLOCKING)
         except FileNotFoundError:
             return False
         except (PermissionError, BlockingIOError):
-            return True  # locked; or nobody can tell, and what lives is not to be aborted
+            return True  # locked; or not readable: a live instance must not be aborted
         if not self._read_only:
             with failures_ignored():
                 self._fs.unlink(path)
         return False
 
     def remove(self, name: str) -> None:
-        """Remove the folder of a name that nobody has; under its lock."""
+        """Remove the folder of an unused name. Under the name's lock."""
         with failures_ignored():
             self._fs.remove_tree(self._folder_of(name))

@@ -1,6 +1,6 @@
-"""What becomes of a transaction: the decision, the markers that tell it in the partitions, and what a crash took.
+"""Completes transactions: writes decisions and markers, and restores markers that a crash has lost.
 
-Everything here is done under the lock of the producer's name, and can be done again by whoever finds it half done.
+All of it happens under the lock of the producer's name. Any process can repeat steps that it finds incomplete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from segmentlog.records import PartitionId
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_lease import write_fence
-from segmentlog.transactions.transaction_log import Status, TransactionLog, TransactionState, Unsettled
+from segmentlog.transactions.transaction_log import Status, TransactionLog, TransactionState, UnconfirmedMarker
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("segmentlog")
 
 
-class Decisions:
-    """Decides about transactions, and tells partitions of it. Thread-safe under the names' locks."""
+class TransactionCompleter:
+    """Writes decisions about transactions and their markers. Thread-safe under the locks of the names."""
 
     def __init__(self, topics: Topics, log: TransactionLog) -> None:
         self._topics = topics
         self._log = log
 
     def decide(self, name: str, state: TransactionState, fence_fd: int, *, fence: bool) -> TransactionState:
-        """Finish what a state has begun; abort what is undecided. Under the name's lock.
+        """Finish a decided transaction; abort an undecided one. The caller holds the name's lock.
 
-        ``fence``: the instance that has the transaction open gets `ProducerFenced` from now on, also where its worker
-        was killed while it committed: the instance must not take the abort for the answer to its commit.
+        ``fence``: fence the instance that has the transaction open. A commit of which the worker was killed is then
+        rejected with `ProducerFenced`, so the instance cannot take the abort for the answer to its commit.
         """
         if state.status == "Ongoing":
             if fence:
@@ -46,117 +46,136 @@ class Decisions:
             state = replace(state, status="PrepareAbort", updated_ms=self._topics.clock.now_ms())
             self._log.write(name, state)
         elif state.status == "PrepareCommit":
-            self._log.sync()  # who wrote it may have died before that was on disk, and nobody is told before it is
+            self._log.sync()  # its writer may have died before the sync, and no reader may see it earlier
         return self.complete(name, state)
 
     def complete(self, name: str, state: TransactionState) -> TransactionState:
-        """Write the markers, then that it is done; the state as it is then, still open if a partition has no room."""
+        """Write the markers, then the completed state. Return the state, which stays open if a marker failed."""
         committed = state.status == "PrepareCommit"
-        unsettled = {PartitionId(marker.topic_id, marker.partition): marker for marker in state.unsettled}
+        unconfirmed_markers = {
+            PartitionId(marker.topic_id, marker.partition): marker for marker in state.unconfirmed_markers
+        }
         failure: Exception | None = None
-        for where in state.partitions:
+        for partition in state.partitions:
             try:
-                marker = self._topics.on_partition(where, lambda log: self._tell(log, state))
+                marker = self._topics.on_partition(partition, lambda log: self._write_marker(log, state))
                 if marker is not None:
-                    unsettled[where] = marker
+                    unconfirmed_markers[partition] = marker
             except UnknownTopic:
-                continue  # deleted, with all that it held
+                continue  # the topic was deleted
             except StoreClosed:
-                return state  # the next one finishes it
+                return state  # the next process finishes it
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
                 failure = error
         if failure is not None:
-            logger.warning("producer %s: its transaction is decided, but not told everywhere: %s", name, failure)
+            logger.warning(
+                "producer %s: its transaction is decided, but a marker could not be written: %s; trying again",
+                name,
+                failure,
+            )
             return state
         done: Status = "CompleteCommit" if committed else "CompleteAbort"
         state = replace(
             state,
             status=done,
             updated_ms=self._topics.clock.now_ms(),
-            unsettled=self.still_unsettled(state.producer_id, unsettled.values()),
+            unconfirmed_markers=self.find_unconfirmed(state.producer_id, unconfirmed_markers.values()),
         )
         self._log.write(name, state)
         return state
 
     def complete_if_possible(self, name: str, state: TransactionState) -> TransactionState:
-        """`complete` for who has just decided: that stands, and an error would say that it does not.
+        """Complete a transaction right after its decision, and log errors instead of raising them.
 
-        What was kept from being done is done by whoever looks next.
+        The decision is valid, while an error would tell the caller that it is not. Remaining steps are retried later.
         """
         try:
             return self.complete(name, state)
         except (SegmentlogError, OSError) as error:
             if is_interrupt(error):
                 raise
-            logger.warning("producer %s: its transaction is decided, but that is not noted: %s", name, error)
+            logger.warning(
+                "producer %s: its transaction is complete, but its state could not be saved: %s; trying again",
+                name,
+                error,
+            )
             return state
 
-    def _tell(self, log: Partition, state: TransactionState) -> Unsettled | None:
-        """Write the marker of what was decided, if there is anything to decide; that of a commit may yet be lost."""
-        said, epoch = self._said(log, state), log.epoch  # the epoch first: a marker is in this one, or lost with it
-        offset = None if said is None else log.end_transaction(state.producer_id, state.epoch, committed=said)
-        if offset is None and state.wrote(PartitionId(log.topic_id, log.number)):
-            # Written by who died before it noted that this is done, or failed elsewhere: at what offset, nobody says.
-            said, offset = True, log.log_end_offset - 1
-        return Unsettled(log.topic_id, log.number, offset, epoch) if said and offset is not None else None
+    def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
+        """Write the marker if the transaction is open in the partition. Return a commit's marker, which may not be on
+        disk."""
+        is_commit, epoch = (
+            self._outcome(log, state),
+            log.epoch,
+        )  # the epoch first: if it changes, the marker may be lost
+        offset = None if is_commit is None else log.end_transaction(state.producer_id, state.epoch, committed=is_commit)
+        if offset is None and state.has_decided_commit(PartitionId(log.topic_id, log.number)):
+            # The marker exists: its writer died before it saved the state, or failed in another partition. Its offset
+            # is not known, but is below the end of the log.
+            is_commit, offset = True, log.log_end_offset - 1
+        return UnconfirmedMarker(log.topic_id, log.number, offset, epoch) if is_commit and offset is not None else None
 
     @staticmethod
-    def _said(log: Partition, state: TransactionState) -> bool | None:
-        """`TransactionState.said` of what is open in a partition; None when nothing is."""
+    def _outcome(log: Partition, state: TransactionState) -> bool | None:
+        """Return the outcome of the open transaction in a partition; None if there is none, or it is undecided."""
         entry = log.producer(state.producer_id)
         if entry is None or entry.transaction_offset < 0:
             return None
-        return state.said(PartitionId(log.topic_id, log.number), entry)
+        return state.outcome_of(PartitionId(log.topic_id, log.number), entry)
 
-    def still_unsettled(self, producer_id: int, unsettled: Iterable[Unsettled]) -> tuple[Unsettled, ...]:
-        """Those whose markers are not known to be on disk, or were lost in a crash."""
+    def find_unconfirmed(
+        self, producer_id: int, unconfirmed_markers: Iterable[UnconfirmedMarker]
+    ) -> tuple[UnconfirmedMarker, ...]:
+        """Return the markers that are not known to be on disk, or were lost in a crash."""
         left = []
-        for marker in unsettled:
-            where = PartitionId(marker.topic_id, marker.partition)
+        for marker in unconfirmed_markers:
+            partition = PartitionId(marker.topic_id, marker.partition)
             try:
-                is_settled = self._topics.on_partition(
-                    where, partial(_is_settled, producer_id=producer_id, marker=marker)
+                is_confirmed = self._topics.on_partition(
+                    partition, partial(_is_confirmed, producer_id=producer_id, marker=marker)
                 )
             except UnknownTopic:
                 continue
-            except StoreVersionError:  # of a topic that cannot be read now, that one perhaps
-                is_settled = False
-            if not is_settled:
+            except StoreVersionError:  # a topic cannot be read now, maybe this one
+                is_confirmed = False
+            if not is_confirmed:
                 left.append(marker)
         return tuple(left)
 
-    def settle(self, state: TransactionState) -> None:
-        """Put the markers of commits on disk, before what stands for them goes."""
-        for marker in self.still_unsettled(state.producer_id, state.unsettled):
+    def confirm_markers(self, state: TransactionState) -> None:
+        """Sync the markers of commits, before the state that replaces them is overwritten."""
+        for marker in self.find_unconfirmed(state.producer_id, state.unconfirmed_markers):
 
-            def settle(log: Partition) -> None:
-                self.end_lost(log, state)
+            def restore_and_flush(log: Partition) -> None:
+                self.restore_lost_marker(log, state)
                 log.flush()
 
             with contextlib.suppress(UnknownTopic):
-                self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), settle)
+                self._topics.on_partition(PartitionId(marker.topic_id, marker.partition), restore_and_flush)
 
-    def end_lost(self, log: Partition, state: TransactionState) -> None:
-        """Write the marker that was lost, if there is one to write: as the state remembers it, or else an abort."""
+    def restore_lost_marker(self, log: Partition, state: TransactionState) -> None:
+        """Write a marker that a crash has lost: a commit if the state says so, else an abort."""
         entry = log.producer(state.producer_id)
-        said = self._said(log, state)
-        if entry is None or said is None:
+        is_commit = self._outcome(log, state)
+        if entry is None or is_commit is None:
             return
-        told = "committed" if said else "aborted"
+        outcome = "committed" if is_commit else "aborted"
         name = f"{log.topic}/{log.number}"
-        logger.info("%s: the transaction of producer %d is %s, as its end was lost", name, state.producer_id, told)
-        offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=said)
-        if said and offset is not None:  # no record speaks of this marker
+        logger.info(
+            "%s: the transaction of producer %d is %s: a crash had lost its marker", name, state.producer_id, outcome
+        )
+        offset = log.end_transaction(state.producer_id, max(state.epoch, entry.epoch), committed=is_commit)
+        if is_commit and offset is not None:  # no state replaces this marker
             log.sync_upto(offset + 1, offset)
 
 
-def _is_settled(log: Partition, producer_id: int, marker: Unsettled) -> bool:
-    """Whether a commit's marker is on disk."""
+def _is_confirmed(log: Partition, producer_id: int, marker: UnconfirmedMarker) -> bool:
+    """Return whether a commit's marker is on disk."""
     if log.durable_offset <= marker.offset:
         return False
     if log.epoch == marker.epoch:
         return True
-    entry = log.producer(producer_id)  # a crash since: is it there?
+    entry = log.producer(producer_id)  # there was a crash: check whether the marker survived it
     return entry is None or not 0 <= entry.transaction_offset < marker.offset

@@ -1,4 +1,4 @@
-"""Identity of a producer: its id and epoch, the number of its next record in each partition, its transaction."""
+"""The identity that a producer uses in appends: producer id, epoch, sequence numbers, and its open transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.format.producer_snapshot import SEQUENCE_END
-from segmentlog.log.append.batch_encoding import RecordColumns
+from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId
 from segmentlog.storage import fork_safety
@@ -28,7 +28,7 @@ from segmentlog.transactions.transaction_coordinator import Transactions
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
-    from segmentlog.transactions.producer_lease import Registration
+    from segmentlog.transactions.producer_lease import ProducerLease
 
 
 def _sync(log: Partition, upto_offset: int, base_offset: int) -> int:
@@ -36,58 +36,58 @@ def _sync(log: Partition, upto_offset: int, base_offset: int) -> int:
 
 
 class _Transaction:
-    """What a transaction wrote to, and what went wrong in it."""
+    """The partitions of an open transaction, and its first error."""
 
     def __init__(self) -> None:
         self.logs: dict[PartitionId, Partition] = {}
         self.ends: dict[PartitionId, int] = {}
-        """The offset behind the last record of it in each partition."""
+        """By partition: the offset after the last record of the transaction."""
         self.bases: dict[PartitionId, int] = {}
-        """The offset of the first."""
+        """By partition: the offset of the first record of the transaction."""
         self.failure: Exception | None = None
 
 
-class Identity:
-    """The idempotent part of a producer. `append` is for one thread a partition at a time."""
+class ProducerIdentity:
+    """Producer id, epoch and sequences of a producer. For each partition only one thread at a time may `append`."""
 
     def __init__(self, topics: Topics, transactions: Transactions, name: str | None, timeout_ms: int) -> None:
         self.name = name
         self._topics = topics
         self._transactions = transactions
         self._timeout_ms = timeout_ms
-        self._registration: Registration | None = None
+        self._lease: ProducerLease | None = None
         self._sequences: dict[Partition, int] = {}
         self._transaction: _Transaction | None = None
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._has_transactions = name is not None
         self._is_foreign = self._is_closed = False
         if name is not None:
-            self._registration = transactions.register(name, timeout_ms)
-            self.producer_id, self.epoch = self._registration.producer_id, self._registration.epoch
+            self._lease = transactions.register(name, timeout_ms)
+            self.producer_id, self.epoch = self._lease.producer_id, self._lease.epoch
         else:
             self._draw_id()
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
     def _draw_id(self) -> None:
-        """An id that nobody else has, without asking anybody: 61 random bits."""
+        """Choose a random id with 61 bits, which is unique without coordination."""
         self.producer_id, self.epoch = new_store_id(), 0
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Return the name or id, for messages."""
         return repr(self.name) if self.name is not None else str(self.producer_id)
 
-    def _forget_parent(self) -> None:
-        """In a forked child: another producer without a name, or none at all."""
+    def _discard_parent_state(self) -> None:
+        """Choose a new id in a forked child; a producer with a name or a transaction becomes unusable there."""
         self._is_foreign = self._is_foreign or self.name is not None or self._transaction is not None
-        self._registration = self._transaction = None
+        self._lease = self._transaction = None
         self._has_transactions = False
         self._sequences = {}
         if not self._is_foreign:
             self._draw_id()
 
     def _check_usable(self) -> None:
-        if self._is_closed:  # nothing fences it any more
+        if self._is_closed:  # no fence would stop its appends
             raise StoreClosed(f"producer {self.label}")
         if self._is_foreign:
             raise StoreClosed.forked(f"producer {self.label}")
@@ -96,42 +96,43 @@ class Identity:
 
     @interrupt_safe_context
     def sending(self, topic: str, partitions: Sequence[int]) -> Iterator[None]:
-        """Around the appends of one chunk: they belong to the transaction, all of them, or to none."""
+        """Surround the appends of a chunk: all of them belong to the current transaction, or none does."""
         self._check_usable()
         with self._mutex:
             if self._transaction is not None:
-                self._take_part([self._topics.open_partition(topic, number) for number in partitions])
+                self._add_partitions([self._topics.open_partition(topic, number) for number in partitions])
             yield
 
-    def _take_part(self, logs: Iterable[Partition]) -> None:
-        """Have it written down that the transaction writes to these, before it does."""
+    def _add_partitions(self, logs: Iterable[Partition]) -> None:
+        """Record that the transaction writes to these partitions, before it does."""
         transaction = self._transaction
         assert transaction is not None
         named = {PartitionId(log.topic_id, log.number): log for log in logs}
-        fresh = {where: log for where, log in named.items() if where not in transaction.logs}
+        fresh = {partition: log for partition, log in named.items() if partition not in transaction.logs}
         if fresh:
-            assert self._registration is not None
-            self._transactions.add_partitions(self._registration, fresh)
+            assert self._lease is not None
+            self._transactions.add_partitions(self._lease, fresh)
             transaction.logs.update(fresh)
 
-    def append(self, log: Partition, columns: RecordColumns, ack: Ack | None, create_ms: int | None) -> int:
-        """Append under this producer's next numbers, after an interrupt the same again; the first record's offset."""
+    def append(self, log: Partition, columns: CheckedColumns, ack: Ack | None, create_ms: int | None) -> int:
+        """Append under the next sequence number; return the base offset. A retry after an interrupt uses the same
+        number."""
         return self._append(log, len(columns.values), lambda stamp: log.append_columns(columns, ack, create_ms, stamp))
 
     def append_batches(self, log: Partition, batches: Sequence[EncodedBatch], ack: Ack | None) -> int:
-        """The same with batches that are encoded already, which no one appends again."""
+        """Append encoded batches, as `append` does. Callers do not retry them."""
         count = sum(batch.last_offset_delta + 1 for batch in batches)
         return self._append_once(log, count, lambda stamp: log.append_batches(batches, ack, stamp))
 
-    def append_positions(self, log: Partition, columns: RecordColumns) -> int:
-        """The same with positions of a group: who commits again commits others."""
+    def append_positions(self, log: Partition, columns: CheckedColumns) -> int:
+        """Append offsets of a group, as `append` does. A later commit contains other offsets, so it is not a retry."""
         return self._append_once(log, len(columns.values), lambda stamp: log.append_columns(columns, None, None, stamp))
 
     def _append_once(self, log: Partition, count: int, append: Callable[[ProducerStamp], int]) -> int:
         try:
             return self._append(log, count, append)
         except BaseException:
-            # What comes next is something else: under a number that the log has already it would not be appended.
+            # The next append is not a retry. With a sequence number that the log has already, it would be dropped.
             self._sequences.pop(log, None)
             raise
 
@@ -140,116 +141,119 @@ class Identity:
             self._check_usable()
         transaction = self._transaction
         if transaction is not None and (log.topic_id, log.number) not in transaction.logs:
-            self._take_part([log])  # another topic has got the name since `sending`
+            self._add_partitions([log])  # another topic got the name since `sending`
         sequence = self._sequences.get(log)
         if sequence is None:
             sequence = (self.last_number(log) + 1) % SEQUENCE_END
-        registration = self._registration
+        lease = self._lease
         stamp = ProducerStamp(
             self.producer_id,
             self.epoch,
             sequence,
             transaction is not None,
-            None if registration is None else registration.check,
+            None if lease is None else lease.check,
         )
         try:
             offset = append(stamp)
             if transaction is not None:
-                where = PartitionId(log.topic_id, log.number)
-                transaction.bases.setdefault(where, offset)
-                transaction.ends[where] = offset + count
+                partition = PartitionId(log.topic_id, log.number)
+                transaction.bases.setdefault(partition, offset)
+                transaction.ends[partition] = offset + count
         except BaseException as error:
             if isinstance(error, Exception) and not is_interrupt(error):
-                # Told as failed it is not sent again, though it may be there: not on disk, or not shipped. Ask the log.
+                # Reported as failed, so it is not sent again, although it may be in the log: ask the log for its
+                # number.
                 self._sequences.pop(log, None)
             else:
-                self._sequences[log] = sequence  # perhaps just after it was appended: it is known under this
+                self._sequences[log] = sequence  # the append may have succeeded: a retry must use the same number
             raise
-        # Last, and with no call before the caller has stored the offset: what is sent again keeps its number.
+        # Last, and without calls until the caller has stored the offset: a retry must have the same number.
         self._sequences[log] = (sequence + count) % SEQUENCE_END
         return offset
 
     def last_number(self, log: Partition) -> int:
-        """The number of the last record that was appended to a partition under this id or name; -1 for none."""
+        """Return the sequence number of the last record that this id or name appended to a partition; -1 if none."""
         entry = log.producer(self.producer_id)
-        if entry is None and self._registration is not None and self._registration.state.previous_id >= 0:
-            entry = log.producer(self._registration.state.previous_id)
+        if entry is None and self._lease is not None and self._lease.state.previous_id >= 0:
+            entry = log.producer(self._lease.state.previous_id)
         return -1 if entry is None else entry.last_number
 
-    def note_failure(self, error: Exception) -> None:
-        """Something that was sent could not be appended: the transaction that it belongs to cannot be committed."""
+    def fail_transaction(self, error: Exception) -> None:
+        """Fail the current transaction: a record that belongs to it could not be appended."""
         if self._transaction is not None and self._transaction.failure is None:
             self._transaction.failure = error
 
     def note_resume(self, topic: str, partitions: int) -> int:
-        """See `Producer.note_resume`."""
-        if self._registration is None:
+        """Return the partition count to resume with: see `Producer.note_resume`."""
+        if self._lease is None:
             return partitions
-        return self._transactions.note_resume(self._registration, topic, partitions)
+        return self._transactions.note_resume(self._lease, topic, partitions)
 
     # ------------------------------------------------------------ transactions
 
     @property
     def has_transactions(self) -> bool:
-        """Whether `sending` has to be around appends: it may have transactions, or had some."""
+        """Return whether appends must be surrounded by `sending`, as the producer has or had transactions."""
         return self._has_transactions
 
     @property
     def in_transaction(self) -> bool:
-        """Whether one was begun."""
+        """Return whether a transaction is open."""
         return self._transaction is not None
 
-    def prepare(self) -> None:
-        """Have a name under which transactions are coordinated, and nothing undecided from an earlier one."""
+    def prepare_transaction(self) -> None:
+        """Prepare for a transaction: register if necessary, and finish an earlier transaction."""
         self._check_usable()
         if self._transaction is not None:
-            raise SegmentlogError(f"producer {self.label} has a transaction open: commit or abort it first")
+            raise SegmentlogError(f"producer {self.label} has a transaction open; commit or abort it first")
         transactions = self._transactions
-        if self._registration is None:
-            self._registration = transactions.register_anonymous(self.producer_id, self._timeout_ms)
-            self.epoch = self._registration.epoch
-        elif self._registration.unsure:
-            transactions.make_sure(self._registration)
-            if self._registration.unsure:
-                raise ProducerBusy(self.label, "its last transaction is decided, but a partition cannot be told")
+        if self._lease is None:
+            self._lease = transactions.register_anonymous(self.producer_id, self._timeout_ms)
+            self.epoch = self._lease.epoch
+        elif self._lease.is_unresolved:
+            transactions.resolve_interrupted(self._lease)
+            if self._lease.is_unresolved:
+                raise ProducerBusy(
+                    self.label, "the outcome of its last transaction could not be written to every partition"
+                )
         self._has_transactions = True
 
-    def begin(self) -> None:
-        """From here on what is sent belongs to a transaction."""
-        assert self._registration is not None
-        self._registration.check()
+    def begin_transaction(self) -> None:
+        """Begin a transaction, to which all later records belong."""
+        assert self._lease is not None
+        self._lease.check()
         with self._mutex:
             self._transaction = _Transaction()
 
     def check_open(self) -> None:
-        """Raise unless a transaction was begun."""
+        """Raise unless a transaction is open."""
         self._check_usable()
         if self._transaction is None:
-            raise SegmentlogError(f"producer {self.label} has no transaction open: begin one first")
+            raise SegmentlogError(f"producer {self.label} has no transaction open; begin one first")
 
     def sync_data(self) -> None:
-        """Put what the transaction wrote on disk: one fsync a partition. Raises what kept a record out of it."""
+        """Sync the data of the transaction, one fsync for each partition. Raises the error of a record that failed."""
         transaction = self._transaction
         assert transaction is not None
         if transaction.failure is not None:
             raise transaction.failure
-        for where, end_offset in transaction.ends.copy().items():
-            base_offset = transaction.bases[where]
-            self._topics.on_partition(where, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
+        for partition, end_offset in transaction.ends.copy().items():
+            base_offset = transaction.bases[partition]
+            self._topics.on_partition(partition, partial(_sync, upto_offset=end_offset, base_offset=base_offset))
 
     @property
     def last_note(self) -> str | None:
-        """What the last transaction that was committed under the name left as its note."""
-        return None if self._registration is None else self._registration.state.note
+        """Metadata of the last transaction that was committed under the name."""
+        return None if self._lease is None else self._lease.state.note
 
     def commit(self, note: str | None = None) -> None:
-        """Decide for it."""
+        """Commit the transaction. Raises `TransactionAborted` if a record of it failed or cannot be synced."""
         with self._mutex:
-            transaction, registration = self._transaction, self._registration
+            transaction, lease = self._transaction, self._lease
             assert transaction is not None
-            assert registration is not None
+            assert lease is not None
             try:
-                self.sync_data()  # again: another thread may have sent since, and what it sent belongs to it
+                self.sync_data()  # again: another thread may have sent records since, which belong to it
             except (SegmentlogError, OSError) as error:
                 if is_interrupt(error):
                     raise
@@ -258,31 +262,31 @@ class Identity:
                 raise TransactionAborted(self.label, str(error)) from error
             self._transaction = None
             if transaction.logs or note is not None:
-                registration.unsure = True  # until it returns: the next one must not go on with what this one wrote
-                self._transactions.commit(registration, transaction.ends, note)
+                lease.is_unresolved = True  # until it returns: the next transaction must not include this one's records
+                self._transactions.commit(lease, transaction.ends, note)
 
     def wait_shipped(self) -> None:
-        """Return once what was committed lies in the object store. Raises `NotShipped`: it is committed here."""
+        """Return once the commit is in the object store. Raises `NotShipped`: it is committed locally all the same."""
         self._transactions.wait_shipped()
 
     def abort(self) -> None:
-        """Decide against it."""
+        """Abort the transaction."""
         with self._mutex:
             transaction, self._transaction = self._transaction, None
-            if transaction is not None and transaction.logs and self._registration is not None:
-                self._registration.unsure = True
-                with contextlib.suppress(ProducerFenced):  # whoever fenced it has aborted it
-                    self._transactions.abort(self._registration)
+            if transaction is not None and transaction.logs and self._lease is not None:
+                self._lease.is_unresolved = True
+                with contextlib.suppress(ProducerFenced):  # the instance that fenced it has aborted the transaction
+                    self._transactions.abort(self._lease)
 
-    def drop(self) -> None:
-        """Forget it: somebody else has decided."""
+    def discard_transaction(self) -> None:
+        """Drop the transaction, about which another process has decided."""
         with self._mutex:
             self._transaction = None
 
     def close(self) -> None:
-        """Let others have the name."""
+        """Release the name."""
         self._is_closed = True
-        registration, self._registration = self._registration, None
-        if registration is not None:
-            self._transactions.unregister(registration)
-        self._registration = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._transactions.unregister(lease)
+        self._lease = None

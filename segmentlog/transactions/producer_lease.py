@@ -1,4 +1,4 @@
-"""One instance of a named producer: its numbers, the fence that lets its appends through, and its lease."""
+"""The lease of one instance of a named producer, and the fence that its appends must pass."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ _FENCE: Final = struct.Struct("<qh")
 _DECISION_WAIT_S = 30.0
 
 
-class Registration:
-    """One instance of a named producer: its numbers, and the lease that says it lives."""
+class ProducerLease:
+    """One instance of a named producer: its id and epoch, its fence, and the lease that shows that it lives."""
 
     def __init__(self, fs: FileSystem, name: str, state: TransactionState, fence_fd: int, lease: tuple[int, str]):
         self.name = name
         self.state = state
         self.producer_id, self.epoch = state.producer_id, state.epoch
-        self.unsure = False
-        """A decision was interrupted: what became of it is in the log."""
+        self.is_unresolved = False
+        """Whether a decision was interrupted. The log then says what was decided."""
         self._fs = fs
         self._fence_fd = fence_fd
-        """Read for every append; locked for decisions, by one thread at a time."""
+        """Read before every append; locked for decisions, by one thread at a time."""
         self._lease_fd, self._lease_path = lease
-        self._wanted = _FENCE.pack(self.producer_id, self.epoch)
-        fork_safety.on_fork(self, "_forget_parent")
+        self._expected_fence = _FENCE.pack(self.producer_id, self.epoch)
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
-        """In a forked child: it is the parent's instance, and the descriptors are closed."""
+    def _discard_parent_state(self) -> None:
+        """Drop the descriptors in a forked child: the instance belongs to the parent."""
         self._fence_fd = self._lease_fd = -1
 
     def check(self) -> None:
-        """Raise `ProducerFenced` when somebody else has taken over."""
+        """Raise `ProducerFenced` if another instance has taken over."""
         if self._fence_fd < 0:
             raise StoreClosed(f"producer {self.name!r}")
         found = self._fs.pread(self._fence_fd, _FENCE.size, 0)
-        if found != self._wanted:
+        if found != self._expected_fence:
             epoch = _FENCE.unpack(found)[1] if len(found) == _FENCE.size else -1
             why = "a newer instance took over, or its transaction timed out and was aborted"
             raise ProducerFenced(self.name, self.epoch, epoch, why)
 
     @interrupt_safe_context
     def deciding(self) -> Iterator[int]:
-        """Hold the lock of the name, unless somebody else has taken over: `ProducerFenced`. The fence's descriptor."""
+        """Hold the lock of the name; yield the descriptor of the fence. Raises `ProducerFenced` as `check`."""
         self.check()
         try:
             lock_fence(self._fs, self.name, self._fence_fd)
@@ -63,19 +63,19 @@ class Registration:
                 self._fs.flock(self._fence_fd, UNLOCK)
 
     def close(self) -> None:
-        """Remove the lease, and unlock it. Idempotent."""
+        """Remove and unlock the lease. Idempotent."""
         if self._lease_fd >= 0:
             with failures_ignored():
                 self._fs.unlink(self._lease_path)
         self._close_files()
 
     def __del__(self) -> None:
-        # Nobody closed its producer: the name is free, as after the death of a process.
+        # The producer was never closed: release the name, as the death of the process would.
         try:
             self._close_files()
-        except Exception as error:  # nobody is there to be told
+        except Exception as error:  # a finalizer has no caller that could handle it
             if is_interrupt(error):
-                raise  # Python tells it
+                raise  # Python prints it
 
     def _close_files(self) -> None:
         fds = self._fence_fd, self._lease_fd
@@ -86,19 +86,19 @@ class Registration:
 
 
 def lock_fence(fs: FileSystem, name: str, fd: int, wait_s: float | None = None) -> None:
-    """Lock it. Raises `ProducerBusy` when that takes longer than ``wait_s``, or half a minute."""
+    """Lock a fence file. Raises `ProducerBusy` after ``wait_s`` (default: 30 s)."""
     if not lock_within(fs, fd, _DECISION_WAIT_S if wait_s is None else wait_s):
-        why = "another process is deciding a transaction of it, and does not come to an end"
-        raise ProducerBusy(name, f"{why}; continue or kill it")
+        why = "another process has been deciding about its transaction for a long time"
+        raise ProducerBusy(name, f"{why}; resume or kill that process")
 
 
 def write_fence(fs: FileSystem, fd: int, producer_id: int, epoch: int) -> None:
-    """From here on only that instance's appends are let through. Under the lock."""
+    """Let only the appends of this producer id and epoch pass from now on. The caller holds the lock."""
     write_all(fs, fd, [_FENCE.pack(producer_id, epoch)], 0)
 
 
 def fenced_epoch(fs: FileSystem, fd: int, producer_id: int) -> int:
-    """The epoch that the fence lets through; -1 when it says nothing about that id."""
+    """Return the epoch that may pass the fence; -1 if the fence is for another producer id."""
     data = fs.pread(fd, _FENCE.size, 0)
     if len(data) != _FENCE.size:
         return -1

@@ -1,19 +1,19 @@
-"""Transactions of a server's clients: the library's states, decisions and markers, without an instance that lives here.
+"""Transactions of clients of a server. They have no instance with a lease in the store.
 
-A client is known by its name (``transactional.id``), and by the numbers that it was given: producer id and epoch. Any
-process of the store may do what it asks for; what there is to know is in the state of the name. So
+A client is known by its name (``transactional.id``), its producer id and its epoch. Any process of the store can serve
+its requests, as the whole state is in the log. Therefore:
 
-- an open transaction outlives whoever served its client. It ends by the client's word, by its timeout, or when somebody
-  becomes the name's instance anew: no lease says whether the client lives.
-- an append is let through by a look at that state under the partition's lock: the transaction is open, under these
-  numbers, and the partition is part of it. A decision is written before its markers, so nothing comes behind those.
-- whoever decides says so first (`TransactionState.last_epoch`): from then on nothing is let through, and what is
-  synced is all that there is. In Kafka's second protocol of transactions that is where the next epoch begins (KIP-890),
-  so that no request of this transaction can become part of the next one. In the first the epoch stays, and it can.
+- An open transaction survives the worker that served its client. It ends when the client ends it, at its time-out, or
+  when another instance registers the name. No lease shows whether the client lives.
+- An append checks the state under the partition's lock: the transaction must be open, under this id and epoch, with
+  this partition. The decision is written before the markers, so no record can be appended after a marker.
+- A process that ends a transaction first saves that (`TransactionState.last_epoch`). From then on appends are refused,
+  so a sync covers all records. In Kafka's second transaction protocol the next epoch begins there (KIP-890), and no
+  late request can become part of the next transaction. In the first protocol the epoch stays the same, and it can.
 
-What is not said durably, that a transaction is open and where, a power cut may take. Then this log has another epoch
-than when the name was last decided about (`TransactionState.log_epoch`), and the transaction cannot be committed. The
-same goes for a partition that has another epoch than when it became part of the transaction.
+A power cut may lose the record that a transaction is open, and in which partitions, as that is not synced. The epoch of
+the log then differs from that at the last decision about the name (`TransactionState.log_epoch`), and the transaction
+cannot be committed. The same holds for a partition whose epoch has changed since it became part of the transaction.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from segmentlog.records import PartitionId
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.assigned_ids import new_store_id
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
 from segmentlog.transactions.producer_lease import fenced_epoch, write_fence
 from segmentlog.transactions.transaction_log import EPOCH_MAX, TransactionLog, TransactionState
 
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
 
 
-class Numbers(NamedTuple):
-    """Under which a client writes."""
+class ProducerIdAndEpoch(NamedTuple):
+    """Producer id and epoch of a client."""
 
     producer_id: int
     epoch: int
 
 
 class UnknownProducer(SegmentlogError):
-    """A client has no numbers under its name, or others."""
+    """A client uses a name that does not exist, or another producer id than the name has."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
     def __str__(self) -> str:
-        return f"producer {self.name!r} has other numbers, or none: it has to ask for them first"
+        return f"producer {self.name!r} does not have this producer id; the client must send InitProducerId first"
 
 
 class WrongState(SegmentlogError):
-    """What a client asks for cannot be asked for now."""
+    """A request does not fit the state of the transaction."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -74,90 +74,90 @@ class WrongState(SegmentlogError):
         return f"producer {self.name!r}: {self.why}"
 
 
-class RemoteTransactions:
-    """What clients of a server do with transactions. Thread-safe, and any number of processes have one."""
+class ServerTransactions:
+    """Transactions of clients of a server. Thread-safe, and safe with other processes."""
 
-    def __init__(self, topics: Topics, names: Names, log: TransactionLog, decisions: Decisions) -> None:
+    def __init__(self, topics: Topics, names: NameLocks, log: TransactionLog, completer: TransactionCompleter) -> None:
         self._topics = topics
         self._names = names
         self._log = log
-        self._decisions = decisions
+        self._completer = completer
 
-    # ------------------------------------------------------------ who counts
+    # ------------------------------------------------------------ lease
 
-    def begin(self, name: str, timeout_ms: int, expected: Numbers | None = None) -> Numbers:
-        """Become the instance of a name; an open transaction of an older one is aborted. Durable when it returns.
+    def register(self, name: str, timeout_ms: int, expected: ProducerIdAndEpoch | None = None) -> ProducerIdAndEpoch:
+        """Register an instance of a name; an open transaction of an older one is aborted. Durable when it returns.
 
-        ``expected``: only if these are its numbers still (KIP-360); who asks again gets the same answer. Raises
-        `ProducerFenced`, `ProducerHeld`, `ProducerBusy`, `InvalidConfig` for what is no name.
+        ``expected``: fail unless these are the current numbers (KIP-360); a repeated request gets the same answer.
+        Raises `ProducerFenced`, `ProducerHeld`, `ProducerBusy`, `InvalidConfig` for an invalid name.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
             if state is None:
-                state = TransactionState(new_store_id(), -1, remote=True)
-            elif not state.remote:
+                state = TransactionState(new_store_id(), -1, is_server_name=True)
+            elif not state.is_server_name:
                 raise ProducerHeld(name, "a producer of the library")
-            elif expected is not None and not _may_go_on(state, expected):
+            elif expected is not None and not _may_continue(state, expected):
                 raise ProducerFenced(name, expected.epoch, state.epoch)
             is_repeated = (
                 expected is not None and not state.is_open and expected.epoch == state.last_epoch != state.epoch
             )
             if state.is_open:
-                state = self._decisions.decide(name, state, fence_fd, fence=True)
+                state = self._completer.decide(name, state, fence_fd, fence=True)
                 if state.is_open:
-                    raise _cannot_be_told(name)
-            self._decisions.settle(state)
+                    raise _markers_pending(name)
+            self._completer.confirm_markers(state)
             if not is_repeated:
                 epoch = max(state.epoch, fenced_epoch(self._topics.fs, fence_fd, state.producer_id)) + 1
                 state = replace(state, epoch=epoch, last_epoch=-1 if expected is None else expected.epoch)
                 if epoch > EPOCH_MAX:
                     state = _renumbered(state)
             state = replace(
-                state, status="Empty", timeout_ms=timeout_ms, partitions=(), epochs=(), ends=(), unsettled=(),
+                state, status="Empty", timeout_ms=timeout_ms, partitions=(), epochs=(), ends=(), unconfirmed_markers=(),
                 note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
             )  # fmt: skip
             write_fence(self._topics.fs, fence_fd, state.producer_id, state.epoch)
             self._log.write(name, state, "durable")
-            return Numbers(state.producer_id, state.epoch)
+            return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
-    def _known(self, name: str, numbers: Numbers) -> TransactionState:
-        """The state of the name, if these are its numbers."""
+    def _checked_state(self, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
+        """Return the state of the name. Raises `UnknownProducer` or `ProducerFenced` for other numbers."""
         state = self._log.find(name)
-        if state is None or not state.remote or state.producer_id != numbers.producer_id:
+        if state is None or not state.is_server_name or state.producer_id != numbers.producer_id:
             raise UnknownProducer(name)
         if state.epoch != numbers.epoch:
             raise ProducerFenced(name, numbers.epoch, state.epoch)
         return state
 
-    # ------------------------------------------------------------ while it is open
+    # ------------------------------------------------------------ open transactions
 
-    def add(self, name: str, numbers: Numbers, logs: Iterable[Partition]) -> None:
-        """Have partitions be part of the name's transaction, which is begun if there is none.
+    def add_partitions(self, name: str, numbers: ProducerIdAndEpoch, logs: Iterable[Partition]) -> None:
+        """Add partitions to the name's transaction; begin it if none is open.
 
-        Raises `UnknownProducer`, `ProducerFenced`, and `ProducerBusy` while the last one cannot be finished.
+        Raises `UnknownProducer`, `ProducerFenced`, and `ProducerBusy` while the last transaction cannot be finished.
         """
         named = {PartitionId(log.topic_id, log.number): log for log in logs}
-        if self._has(self._known(name, numbers), named):
+        if self._includes(self._checked_state(name, numbers), named):
             return
         with self._names.locked(name) as fence_fd:
-            state = self._known(name, numbers)
+            state = self._checked_state(name, numbers)
             if state.is_open and not state.is_writable:
                 if state.status == "Ongoing":
                     raise ProducerBusy(name, "its transaction is being decided")
-                state = self._decisions.decide(name, state, fence_fd, fence=False)
+                state = self._completer.decide(name, state, fence_fd, fence=False)
                 if state.is_open:
-                    raise _cannot_be_told(name)
-            fresh = {where: log for where, log in named.items() if not self._has(state, (where,))}
-            for log in fresh.values():  # what a power cut left open there must not become part of this one
+                    raise _markers_pending(name)
+            fresh = {partition: log for partition, log in named.items() if not self._includes(state, (partition,))}
+            for log in fresh.values():  # a transaction that a power cut left open must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
-                    self._decisions.end_lost(log, state)
+                    self._completer.restore_lost_marker(log, state)
             if state.status != "Ongoing":
                 clock = self._topics.clock
                 now_ms = clock.now_ms()
                 state = replace(
                     state, status="Ongoing", started_ms=now_ms, started_up_ms=clock.monotonic_ms(), updated_ms=now_ms,
                     partitions=(), epochs=(), ends=(), last_epoch=-1, note=None,
-                    unsettled=self._decisions.still_unsettled(state.producer_id, state.unsettled),
+                    unconfirmed_markers=self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers),
                 )  # fmt: skip
             state = replace(
                 state,
@@ -166,74 +166,78 @@ class RemoteTransactions:
             )
             self._log.write(name, state)
 
-    def has(self, name: str, numbers: Numbers, where: PartitionId) -> bool:
-        """Whether the name's transaction is open, and the partition part of it. Raises as `add`."""
-        return self._has(self._known(name, numbers), (where,))
+    def is_open_in(self, name: str, numbers: ProducerIdAndEpoch, partition: PartitionId) -> bool:
+        """Return whether the name's transaction is open and includes the partition. Raises as `add_partitions`."""
+        return self._includes(self._checked_state(name, numbers), (partition,))
 
     @staticmethod
-    def _has(state: TransactionState, wanted: Iterable[PartitionId]) -> bool:
-        return state.is_writable and all(where in state.partitions for where in wanted)
+    def _includes(state: TransactionState, wanted: Iterable[PartitionId]) -> bool:
+        return state.is_writable and all(partition in state.partitions for partition in wanted)
 
-    def guard(self, name: str, numbers: Numbers, log: Partition) -> Callable[[], None]:
-        """What is to be called under the lock of ``log`` before something of the transaction is appended there.
+    def append_check(self, name: str, numbers: ProducerIdAndEpoch, log: Partition) -> Callable[[], None]:
+        """Return a check to call under the lock of ``log`` before each append of the transaction.
 
         It raises `UnknownProducer`, `ProducerFenced` or `WrongState`.
         """
-        where = PartitionId(log.topic_id, log.number)
+        partition = PartitionId(log.topic_id, log.number)
 
         def check() -> None:
-            if not self.has(name, numbers, where):
-                raise WrongState(name, f"{log.topic}/{log.number} is not part of a transaction that is open")
+            if not self.is_open_in(name, numbers, partition):
+                raise WrongState(name, f"{log.topic}/{log.number} is not part of an open transaction")
 
         return check
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ commit and abort
 
-    def end(self, name: str, numbers: Numbers, *, committed: bool, bumps: bool = False) -> Numbers:
-        """Decide for the name's transaction, or against it; durable when it returns. Who asks again is told the same.
+    def end_transaction(
+        self, name: str, numbers: ProducerIdAndEpoch, *, committed: bool, bumps: bool = False
+    ) -> ProducerIdAndEpoch:
+        """Commit or abort the name's transaction. Durable when it returns. A repeated request gets the same answer.
 
-        ``bumps``: with it an epoch ends (KIP-890); the numbers of the next one are returned. To abort where there is
-        nothing to abort is allowed then. Raises `TransactionAborted` for what cannot be committed, and was aborted;
+        ``bumps``: the epoch ends with the transaction (KIP-890), and the next numbers are returned. An abort without a
+        transaction is allowed then. Raises `TransactionAborted` if the transaction cannot be committed and was aborted;
         `WrongState`, `UnknownProducer`, `ProducerFenced`.
         """
         with self._names.locked(name) as fence_fd:
             state = self._log.find(name)
-            is_repeated = bumps and state is not None and _has_begun_to_end(state, numbers)
+            is_repeated = bumps and state is not None and _is_ending(state, numbers)
             if not is_repeated or state is None:
-                state = self._known(name, numbers)
+                state = self._checked_state(name, numbers)
             if state.status in ("PrepareCommit", "PrepareAbort"):
-                state = self._decisions.decide(name, state, fence_fd, fence=False)
+                state = self._completer.decide(name, state, fence_fd, fence=False)
             if state.status == "Ongoing":
                 state = self._decide(name, state, committed=committed, bumps=bumps)
             elif bumps and not is_repeated and not committed:
-                state = self._end_nothing(name, state)
+                state = self._end_empty_epoch(name, state)
             elif not is_repeated and self._is_lost(state, committed=committed, bumps=bumps):
-                state = self._end_lost(name, state, committed=committed)
+                state = self._answer_lost(name, state, committed=committed)
             elif bumps and not is_repeated:
-                raise WrongState(name, f"nothing was written under epoch {numbers.epoch} that could be committed")
+                raise WrongState(
+                    name, f"there is no transaction of epoch {numbers.epoch} to commit: nothing was written"
+                )
             else:
                 self._check_outcome(name, state, committed=committed, is_known=is_repeated)
-            return Numbers(state.producer_id, state.epoch)
+            return ProducerIdAndEpoch(state.producer_id, state.epoch)
 
     def _is_lost(self, state: TransactionState, *, committed: bool, bumps: bool) -> bool:
-        """Whether the transaction that a client wants to end can be none but one of which a crash took every note.
+        """Return whether a crash must have lost the record of the transaction that the client wants to end.
 
-        In the first protocol that may also be one that was committed before the crash, if the last one was: whoever
-        asks for that again cannot be told that it was not. Who wants to abort has not asked for it.
+        In the first protocol, a repeated commit cannot be distinguished from it if the last transaction was committed.
+        The client must not learn then that it was aborted. An abort is never such a repetition.
         """
         is_told = committed and state.status == "CompleteCommit" and not bumps
         return state.log_epoch != self._log.epoch and not is_told
 
-    def _end_lost(self, name: str, state: TransactionState, *, committed: bool) -> TransactionState:
-        """Nothing of it counts: who wants to commit it is told to abort, and who aborts it goes on from here."""
+    def _answer_lost(self, name: str, state: TransactionState, *, committed: bool) -> TransactionState:
+        """Answer for a lost transaction: a commit fails with `TransactionAborted`; an abort succeeds."""
         if committed:
-            raise TransactionAborted(repr(name), "a crash took the note of it")
+            raise TransactionAborted(repr(name), "a crash has lost the record of the transaction")
         state = replace(state, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch)
         self._log.write(name, state)
         return state
 
     def _check_outcome(self, name: str, state: TransactionState, *, committed: bool, is_known: bool) -> None:
-        """Raise unless a transaction that has ended did so; ``is_known``: its epoch says which one that was.
+        """Raise unless the last transaction ended as requested; ``is_known``: the epoch identifies the transaction.
 
         A commit that failed, and whose worker was killed before it answered, raises `TransactionAborted` again.
         """
@@ -242,12 +246,12 @@ class RemoteTransactions:
             if committed and state.note is not None:
                 raise TransactionAborted(repr(name), state.note)
             wanted = "committed" if committed else "aborted"
-            raise WrongState(name, f"there is no transaction to be {wanted}: {state.status}")
+            raise WrongState(name, f"there is no transaction that can be {wanted}: its state is {state.status}")
         if not is_known and state.log_epoch != self._log.epoch:
-            raise WrongState(name, "a crash came in between: this may be another transaction than the one that ended")
+            raise WrongState(name, "the server has recovered from a crash: the last transaction may be another one")
 
     def _decide(self, name: str, state: TransactionState, *, committed: bool, bumps: bool) -> TransactionState:
-        """Of an open transaction: keep out what is late, sync, decide, tell. Under the name's lock."""
+        """End an open transaction: refuse late appends, sync, decide, write markers. Under the name's lock."""
         if state.last_epoch < 0:
             state = replace(state, last_epoch=state.epoch, epoch=state.epoch + bumps)
             self._log.write(name, state)
@@ -265,41 +269,52 @@ class RemoteTransactions:
             state, status="PrepareCommit" if committed and failure is None else "PrepareAbort", ends=ends, note=why,
             updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
         )  # fmt: skip
-        # An abort that brings an epoch has to be kept as well: the client goes on under that.
+        # An abort with a new epoch must be durable, too: the client continues under that epoch.
         self._log.write(name, state, "durable" if bumps or state.status == "PrepareCommit" else "written")
-        state = self._decisions.complete_if_possible(name, state)
+        state = self._completer.complete_if_possible(name, state)
         if why is not None:
             raise TransactionAborted(repr(name), why) from failure
         return self._renumber_if_due(name, state) if bumps else state
 
     def _sync(self, name: str, state: TransactionState) -> tuple[int, ...]:
-        """Put what the transaction wrote on disk: where it ends in each partition."""
+        """Sync the data of the transaction. Return the offset after its last record, for each partition."""
         if state.log_epoch != self._log.epoch:
-            raise TransactionAborted(repr(name), "a crash may have taken the note of what it wrote to")
+            raise TransactionAborted(repr(name), "a crash may have lost the record of its partitions")
         ends = []
-        for where, epoch in zip(state.partitions, state.epochs, strict=True):
+        for partition, epoch in zip(state.partitions, state.epochs, strict=True):
             try:
-                ends.append(self._topics.on_partition(where, partial(_sync_one, name=name, state=state, epoch=epoch)))
+                ends.append(
+                    self._topics.on_partition(partition, partial(_sync_partition, name=name, state=state, epoch=epoch))
+                )
             except UnknownTopic:
-                ends.append(0)  # deleted, with all that it held
+                ends.append(0)  # the topic was deleted
         return tuple(ends)
 
-    def _end_nothing(self, name: str, state: TransactionState) -> TransactionState:
-        """An epoch ends, under which nothing was written."""
-        unsettled = self._decisions.still_unsettled(state.producer_id, state.unsettled)
+    def _end_empty_epoch(self, name: str, state: TransactionState) -> TransactionState:
+        """End an epoch under which nothing was written."""
+        unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
         state = replace(
-            state, status="CompleteAbort", last_epoch=state.epoch, epoch=state.epoch + 1, partitions=(), epochs=(),
-            ends=(), unsettled=unsettled, note=None, updated_ms=self._topics.clock.now_ms(), log_epoch=self._log.epoch,
-        )  # fmt: skip
+            state,
+            status="CompleteAbort",
+            last_epoch=state.epoch,
+            epoch=state.epoch + 1,
+            partitions=(),
+            epochs=(),
+            ends=(),
+            unconfirmed_markers=unconfirmed_markers,
+            note=None,
+            updated_ms=self._topics.clock.now_ms(),
+            log_epoch=self._log.epoch,
+        )
         self._log.write(name, state, "durable")
         return self._renumber_if_due(name, state)
 
     def _renumber_if_due(self, name: str, state: TransactionState) -> TransactionState:
-        """Go on under another id when the epochs of this one have come to an end; unless it cannot be finished yet."""
+        """Continue under a new producer id if the epochs are used up, unless the transaction is not complete."""
         if state.epoch <= EPOCH_MAX or state.is_open:
             return state
-        self._decisions.settle(state)
-        state = replace(_renumbered(state), partitions=(), epochs=(), ends=(), unsettled=())
+        self._completer.confirm_markers(state)
+        state = replace(_renumbered(state), partitions=(), epochs=(), ends=(), unconfirmed_markers=())
         self._log.write(name, state, "durable")
         return state
 
@@ -308,17 +323,17 @@ def _renumbered(state: TransactionState) -> TransactionState:
     return replace(state, producer_id=new_store_id(), previous_id=state.producer_id, epoch=0)
 
 
-def _may_go_on(state: TransactionState, expected: Numbers) -> bool:
-    """Whether who has these numbers may have the next ones; or has got them, and was not told."""
+def _may_continue(state: TransactionState, expected: ProducerIdAndEpoch) -> bool:
+    """Return whether a client with these numbers may get the next ones, or has missed the answer with them."""
     if expected.producer_id == state.producer_id and expected.epoch == state.epoch:
         return True
     return expected.producer_id in (state.producer_id, state.previous_id) and expected.epoch == state.last_epoch
 
 
-def _has_begun_to_end(state: TransactionState, numbers: Numbers) -> bool:
-    """Whether the transaction under these numbers is decided, or about to be, and has brought others."""
+def _is_ending(state: TransactionState, numbers: ProducerIdAndEpoch) -> bool:
+    """Return whether the transaction under these numbers is decided or being decided, and has brought new numbers."""
     return (
-        state.remote
+        state.is_server_name
         and state.status != "Empty"
         and numbers.producer_id in (state.producer_id, state.previous_id)
         and numbers.epoch == state.last_epoch
@@ -326,16 +341,18 @@ def _has_begun_to_end(state: TransactionState, numbers: Numbers) -> bool:
     )
 
 
-def _sync_one(log: Partition, name: str, state: TransactionState, epoch: int) -> int:
-    """fsync what the transaction wrote to a partition; the offset behind it, 0 for nothing."""
+def _sync_partition(log: Partition, name: str, state: TransactionState, epoch: int) -> int:
+    """Sync the records of the transaction in a partition. Return the offset after them; 0 if there are none."""
     entry = log.producer(state.producer_id)
     if log.epoch != epoch:
-        raise TransactionAborted(repr(name), f"a crash may have taken what it wrote to {log.topic}/{log.number}")
+        raise TransactionAborted(repr(name), f"a crash may have lost records of it in {log.topic}/{log.number}")
     if entry is None or entry.transaction_offset < 0:
         return 0
     log.sync_upto(entry.next_offset, entry.transaction_offset)
     return entry.next_offset
 
 
-def _cannot_be_told(name: str) -> ProducerBusy:
-    return ProducerBusy(name, "its last transaction is decided, but a partition cannot be told (is the disk full?)")
+def _markers_pending(name: str) -> ProducerBusy:
+    return ProducerBusy(
+        name, "the outcome of its last transaction could not be written to every partition (is the disk full?)"
+    )

@@ -1,17 +1,17 @@
-"""Named producers and their transactions: Kafka's transaction coordinator, as a library under a lock.
+"""Named producers and their transactions: Kafka's transaction coordinator as a library, under file locks.
 
     @producers/<name>/fence              (producer id, epoch) of the newest instance; locked for every decision
     @producers/<name>/lease-<id>-<epoch> locked by that instance for its life
     __transaction_state                  the last record of each name: `TransactionState`
 
-A transaction goes Empty -> Ongoing -> PrepareCommit -> CompleteCommit, or over PrepareAbort. The record
-that says PrepareCommit is the decision: it is written once the data is on disk, and it is on disk
-before anything else happens. Whatever comes after it can be done again by whoever finds it undone:
-the markers in the partitions, and the record that says so. An abort needs no disk at all, since
-that is what becomes of every transaction that nobody decided.
+The status of a transaction goes from Empty to Ongoing, PrepareCommit and CompleteCommit, or over PrepareAbort to
+CompleteAbort. The record with PrepareCommit is the decision. It is written after the data is on disk, and is itself on
+disk before anything else is done. All later steps can be repeated by any process that finds them incomplete: the
+markers in the partitions, and the record with CompleteCommit. An abort needs no sync, as every undecided transaction is
+aborted.
 
-Whoever aborts another one's transaction writes a newer epoch into the fence first. Appends look at it
-under the partition's lock, so nothing of the older one comes after that.
+A process that aborts the transaction of another instance first writes a newer epoch into the fence. Appends read the
+fence under the partition's lock, so the old instance can append nothing later.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from segmentlog.format.producer_snapshot import NAMED_ID_END
 from segmentlog.records import PartitionId
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.abandoned import ANONYMOUS as ANONYMOUS
-from segmentlog.transactions.abandoned import Finisher
+from segmentlog.transactions.abandoned import AbandonedTransactions
 from segmentlog.transactions.assigned_ids import AssignedIds
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.outcome import Decisions
-from segmentlog.transactions.producer_lease import Registration, fenced_epoch
-from segmentlog.transactions.server_transactions import RemoteTransactions
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.outcome import TransactionCompleter
+from segmentlog.transactions.producer_lease import ProducerLease, fenced_epoch
+from segmentlog.transactions.server_transactions import ServerTransactions
 from segmentlog.transactions.transaction_log import EPOCH_MAX, Status, TransactionLog, TransactionState
 
 if TYPE_CHECKING:
@@ -41,61 +41,66 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """Coordinates the transactions of one store, with whatever processes have it open. Thread-safe."""
+    """Coordinates the transactions of a store, together with all processes that have it open. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._clock = topics.clock
         self._log = TransactionLog(topics)
-        self._names = Names(topics)
-        self._decisions = Decisions(topics, self._log)
-        self._finisher = Finisher(topics, self._names, self._log, self._decisions)
-        self.remote = RemoteTransactions(topics, self._names, self._log, self._decisions)
-        """Those of a server's clients."""
+        self._names = NameLocks(topics)
+        self._completer = TransactionCompleter(topics, self._log)
+        self._abandoned = AbandonedTransactions(topics, self._names, self._log, self._completer)
+        self.server_transactions = ServerTransactions(topics, self._names, self._log, self._completer)
+        """Transactions of clients of a server."""
         self.assigned_ids = AssignedIds(topics)
-        """Producer ids of a server's clients that have no transactional id."""
+        """Producer ids of clients of a server without a transactional id."""
 
     def states(self) -> dict[str, TransactionState]:
-        """The last state of each name, as it is now."""
+        """Return the current state of each name."""
         return self._log.states()
 
-    def holds(self, producer_id: int) -> bool:
+    def has_producer_id(self, producer_id: int) -> bool:
         """Return whether a name has this producer id, or had it before it ran out of epochs."""
-        return self._log.holds(producer_id)
+        return self._log.has_producer_id(producer_id)
 
-    def may_hold(self, producer_id: int) -> bool:
-        """The same for a caller that holds the append lock of a partition: True until the names have been read."""
-        # To open the topic here would take the lock of all topics, whose holder may wait for the caller's lock.
-        return not self._log.is_open or self._log.holds(producer_id)
+    def may_have_producer_id(self, producer_id: int) -> bool:
+        """Return what `has_producer_id` returns, or True before the topic was opened.
+
+        For callers that hold the append lock of a partition.
+        """
+        # Opening the topic here would take the lock of all topics, whose holder may wait for the caller's lock.
+        return not self._log.is_open or self._log.has_producer_id(producer_id)
 
     # ------------------------------------------------------------ names
 
-    def register(self, name: str, timeout_ms: int) -> Registration:
-        """Become the instance of a name that counts; older ones are fenced, and an open transaction is aborted.
-
-        Durable when it returns.
-        """
+    def register(self, name: str, timeout_ms: int) -> ProducerLease:
+        """Register an instance of a name: fence older instances, and abort an open transaction. Durable when it
+        returns."""
         if not isinstance(name, str) or not name or name.startswith(ANONYMOUS):
-            raise InvalidConfig("name", name, f"a text that is not empty and does not begin with {ANONYMOUS!r}")
+            raise InvalidConfig(
+                "name",
+                name,
+                f"the name of a producer is a text that is not empty and does not start with {ANONYMOUS!r}",
+            )
         return self._register(as_text("name", name), timeout_ms, secrets.randbelow(NAMED_ID_END))
 
-    def register_anonymous(self, producer_id: int, timeout_ms: int) -> Registration:
-        """For a producer without a name that begins a transaction."""
+    def register_anonymous(self, producer_id: int, timeout_ms: int) -> ProducerLease:
+        """Register a producer without a name, before its first transaction."""
         return self._register(f"{ANONYMOUS}{producer_id:x}", timeout_ms, producer_id)
 
-    def _register(self, name: str, timeout_ms: int, fresh_id: int) -> Registration:
+    def _register(self, name: str, timeout_ms: int, new_id: int) -> ProducerLease:
         with self._names.locked(name) as fd:
             state = self.states().get(name)
             if state is None:
-                state = TransactionState(fresh_id, -1)
-            elif state.remote:
+                state = TransactionState(new_id, -1)
+            elif state.is_server_name:
                 raise ProducerHeld(name, "a client of the server")
             elif state.is_open:
-                state = self._decisions.decide(name, state, fd, fence=True)
+                state = self._completer.decide(name, state, fd, fence=True)
                 if state.is_open:
-                    why = "its last transaction is decided, but a partition cannot be told (is the disk full?)"
+                    why = "the outcome of its last transaction is not in every partition yet (is the disk full?)"
                     raise ProducerBusy(name, why)
-            self._decisions.settle(state)
+            self._completer.confirm_markers(state)
             epoch = max(state.epoch, fenced_epoch(self._topics.fs, fd, state.producer_id)) + 1
             if epoch > EPOCH_MAX:
                 state = replace(state, producer_id=secrets.randbelow(NAMED_ID_END), previous_id=state.producer_id)
@@ -106,38 +111,39 @@ class Transactions:
                 status="Empty",
                 timeout_ms=timeout_ms,
                 partitions=(),
-                unsettled=(),
+                unconfirmed_markers=(),
                 updated_ms=self._clock.now_ms(),
             )
-            return self._names.become_instance(name, state, fd, lambda: self._log.write(name, state, "durable"))
+            return self._names.create_lease(name, state, fd, lambda: self._log.write(name, state, "durable"))
 
-    def unregister(self, registration: Registration) -> None:
-        """The instance is closed. One without a name leaves nothing behind."""
-        name = registration.name
-        registration.close()
+    def unregister(self, lease: ProducerLease) -> None:
+        """Close an instance. A producer without a name is deleted."""
+        name = lease.name
+        lease.close()
         if name.startswith(ANONYMOUS) and not self._topics.read_only:
-            self._finisher.delete_name(name)
-        self._log.tidy()
+            self._abandoned.delete_name(name)
+        self._log.compact_if_due()
 
-    def note_resume(self, registration: Registration, topic: str, partitions: int) -> int:
-        """How many partitions the topic had when the name first sent to it in order; noted if that is now."""
+    def note_resume(self, lease: ProducerLease, topic: str, partitions: int) -> int:
+        """Return the topic's partition count at the name's first ordered send; record the current count if this is
+        it."""
         topic_id = self._topics.topic(topic).id
-        with registration.deciding():
-            state = registration.state
+        with lease.deciding():
+            state = lease.state
             if topic_id not in state.resume:
-                registration.state = replace(state, resume={**state.resume, topic_id: partitions})
-                self._log.write(registration.name, registration.state, "durable")
-            return registration.state.resume[topic_id]
+                lease.state = replace(state, resume={**state.resume, topic_id: partitions})
+                self._log.write(lease.name, lease.state, "durable")
+            return lease.state.resume[topic_id]
 
     # ------------------------------------------------------------ what the owner does
 
-    def add_partitions(self, registration: Registration, logs: Mapping[PartitionId, Partition]) -> None:
-        """Write down which partitions the transaction writes to, before it does."""
-        with registration.deciding():
-            state = registration.state
-            for log in logs.values():  # what a power cut left open there must not become part of this one
+    def add_partitions(self, lease: ProducerLease, logs: Mapping[PartitionId, Partition]) -> None:
+        """Record the partitions of the transaction, before it writes to them."""
+        with lease.deciding():
+            state = lease.state
+            for log in logs.values():  # a transaction that a power cut left open must not become part of this one
                 if log.last_stable_offset < log.log_end_offset:
-                    self._decisions.end_lost(log, state)
+                    self._completer.restore_lost_marker(log, state)
             if state.status != "Ongoing":
                 now_ms = self._clock.now_ms()
                 state = replace(
@@ -145,79 +151,77 @@ class Transactions:
                     updated_ms=now_ms, partitions=(), ends=(),
                 )  # fmt: skip
             known = dict.fromkeys((*state.partitions, *logs))
-            unsettled = self._decisions.still_unsettled(state.producer_id, state.unsettled)
-            state = replace(state, partitions=tuple(known), unsettled=unsettled)
-            registration.unsure = True
-            self._log.write(registration.name, state)
-            registration.state, registration.unsure = state, False
+            unconfirmed_markers = self._completer.find_unconfirmed(state.producer_id, state.unconfirmed_markers)
+            state = replace(state, partitions=tuple(known), unconfirmed_markers=unconfirmed_markers)
+            lease.is_unresolved = True
+            self._log.write(lease.name, state)
+            lease.state, lease.is_unresolved = state, False
 
-    def commit(self, registration: Registration, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
-        """Decide for the transaction, durably. Its data, up to ``ends``, is on disk already; ``note`` is with it.
+    def commit(self, lease: ProducerLease, ends: Mapping[PartitionId, int], note: str | None = None) -> None:
+        """Decide to commit, durably. The data up to ``ends`` is on disk already; ``note`` is stored with the decision.
 
-        Raises `ProducerFenced`: it was aborted; `PartitionFailed`, when nobody knows whether the
-        decision survives a power cut.
+        Raises `ProducerFenced` if the transaction was aborted, `PartitionFailed` if it is unknown whether the decision
+        survives a power cut.
         """
-        state = registration.state
-        if state.status != "Ongoing":  # it wrote to no partition, and those of the last one are none of it
-            registration.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
-        self._end(registration, "PrepareCommit", tuple(ends.get(where, 0) for where in state.partitions), note)
+        state = lease.state
+        if state.status != "Ongoing":  # it wrote to no partition, and must not keep those of the last transaction
+            lease.state = state = replace(state, partitions=(), started_ms=self._clock.now_ms())
+        self._end(lease, "PrepareCommit", tuple(ends.get(partition, 0) for partition in state.partitions), note)
 
     def wait_shipped(self) -> None:
-        """Return once all that was decided lies in the object store, with its data. Raises `NotShipped`."""
+        """Return once all decisions, with their data, are in the object store. Raises `NotShipped`."""
         self._log.wait_shipped()
 
-    def abort(self, registration: Registration) -> None:
-        """Take back what the transaction wrote."""
-        self._end(registration, "PrepareAbort")
+    def abort(self, lease: ProducerLease) -> None:
+        """Decide to abort."""
+        self._end(lease, "PrepareAbort")
 
-    def _end(
-        self, registration: Registration, status: Status, ends: tuple[int, ...] = (), note: str | None = None
-    ) -> None:
-        name = registration.name
-        with registration.deciding():
-            state = registration.state
+    def _end(self, lease: ProducerLease, status: Status, ends: tuple[int, ...] = (), note: str | None = None) -> None:
+        name = lease.name
+        with lease.deciding():
+            state = lease.state
             note = state.note if note is None else note
             state = replace(state, status=status, updated_ms=self._clock.now_ms(), ends=ends, note=note)
-            registration.unsure = True
+            lease.is_unresolved = True
             self._log.write(name, state, "durable" if status == "PrepareCommit" else "written")
-            registration.state = self._decisions.complete_if_possible(name, state)
-            registration.unsure = registration.state.is_open
+            lease.state = self._completer.complete_if_possible(name, state)
+            lease.is_unresolved = lease.state.is_open
 
-    def make_sure(self, registration: Registration) -> None:
-        """After an interruption: look up what was decided, and finish it; what was not decided is aborted."""
-        with registration.deciding() as fd:
-            state = self.states().get(registration.name, registration.state)
+    def resolve_interrupted(self, lease: ProducerLease) -> None:
+        """Finish the transaction after an interrupted decision: look up the decision; without one, abort."""
+        with lease.deciding() as fd:
+            state = self.states().get(lease.name, lease.state)
             if state.is_open:
-                state = self._decisions.decide(registration.name, state, fd, fence=False)
-            registration.state, registration.unsure = state, state.is_open
+                state = self._completer.decide(lease.name, state, fd, fence=False)
+            lease.state, lease.is_unresolved = state, state.is_open
 
-    # ------------------------------------------------------------ what anybody does
+    # ------------------------------------------------------------ transactions of others
 
     def is_alive(self, name: str, state: TransactionState) -> bool:
-        """Whether the instance that the state is of still has its lease."""
+        """Return whether the instance of the state still has its lease."""
         return self._names.is_alive(name, state)
 
     def finish(self, now_ms: int | None = None) -> float:
-        """End what others left; see `Finisher.finish`."""
-        return self._finisher.finish(now_ms)
+        """Finish abandoned transactions: see `AbandonedTransactions.finish`."""
+        return self._abandoned.finish(now_ms)
 
     @property
-    def troubles(self) -> dict[str, str]:
-        """What kept `finish` from ending transactions, by the name of the producer."""
-        return self._finisher.troubles
+    def errors(self) -> dict[str, str]:
+        """Errors that prevented `finish` from ending transactions, by the name of the producer."""
+        return self._abandoned.errors
 
-    def abort_at(self, log: Partition, producer_id: int) -> None:
-        """Abort what a producer has open in a partition: its whole transaction, if it is known whose it is."""
+    def abort_in_partition(self, log: Partition, producer_id: int) -> None:
+        """Abort the open transaction of a producer in a partition; if its name is known, in all partitions."""
         self._topics.check_writable("abort a transaction")
         states = self.states()
         name = next((name for name, state in states.items() if state.producer_id == producer_id), None)
         if name is None or not self.abort_by_name(name):
-            self._finisher.finish_orphan(log, producer_id)
+            self._abandoned.finish_orphan(log, producer_id)
 
     def abort_by_name(self, name: str) -> bool:
-        """Abort the open transaction of a name, and fence the instance that has it open; whether there was one.
+        """Abort the open transaction of a name, and fence its instance. Return whether there was an undecided one.
 
-        One that is decided already is finished as it was decided, and is no longer an open one.
+        A transaction that is decided already is finished according to the decision.
         """
         self._topics.check_writable("abort a transaction")
         state = self.states().get(name)
@@ -227,5 +231,5 @@ class Transactions:
             state = self.states().get(name)
             if state is None or not state.is_open:
                 return False
-            self._decisions.decide(name, state, fd, fence=True)
+            self._completer.decide(name, state, fd, fence=True)
             return state.status == "Ongoing"

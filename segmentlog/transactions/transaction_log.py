@@ -1,11 +1,11 @@
-"""What the topic ``__transaction_state`` says of each producer's name: the last record of it counts.
+"""The topic ``__transaction_state``: the last record of a name is the state of that named producer.
 
 key    MessagePack array: version (2), name
-value  MessagePack array: `TransactionState`; null: forgotten
+value  MessagePack array: `TransactionState`; null: deleted
 
-A state speaks of topics by their ids, so that a transaction goes on in one that was renamed, and not in
-another one that has got the name. Records of version 1 (format 1 of the store) hold the names; each
-stands for the id that topic has had since the upgrade.
+A state refers to topics by id. So a transaction continues in a renamed topic, and does not apply to another topic that
+got the name. Records of version 1 (format 1 of the store) contain names instead. Each name stands for the id that its
+topic got in the upgrade.
 """
 
 from __future__ import annotations
@@ -34,144 +34,152 @@ _VERSION_BY_NAME: Final = 1
 _SETTINGS: Final[dict[str, object]] = {"cleanup.policy": "compact", "segment.bytes": 16 << 20}
 
 EPOCH_MAX: Final = 32_000
-"""Epochs are 16 bits; a name that was opened so often goes on under another id."""
+"""Epochs have 16 bits. A name that exceeds this epoch continues with a new producer id."""
 
 Status = Literal["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"]
 
 
-class Unsettled(msgspec.Struct, frozen=True, array_like=True):
-    """A commit's marker that may not be on disk yet: should a crash take it, this says what it said."""
+class UnconfirmedMarker(msgspec.Struct, frozen=True, array_like=True):
+    """A commit marker that may not be on disk yet. If a crash loses the marker, this entry replaces it."""
 
     topic_id: str
     partition: int
     offset: int
-    """Where it is, or one behind that: of who did not live to tell, the last one that there was."""
+    """Offset of the marker, or a higher one: if its writer died, the end of the log when the marker was found."""
     epoch: int
-    """Of the partition when it was written: as long as that is so nothing was lost."""
+    """Epoch of the partition when the marker was written. While it is the same, nothing was lost."""
 
 
 class TransactionState(msgspec.Struct, frozen=True, array_like=True):
-    """What the last record of a name says."""
+    """The state of a named producer, as in the last record of its name."""
 
     producer_id: int
     epoch: int
     status: Status = "Empty"
     timeout_ms: int = 60_000
     started_ms: int = 0
-    """Wall clock at the transaction's first append."""
+    """Wall clock at the first append of the transaction."""
     updated_ms: int = 0
     partitions: tuple[PartitionId, ...] = ()
-    """That the transaction writes to, or wrote to last."""
-    unsettled: tuple[Unsettled, ...] = ()
+    """Partitions of the open transaction, or of the last one."""
+    unconfirmed_markers: tuple[UnconfirmedMarker, ...] = ()
     previous_id: int = -1
-    """Under which the name went on counting before it ran out of epochs."""
+    """The producer id that the name had before it ran out of epochs."""
     resume: dict[str, int] = {}
-    """How many partitions a topic, by its id, had when a job began that is to go on as it began."""
+    """Partition counts of topics, by id, at the start of a job that must be able to resume with the same partitions."""
     ends: tuple[int, ...] = ()
-    """Of a commit: the offset behind what it wrote, for each of ``partitions``. What begins later is another one."""
+    """For a commit: the offset after its last record, for each of ``partitions``. Later records belong to another
+    transaction."""
     note: str | None = None
-    """What the last commit of the name left with its decision: there with it, or not at all. For a remote name: why
-    its last commit failed, so that the transaction was aborted; None after every other end."""
+    """Metadata of the last commit, stored atomically with it. For a client of a server: the reason why its last commit
+    failed and was aborted; None after every other outcome."""
     started_up_ms: int = 0
-    """Monotonic clock at the transaction's first append: what it may take is measured by it. Of this boot: who
-    began it in another one is dead."""
-    remote: bool = False
-    """The name is that of a server's client: see `transactions.server_transactions`."""
+    """Monotonic clock at the first append; the time-out is measured from it. Times of an earlier boot do not matter, as
+    all producers of that boot are dead."""
+    is_server_name: bool = False
+    """Whether the name belongs to a client of a server: see `transactions.server_transactions`."""
     last_epoch: int = -1
-    """Of a remote name: under which the transaction was written that is decided, or about to be; -1 while nobody has
-    begun to decide. Under an ``epoch`` that a client got for its last one (KIP-360): that one."""
+    """For a client of a server: the epoch of the transaction that is decided or being decided; -1 if there is none yet.
+
+    If a client got a new ``epoch`` for its former epoch (KIP-360), this is the former epoch."""
     epochs: tuple[int, ...] = ()
-    """Of each of ``partitions`` when a remote transaction began to write to it: another one now, and a crash may have
-    taken what it wrote."""
+    """For a client of a server: the epoch of each of ``partitions`` when it became part of the transaction. If a
+    partition's epoch has changed, a crash may have lost records of the transaction."""
     log_epoch: int = 0
-    """That this log had when a remote name was last decided about: another one now, and a crash may have taken what
-    was said of it since."""
+    """Epoch of this topic when the last decision about a client's name was made. If it has changed, a crash may have
+    lost later states of the name."""
 
     @property
     def data_epoch(self) -> int:
-        """Under which the transaction was written."""
+        """Return the epoch under which the records of the transaction were written."""
         return self.epoch if self.last_epoch < 0 else self.last_epoch
 
     @property
     def is_writable(self) -> bool:
-        """Whether a transaction is open, and nobody has begun to decide about it."""
+        """Return whether a transaction is open, and its end has not begun."""
         return self.status == "Ongoing" and self.last_epoch < 0
 
-    def wrote(self, where: PartitionId) -> bool:
-        """Whether it was decided to commit what was written there. All before that is on disk then, too."""
-        return self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(where, 0) > 0
+    def has_decided_commit(self, partition: PartitionId) -> bool:
+        """Return whether a commit of records in this partition is decided. All these records are on disk then."""
+        return (
+            self.status == "PrepareCommit" and dict(zip(self.partitions, self.ends, strict=True)).get(partition, 0) > 0
+        )
 
-    def said(self, where: PartitionId, entry: ProducerEntry) -> bool | None:
-        """What was decided about the transaction that the producer has open there: committed or not.
+    def outcome_of(self, partition: PartitionId, entry: ProducerEntry) -> bool | None:
+        """Return the outcome of the producer's open transaction in a partition: True for commit, False for abort.
 
-        None: nothing, and it is nobody's business but its owner's. A power cut may have taken
-        markers and states, whatever was written later in other files.
+        None: it is undecided, and only its owner may decide. After a power cut, markers and states may be lost although
+        later writes to other files survived.
         """
         first_offset = entry.transaction_offset
         if any(
-            (marker.topic_id, marker.partition) == where and first_offset < marker.offset for marker in self.unsettled
+            (marker.topic_id, marker.partition) == partition and first_offset < marker.offset
+            for marker in self.unconfirmed_markers
         ):
             return True
-        if where in self.partitions and entry.epoch == (self.data_epoch if self.remote else self.epoch):
+        if partition in self.partitions and entry.epoch == (self.data_epoch if self.is_server_name else self.epoch):
             if self.status in ("PrepareCommit", "CompleteCommit"):
-                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[where]
+                return first_offset < dict(zip(self.partitions, self.ends, strict=True))[partition]
             if self.status == "Ongoing":
                 return None
         return False
 
     def is_overdue(self, up_ms: int) -> bool:
-        """Whether the transaction takes longer than it may, as of ``up_ms``, monotonic."""
-        if self.remote and self.started_up_ms > up_ms:
-            return up_ms > self.timeout_ms  # it was begun before this boot
+        """Return whether the transaction has exceeded its time-out at ``up_ms`` (monotonic)."""
+        if self.is_server_name and self.started_up_ms > up_ms:
+            return up_ms > self.timeout_ms  # it began before this boot
         return 0 < self.started_up_ms < up_ms - self.timeout_ms
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody still has something to do about it."""
+        """Return whether the transaction is not complete yet."""
         return self.status in ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 class TransactionLog:
-    """A view of the topic that reads what was appended since it last looked. Thread-safe."""
+    """A view of the topic, which reads the new records at each call. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._tidy = Tidy()
-        self._begin_anew()
-        fork_safety.on_fork(self, "_begin_anew")
+        self._compaction = Tidy()
+        self._reset_view()
+        fork_safety.on_fork(self, "_reset_view")
 
-    def _begin_anew(self) -> None:
-        """Begin at the start. In a forked child: another thread of the parent may have been at it."""
+    def _reset_view(self) -> None:
+        """Drop the view, to read the topic from its start.
+
+        Also called in a forked child: another thread of the parent may have been changing the view.
+        """
         self._states: dict[str, TransactionState] = {}
-        self._holders: dict[int, str] = {}
+        self._name_of_id: dict[int, str] = {}
         """The name that has each producer id."""
         self._old_records: set[str] = set()
-        """Names of which the log holds a record of version 1: who forgets them forgets that, too."""
+        """Names with a record of version 1 in the log. To delete such a name, both records must be deleted."""
         self._position = 0
         self._log: Partition | None = None
 
     def states(self) -> dict[str, TransactionState]:
-        """The last state of each name, as it is now."""
+        """Return the current state of each name."""
         with self._mutex:
             self._catch_up()
             return dict(self._states)
 
     def find(self, name: str) -> TransactionState | None:
-        """The last state of one name, as it is now."""
+        """Return the current state of a name."""
         with self._mutex:
             self._catch_up()
             return self._states.get(name)
 
-    def holds(self, producer_id: int) -> bool:
-        """Return whether a name has this producer id, or had it before it ran out of epochs; as it is now."""
+    def has_producer_id(self, producer_id: int) -> bool:
+        """Return whether a name has this producer id, or had it before it ran out of epochs."""
         with self._mutex:
             self._catch_up()
-            return producer_id in self._holders
+            return producer_id in self._name_of_id
 
     @property
     def is_open(self) -> bool:
-        """Whether `holds` need not open the topic first."""
+        """Return whether `has_producer_id` can answer without opening the topic."""
         return self._log is not None and not self._log.is_stale
 
     def _catch_up(self) -> None:
@@ -179,27 +187,27 @@ class TransactionLog:
         if log is None:
             return
         try:
-            self._follow(log)
-        except (LogTruncated, OffsetOutOfRange):  # what it had read is gone: it says nothing any more
-            self._states, self._holders, self._position = {}, {}, log.log_start_offset
-            self._follow(log)
+            self._read_new(log)
+        except (LogTruncated, OffsetOutOfRange):  # the records that were read are lost, and no longer count
+            self._states, self._name_of_id, self._position = {}, {}, log.log_start_offset
+            self._read_new(log)
 
     @property
     def epoch(self) -> int:
-        """Of the topic's partition: another one than before, and a crash may have taken the last records of it."""
+        """Epoch of the topic's partition. If it has changed, a crash may have lost the last records."""
         log = self._find_log(create=True)
         assert log is not None
         return log.epoch
 
-    def _follow(self, log: Partition) -> None:
+    def _read_new(self, log: Partition) -> None:
         if self._position != log.log_end_offset:
             for batch in log.read(self._position):
                 for key, value in zip(batch.keys, batch.values, strict=True):
-                    self._take_in(key, value)
-                self._tidy.count()
+                    self._apply_record(key, value)
+                self._compaction.count()
                 self._position = batch.next_offset
 
-    def _take_in(self, key: bytes | None, value: bytes | None) -> None:
+    def _apply_record(self, key: bytes | None, value: bytes | None) -> None:
         try:
             version, name = _key_decoder.decode(key or b"")
         except msgspec.DecodeError:
@@ -209,27 +217,27 @@ class TransactionLog:
         if version == _VERSION_BY_NAME:
             (self._old_records.discard if value is None else self._old_records.add)(name)
         if value is None:
-            self._note(name, None)
+            self._set_state(name, None)
         else:
             try:
                 state = _state_decoder.decode(value)
-                self._note(name, state if version == _VERSION else self._by_id(state))
+                self._set_state(name, state if version == _VERSION else self._with_topic_ids(state))
             except msgspec.DecodeError as error:
-                logger.warning("%s: the state of producer %s is not to be read: %s", TRANSACTIONS_TOPIC, name, error)
+                logger.warning("%s: the state of producer %s cannot be decoded: %s", TRANSACTIONS_TOPIC, name, error)
 
-    def _note(self, name: str, state: TransactionState | None) -> None:
+    def _set_state(self, name: str, state: TransactionState | None) -> None:
         before = self._states.pop(name, None)
         for producer_id in () if before is None else (before.producer_id, before.previous_id):
-            if self._holders.get(producer_id) == name:
-                del self._holders[producer_id]
+            if self._name_of_id.get(producer_id) == name:
+                del self._name_of_id[producer_id]
         if state is not None:
             self._states[name] = state
-            self._holders[state.producer_id] = name
+            self._name_of_id[state.producer_id] = name
             if state.previous_id >= 0:
-                self._holders[state.previous_id] = name
+                self._name_of_id[state.previous_id] = name
 
-    def _by_id(self, state: TransactionState) -> TransactionState:
-        """A state in which topics go by their names."""
+    def _with_topic_ids(self, state: TransactionState) -> TransactionState:
+        """Convert a state of version 1, which contains topic names."""
 
         def id_of(name: str) -> str:
             return topic_id_of_name(self._topics.store_id, name)
@@ -237,13 +245,15 @@ class TransactionLog:
         return replace(
             state,
             partitions=tuple(PartitionId(id_of(topic), partition) for topic, partition in state.partitions),
-            unsettled=tuple(replace(marker, topic_id=id_of(marker.topic_id)) for marker in state.unsettled),
+            unconfirmed_markers=tuple(
+                replace(marker, topic_id=id_of(marker.topic_id)) for marker in state.unconfirmed_markers
+            ),
             resume={id_of(topic): count for topic, count in state.resume.items()},
         )
 
     def _find_log(self, *, create: bool) -> Partition | None:
         if self._log is None or self._log.is_stale:
-            self._states, self._holders, self._position = {}, {}, 0
+            self._states, self._name_of_id, self._position = {}, {}, 0
             self._old_records.clear()
             try:
                 if create:
@@ -255,57 +265,57 @@ class TransactionLog:
         return self._log
 
     def wait_shipped(self) -> None:
-        """Return once the object store has all that was decided durably, and so all that it was decided about."""
+        """Return once all durable decisions, and the data that they concern, are in the object store."""
         log = self._find_log(create=True)
         assert log is not None
         log.wait_shipped(log.durable_offset)
 
     def sync(self) -> None:
-        """Put what was read so far on disk, whoever wrote it."""
+        """Sync all records that were read so far, including those of other processes."""
         with self._mutex:
             if self._log is not None:
                 self._log.sync_upto(self._position)
 
-    def tidy(self) -> None:
-        """Keep the topic short."""
+    def compact_if_due(self) -> None:
+        """Compact the topic if that is due."""
         with self._mutex:
             if self._log is not None and not self._log.is_stale:
-                self._tidy.tidy(self._log)
+                self._compaction.tidy(self._log)
 
     def write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
-        """Append the state of a name; None forgets it."""
+        """Append the state of a name; None deletes the name."""
         log = self._find_log(create=True)
         assert log is not None
         if state is not None:
             log.append([encode_state(state)], [encode_key(name)], ack=ack)
             return
         self.states()
-        # Both, or what stands under the other key would count again once a compaction has removed this.
+        # Both keys: otherwise a compaction that removes this record would make the other one count again.
         versions = (_VERSION_BY_NAME, _VERSION) if name in self._old_records else (_VERSION,)
         log.append([None] * len(versions), [encode_key(name, version) for version in versions], ack=ack)
 
 
 def encode_key(name: str, version: int = _VERSION) -> bytes:
-    """The key of the records that say what a name does."""
+    """Return the key of a name's records."""
     return msgspec.msgpack.encode((version, name))
 
 
 def encode_state(state: TransactionState) -> bytes:
-    """The value of such a record; of a name of the library without what only others have."""
-    if state.remote:
+    """Return the value of a record. States of the library omit the fields that only clients of a server need."""
+    if state.is_server_name:
         return msgspec.msgpack.encode(state)
     return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:_LOCAL_FIELDS])
 
 
 def decode_state(value: bytes) -> TransactionState | None:
-    """What such a record says; None when it cannot be read."""
+    """Return the state in a record's value; None if it cannot be decoded."""
     try:
         return _state_decoder.decode(value)
     except msgspec.DecodeError:
         return None
 
 
-_LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("remote")
+_LOCAL_FIELDS: Final = TransactionState.__struct_fields__.index("is_server_name")
 
 _key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _state_decoder = msgspec.msgpack.Decoder(TransactionState)

@@ -214,7 +214,7 @@ def test_what_a_power_cut_leaves_is_no_damage(seed: int) -> None:
 def check_simulated(fs: Any, folder: str, config: TopicConfig) -> None:
     """Nothing is found but what a crash cuts short; lists of aborts are never fsynced."""
     found = inspect_partition(fs, folder, "t", 0, config, Tally())
-    excused = ("cut short by a crash", "intact batches follow")
+    excused = ("truncated by a crash", "intact batches follow")
     wrong = [one for one in found.findings if one.severity != "note" and not any(text in one.what for text in excused)]
     assert [one for one in wrong if (one.severity, one.path[-9:]) != ("warning", ABORTED_SUFFIX)] == []
 

@@ -117,7 +117,7 @@ def test_following_keeps_up_until_it_is_told_to_stop(shell: Shell) -> None:
     said = [str(line["message"]) for line in lines]
     assert f"shipping to {shell.url}" in said[0]
     assert "shipped 3 offsets in 1 uploads" in said[1], said
-    assert re.search(r"ended: 5 offsets in \d+ uploads; all of it is there", said[-1]), said
+    assert re.search(r"ended: 5 offsets in \d+ uploads; everything is uploaded", said[-1]), said
     shell.run("restore", shell.url, str(shell.folder / "copy"))
     assert shell.values("copy") == ["one", "two", "three", "four", "five"]
 
@@ -191,11 +191,11 @@ def test_what_lies_there_is_listed_checked_and_tidied(shell: Shell) -> None:
         (("ship",), "never shipped"),
         (("ship", "bucket"), "s3://"),
         (("ship", "ftp://host"), "ftp"),
-        (("restore", "file:///nowhere/at/all", "x"), "no store was shipped there"),
-        (("takeover", "file:///nowhere/at/all", "x"), "no store was shipped there"),
-        (("objects", "ls", "file:///nowhere/at/all"), "no store was shipped there"),
-        (("objects", "gc", "file:///nowhere/at/all"), "no store was shipped there"),
-        (("objects", "verify", "file:///nowhere/at/all"), "no store was shipped there"),
+        (("restore", "file:///nowhere/at/all", "x"), "no store was shipped to this URL"),
+        (("takeover", "file:///nowhere/at/all", "x"), "no store was shipped to this URL"),
+        (("objects", "ls", "file:///nowhere/at/all"), "no store was shipped to this URL"),
+        (("objects", "gc", "file:///nowhere/at/all"), "no store was shipped to this URL"),
+        (("objects", "verify", "file:///nowhere/at/all"), "no store was shipped to this URL"),
     ],
 )
 def test_what_cannot_be_done_says_why(shell: Shell, args: tuple[str, ...], why: str) -> None:
@@ -215,7 +215,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(shell: Shell) -> None:
     folder.mkdir()
     (folder / "letter").write_text("dear")
     for command in ("restore", "takeover"):
-        assert "is not empty (it holds letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
+        assert "is not empty (it contains letter)" in shell.run(command, shell.url, str(folder), status=1)[1]
     assert [path.name for path in folder.iterdir()] == ["letter"]
     assert "owner's epoch 1" in shell.run("objects", "ls", shell.url)[1]
 
@@ -264,7 +264,7 @@ def test_a_replica(shell: Shell) -> None:
     assert "read-only" in shell.run("produce", "words", store="copy", stdin="x\n", status=1)[1]
     assert "is no replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
     assert "is a store" in shell.run("replica", shell.url, str(shell.folder / "store"), status=1)[1]
-    assert "no store was shipped there" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
+    assert "no store was shipped to this URL" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
 
 
 def test_a_replica_follows_until_it_is_interrupted(shell: Shell) -> None:

@@ -136,7 +136,7 @@ def test_a_damaged_state_page_costs_no_record(tmp_path: Path) -> None:
         ("store.json", b"{}", "not JSON with 'format'"),
         ("store.json", b'{"format": 9, "store_id": "x"}', "format 9"),
         ("store.json", None, "missing"),
-        ("t/topic.json", b'{"format": 1', "write it anew"),
+        ("t/topic.json", b'{"format": 1', "create it again"),
         ("t/topic.json", b'{"format": 1, "partitions": 1, "config": {"nonsense": 1}}', "nonsense"),
         ("t/topic.json", b'{"format": 1, "partitions": 0, "config": {}}', "0 partitions"),
         ("t/topic.json", b'{"format": 1, "partitions": 2, "config": {}}', "folder is missing"),
@@ -273,7 +273,7 @@ def test_whole_batches_behind_a_torn_one_are_a_warning(tmp_path: Path) -> None:
     flip(log, torn)
     (found,) = findings(tmp_path / "crashed")
     assert found.severity == "warning"
-    assert "2 whole batches follow" in found.what
+    assert "2 intact batches follow" in found.what
     assert command(tmp_path / "crashed", "verify") == 0
 
 
@@ -430,7 +430,7 @@ def test_files_that_change_faster_than_they_are_looked_at_are_no_damage(
         (str(batch.path), batch.position)
     ]
     assert [one.what for one in found if one.path == str(folder)] == [
-        "it changed during each of 10 looks: what only the last one found is not told; look again"
+        "it changed during each of 10 inspections, so findings of the last one only are not reported; inspect it again"
     ]
 
 

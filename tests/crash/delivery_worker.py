@@ -9,8 +9,8 @@ from delivery_process import serve
 
 from segmentlog.log.producer_state import ProducerStates
 from segmentlog.log.transaction_index import AbortedTransactions
-from segmentlog.transactions.name_locks import Names
-from segmentlog.transactions.producer_lease import Registration
+from segmentlog.transactions.name_locks import NameLocks
+from segmentlog.transactions.producer_lease import ProducerLease
 
 
 def _show_aborted() -> None:
@@ -18,12 +18,12 @@ def _show_aborted() -> None:
 
 
 def _fence_nobody() -> None:
-    Registration.check = lambda self: None  # type: ignore[method-assign]
+    ProducerLease.check = lambda self: None  # type: ignore[method-assign]
     ProducerStates.admit = lambda self, stamp, count, now_ms: None  # type: ignore[method-assign]
 
 
 def _call_everybody_dead() -> None:
-    Names.is_alive = lambda self, name, state: False  # type: ignore[method-assign]
+    NameLocks.is_alive = lambda self, name, state: False  # type: ignore[method-assign]
 
 
 _BROKEN = {"aborts": _show_aborted, "fences": _fence_nobody, "leases": _call_everybody_dead}

@@ -23,7 +23,7 @@ from segmentlog.errors import UnknownTopic
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.fault_injection import Died
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 PATH = "/simulated/store"
 VARIANTS = 25
@@ -140,21 +140,23 @@ def _commit(store: LogStore) -> Callable[[], object]:
 
 
 def _commit_remotely(store: LogStore) -> Callable[[], object]:
-    """Return the same of a server's client."""
-    remote = store.transactions.remote
-    numbers = remote.begin("n", 60_000)
+    """The same of a server's client."""
+    remote = store.transactions.server_transactions
+    numbers = remote.register("n", 60_000)
     logs = [store.topic(name).partition(0) for name in ("x", "y")]
-    remote.add("n", numbers, logs)
+    remote.add_partitions("n", numbers, logs)
     for value, log in zip((b"1", b"2"), logs, strict=True):
         log.append([value], producer=ProducerStamp(*numbers, 0, True))
-    return lambda: remote.end("n", numbers, committed=True)
+    return lambda: remote.end_transaction("n", numbers, committed=True)
 
 
 def _end_again(store: LogStore) -> None:
     """The client has had no answer, and asks another worker of the server."""
     state = store.transactions.states()["n"]
     with suppress(WrongState):  # it was told, and a crash would be no reason to ask again
-        store.transactions.remote.end("n", Numbers(state.producer_id, state.epoch), committed=True)
+        store.transactions.server_transactions.end_transaction(
+            "n", ProducerIdAndEpoch(state.producer_id, state.epoch), committed=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def _end_again(store: LogStore) -> None:
         (_commit, lambda store: store.producer(name="n", linger_ms=0)),
         (_commit, lambda store: store.transactions.abort_by_name("n")),
         (_commit_remotely, lambda store: store.finish_transactions()),
-        (_commit_remotely, lambda store: store.transactions.remote.begin("n", 60_000)),
+        (_commit_remotely, lambda store: store.transactions.server_transactions.register("n", 60_000)),
         (_commit_remotely, _end_again),
     ],
     ids=["finished", "opened", "aborted", "a client's finished", "a client's opened", "a client's ended again"],
@@ -197,7 +199,7 @@ def test_a_decision_that_others_go_by_stays(begun: Callable[[LogStore], Callable
             for survivor in point.crashes(random.Random(calls), 5):
                 left = _process(survivor)
                 if begun is _commit_remotely:
-                    left.transactions.remote.begin("n", 60_000)
+                    left.transactions.server_transactions.register("n", 60_000)
                 else:
                     left.producer(name="n", linger_ms=0)
                 found = _pair(left)

@@ -97,7 +97,7 @@ class Life:
 
     def work(self) -> None:
         self.log.compact(buffer_bytes=34 * 2)
-        self.log.retain()
+        self.log.apply_retention()
 
 
 def _kept(shown: dict[int, Said]) -> list[Kept]:

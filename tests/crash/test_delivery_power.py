@@ -30,7 +30,7 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
         ("segmentlog.log.transaction_index.AbortedTransactions.read_ranges", lambda self: {}, "aborted|dirty"),
         ("segmentlog.transactions.producer_identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
         ("segmentlog.transactions.outcome.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
-        ("segmentlog.transactions.abandoned.Finisher._finish_orphan", lambda *_: None, "blocked"),
+        ("segmentlog.transactions.abandoned.AbandonedTransactions._finish_orphan", lambda *_: None, "blocked"),
     ],
 )
 def test_a_broken_library_is_caught(

@@ -398,7 +398,7 @@ def retain(world: World) -> Operation:
 
     def remove() -> None:
         world.append(12)
-        assert not world.log.retain().busy
+        assert not world.log.apply_retention().busy
         world.trimmed = world.log.log_start_offset
 
     return remove

@@ -13,7 +13,7 @@ from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.transactions.transaction_log import (
     TransactionLog,
     TransactionState,
-    Unsettled,
+    UnconfirmedMarker,
     encode_key,
     encode_state,
 )
@@ -33,7 +33,7 @@ def state(topic_id: str) -> TransactionState:
     """That of the golden records."""
     return TransactionState(
         2**60 + 1, 3, "PrepareCommit", 60_000, NOW_MS, NOW_MS + 1, (PartitionId(topic_id, 0),),
-        (Unsettled(topic_id, 1, 99, 2),), 17, {topic_id: 3}, (42,), "a note",
+        (UnconfirmedMarker(topic_id, 1, 99, 2),), 17, {topic_id: 3}, (42,), "a note",
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_a_transaction_is_written_and_read_as_ever() -> None:
 
 def test_a_transaction_of_a_client_says_more() -> None:
     """Behind what others say: whoever does not know of it reads the rest."""
-    remote = msgspec.structs.replace(state(TOPIC_ID), remote=True, last_epoch=2, epochs=(5,), log_epoch=1)
+    remote = msgspec.structs.replace(state(TOPIC_ID), is_server_name=True, last_epoch=2, epochs=(5,), log_epoch=1)
     value = encode_state(remote)
     assert read(encode_key("app"), value) == {"app": remote}
     local = msgspec.msgpack.decode(golden("transaction")[1])
@@ -81,5 +81,5 @@ def test_a_transaction_of_format_1_is_read_as_ever() -> None:
 def read(key: bytes, value: bytes) -> dict[str, TransactionState]:
     """What a record of the internal topic says."""
     log = TransactionLog(SimpleNamespace(store_id=STORE_ID))  # type: ignore[arg-type]
-    log._take_in(key, value)
+    log._apply_record(key, value)
     return log._states

@@ -35,7 +35,7 @@ def stored(key: str, size_bytes: int = 100) -> Stored:
 
 PARTITION = ShippedPartition(
     number=0,
-    ceiling=2000,
+    offset_grant=2000,
     log_start_offset=3,
     end_offset=60,
     generation=2,
@@ -97,31 +97,31 @@ def test_objects_are_all_that_it_refers_to() -> None:
     ("changes", "why"),
     [
         ({"epochs": ()}, "no epoch"),
-        ({"ceiling": 59}, "do not ascend"),
-        ({"log_start_offset": 61}, "do not ascend"),
-        ({"log_start_offset": -1}, "do not ascend"),
+        ({"offset_grant": 59}, "not in order"),
+        ({"log_start_offset": 61}, "not in order"),
+        ({"log_start_offset": -1}, "not in order"),
         ({"segments": PARTITION.segments[::-1]}, "segment 0 overlaps"),
         ({"segments": (ShippedSegment(5, 5, stored("x")),)}, "segment 5 overlaps"),
-        ({"chunks": (PARTITION.chunks[0], PARTITION.chunks[2], PARTITION.chunks[1])}, "continues nothing"),
-        ({"chunks": PARTITION.chunks[1:]}, "segment 20 at byte 50 continues nothing"),
-        ({"chunks": (replace(PARTITION.chunks[0], size_bytes=0),)}, "continues nothing"),
+        ({"chunks": (PARTITION.chunks[0], PARTITION.chunks[2], PARTITION.chunks[1])}, "does not continue the data"),
+        ({"chunks": PARTITION.chunks[1:]}, "segment 20 at byte 50 does not continue"),
+        ({"chunks": (replace(PARTITION.chunks[0], size_bytes=0),)}, "does not continue the data"),
         ({"chunks": (replace(PARTITION.chunks[0], base_offset=19),)}, "offset 19 overlaps"),
         ({"chunks": (*PARTITION.chunks[:2], replace(PARTITION.chunks[2], end_offset=61))}, "offset 40 overlaps"),
-        ({"chunks": (replace(PARTITION.chunks[0], tail=6),)}, "lies in no tail"),
-        ({"chunks": (replace(PARTITION.chunks[0], start=51),)}, "lies in no tail"),
-        ({"chunks": (replace(PARTITION.chunks[0], start=-1),)}, "lies in no tail"),
+        ({"chunks": (replace(PARTITION.chunks[0], tail=6),)}, "is not inside a tail"),
+        ({"chunks": (replace(PARTITION.chunks[0], start=51),)}, "is not inside a tail"),
+        ({"chunks": (replace(PARTITION.chunks[0], start=-1),)}, "is not inside a tail"),
         ({"active_base": 39}, "active segment at 39"),
         ({"active_base": 61}, "active segment at 61"),
         ({"markers_end_offset": 59}, "markers"),
-        ({"markers_end_offset": PARTITION.ceiling + 1}, "markers"),
-        ({"number": -7}, "has 2 partitions, and the manifest lists partition -7"),
-        ({"number": 2}, "has 2 partitions, and the manifest lists partition 2"),
-        ({"generation": -1}, "an epoch or a time of -1"),
-        ({"epochs": (EpochStart(-1, 0),)}, "an epoch or a time of -1"),
-        ({"epochs": (EpochStart(0, 2**63),)}, "an epoch or a time of 9223372036854775808"),
-        ({"lost_ranges": (LostRange(-5, 40, 1, "a power cut", 5),)}, "an epoch or a time of -5"),
-        ({"compacted": Compacted(-2, 1, 0, 0)}, "an epoch or a time of -2"),
-        ({"snapshots": (Snapshot(21, stored("x")),)}, "a snapshot of segment 21, and no such segment"),
+        ({"markers_end_offset": PARTITION.offset_grant + 1}, "markers"),
+        ({"number": -7}, "has 2 partitions, but the manifest lists partition -7"),
+        ({"number": 2}, "has 2 partitions, but the manifest lists partition 2"),
+        ({"generation": -1}, "an epoch or a time is -1"),
+        ({"epochs": (EpochStart(-1, 0),)}, "an epoch or a time is -1"),
+        ({"epochs": (EpochStart(0, 2**63),)}, "an epoch or a time is 9223372036854775808"),
+        ({"lost_ranges": (LostRange(-5, 40, 1, "a power cut", 5),)}, "an epoch or a time is -5"),
+        ({"compacted": Compacted(-2, 1, 0, 0)}, "an epoch or a time is -2"),
+        ({"snapshots": (Snapshot(21, stored("x")),)}, "a snapshot of segment 21, but no such segment"),
         ({"snapshots": PARTITION.snapshots * 2}, "the snapshot of segment 20 twice"),
     ],
 )
@@ -137,7 +137,7 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -
         ({"id": "no-uuid"}, "its id 'no-uuid' is not a topic id"),
         ({"id": "../../../etc"}, "is not a topic id"),
         ({"name": "../../x"}, "letters, digits"),
-        ({"partition_count": 0}, "it has 0 partitions, and a topic has 1 to 100000"),
+        ({"partition_count": 0}, "it has 0 partitions, but a topic has 1 to 100000"),
         ({"partition_count": -5}, "it has -5 partitions"),
         ({"partition_count": 150_000}, "it has 150000 partitions"),
         ({"partitions": (PARTITION, PARTITION)}, "lists partition 0 twice"),
@@ -187,7 +187,7 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 def test_a_newer_format_says_what_to_do() -> None:
     """Whatever else it holds."""
-    with pytest.raises(MalformedManifest, match=r"format 3.*use the version that wrote it"):
+    with pytest.raises(MalformedManifest, match=r"format 3.*use the version of segmentlog that wrote it"):
         decode_manifest(b'{"format": 3, "tables": []}')
 
 

@@ -18,7 +18,7 @@ from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.file_names import OFFSETS_TOPIC
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedPositions, decode_key, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, decode_key, encode
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId, TopicPartition
@@ -40,7 +40,7 @@ def _id_of(tp: TopicPartition) -> str:
     return _ID
 
 
-def _commit(offsets: CommittedPositions, group: str, **positions: int) -> None:
+def _commit(offsets: CommittedOffsets, group: str, **positions: int) -> None:
     named = {TopicPartition("t", int(name[1:])): offset for name, offset in positions.items()}
     offsets.append(*encode(group, named, lambda tp: offsets._topics.topic(tp.topic).id, committed_ms=7))
 
@@ -117,9 +117,9 @@ def test_no_marker_is_missed_that_goes_while_the_topic_is_read(
 ) -> None:
     """Compactions remove it behind the records that it decides: the next transaction's marker is not taken for it."""
     topics = store._topics
-    view = CommittedPositions(topics)
+    view = CommittedOffsets(topics)
     _commit(view, "g", p0=1)
-    log = view.make_log()
+    log = view.open_or_create_log()
     for position, committed in ((5, True), (9, False)):
         keys, values = encode("g", {_T0: position}, lambda tp: topics.topic(tp.topic).id, committed_ms=7)
         log.roll()
@@ -136,7 +136,7 @@ def test_no_marker_is_missed_that_goes_while_the_topic_is_read(
                 passes.pop()()
 
     monkeypatch.setattr(Partition, "read", read)
-    fresh = CommittedPositions(topics)
+    fresh = CommittedOffsets(topics)
     assert [one.offset for one in fresh.committed("g").values()] == [5]
     assert not passes
     assert not fresh.pending("g")
@@ -155,12 +155,12 @@ def _transact(store: LogStore, producer_id: int, group: str, offset: int) -> Non
     batch = encode_batch(
         values, keys, now_ms=1, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=0, base_sequence=0
     )
-    store.group_offsets.make_log()._appender.place([batch], 1)
+    store.group_offsets.open_or_create_log()._appender.place([batch], 1)
 
 
 def _decide(store: LogStore, producer_id: int, *, committed: bool) -> None:
     marker = encode_marker(producer_id, 0, committed=committed, first_offset=0, now_ms=1)
-    store.group_offsets.make_log()._appender.place([marker], 1)
+    store.group_offsets.open_or_create_log()._appender.place([marker], 1)
 
 
 def test_positions_of_a_transaction_count_once_it_is_committed(store: LogStore) -> None:

@@ -612,7 +612,7 @@ def test_a_pending_position_is_waited_for(store: LogStore, monkeypatch: pytest.M
             pending.clear()
 
     monkeypatch.setattr(store, "finish_transactions", finish, raising=False)
-    monkeypatch.setattr(store.group_offsets, "undecided", lambda group: set(pending))
+    monkeypatch.setattr(store.group_offsets, "pending_by_topic_id", lambda group: set(pending))
     assigned: list[TopicPartition] = []
     with store.consumer("t", group="g", on_assigned=assigned.extend) as consumer:
         assert consumer.poll_group() == [_TPS[0], _TPS[2], _TPS[3]]
@@ -884,7 +884,7 @@ def _join_and_leave(path: str, at_call: int) -> None:
     try:
         fs = _Dying(at_call)
         store = LogStore(path, fs=fs, background=False)
-        store.group_offsets.make_log()
+        store.group_offsets.open_or_create_log()
         fs.begin()
         consumer = store.consumer("t", group="g", max_poll_interval_ms=60_000)
         consumer.poll_group()

@@ -14,23 +14,23 @@ from segmentlog.cli.common import run
 from segmentlog.clock import Clock
 from segmentlog.errors import GroupHeld, GroupNotEmpty
 from segmentlog.groups.server_group_file import (
-    DamagedRemote,
-    RemoteGroup,
-    RemoteMember,
-    Worker,
-    WorkerState,
-    decode_remote,
-    encode_remote,
+    DamagedGroupFile,
+    SavedGroup,
+    SavedMember,
+    ServerWorker,
+    ServerWorkerState,
+    decode_saved_group,
+    encode_saved_group,
     is_held,
 )
-from segmentlog.groups.server_groups import NewPosition, RemoteGroups
+from segmentlog.groups.server_groups import OffsetCommit, ServerGroups
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
 
-_MEMBER = RemoteMember(
+_MEMBER = SavedMember(
     "m-1", "i", "client", "10.0.0.1", 10_000, 60_000, (("range", b"\x00\xff"),), b"\x01", ("t",), {"t": [0, 2]}
 )
-_GROUP = RemoteGroup(
+_GROUP = SavedGroup(
     held=True, state="Stable", generation=5, protocol_type="consumer", protocol="range", leader="m-1",
     members=(_MEMBER,), session_timeout_ms=10_000,
 )  # fmt: skip
@@ -61,10 +61,10 @@ def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
 
 
 @pytest.fixture
-def worker(store: LogStore) -> Iterator[RemoteGroups]:
-    """Provide a worker of a server that runs."""
-    with contextlib.closing(store.groups.remote(0)) as worker:
-        assert worker.begin()
+def worker(store: LogStore) -> Iterator[ServerGroups]:
+    """A worker of a server that runs."""
+    with contextlib.closing(store.groups.server_groups(0)) as worker:
+        assert worker.lock_worker()
         yield worker
 
 
@@ -72,8 +72,8 @@ def _file(store: LogStore, group: str = "g") -> Path:
     return Path(store.path) / "@groups" / group / "remote"
 
 
-def _hold(worker: RemoteGroups, group: str = "g") -> None:
-    worker.claim(group, RemoteGroup(session_timeout_ms=10_000))
+def _hold(worker: ServerGroups, group: str = "g") -> None:
+    worker.claim(group, SavedGroup(session_timeout_ms=10_000))
     worker.save(group, _GROUP)
 
 
@@ -82,22 +82,22 @@ def _hold(worker: RemoteGroups, group: str = "g") -> None:
 
 def test_a_file_says_what_was_written() -> None:
     """Bytes of clients, numbers, people's names: all of it; and defaults take no room."""
-    assert decode_remote(encode_remote(_GROUP)) == _GROUP
-    assert decode_remote(encode_remote(RemoteGroup())) == RemoteGroup()
-    assert encode_remote(RemoteGroup()).endswith(b"\n{}\n")
+    assert decode_saved_group(encode_saved_group(_GROUP)) == _GROUP
+    assert decode_saved_group(encode_saved_group(SavedGroup())) == SavedGroup()
+    assert encode_saved_group(SavedGroup()).endswith(b"\n{}\n")
 
 
 def test_no_bit_of_a_file_changes_unnoticed() -> None:
     """Nor does one that is cut short."""
-    data = encode_remote(_GROUP)
+    data = encode_saved_group(_GROUP)
     for position in range(len(data)):
         for bit in range(8):
             damaged = bytearray(data)
             damaged[position] ^= 1 << bit
-            with pytest.raises(DamagedRemote):
-                decode_remote(bytes(damaged))
-        with pytest.raises(DamagedRemote):
-            decode_remote(data[:position])
+            with pytest.raises(DamagedGroupFile):
+                decode_saved_group(bytes(damaged))
+        with pytest.raises(DamagedGroupFile):
+            decode_saved_group(data[:position])
 
 
 @pytest.mark.parametrize(
@@ -118,25 +118,28 @@ def test_when_a_group_is_held(
     is_alive: bool | None, worker_boot: str, seen_ms: int, file_boot: str, now_ms: int, expected: bool
 ) -> None:
     """While its worker runs, and for a session time-out after it was seen the last time."""
-    group = RemoteGroup(held=True, session_timeout_ms=10_000, alive_ms=1_000, boot_id=file_boot)
-    worker = None if is_alive is None else WorkerState(is_alive, Worker(1, "h", worker_boot), seen_ms)
+    group = SavedGroup(held=True, session_timeout_ms=10_000, alive_ms=1_000, boot_id=file_boot)
+    worker = None if is_alive is None else ServerWorkerState(is_alive, ServerWorker(1, "h", worker_boot), seen_ms)
     assert is_held(group, worker, "here", now_ms) is expected
-    assert not is_held(RemoteGroup(), worker, "here", now_ms)
+    assert not is_held(SavedGroup(), worker, "here", now_ms)
 
 
 # ------------------------------------------------------------ two kinds
 
 
-def test_a_worker_has_its_number_alone(store: LogStore, worker: RemoteGroups) -> None:
+def test_a_worker_has_its_number_alone(store: LogStore, worker: ServerGroups) -> None:
     """A second process of that number waits until the first is gone; one of another number need not."""
-    with contextlib.closing(store.groups.remote(0)) as second, contextlib.closing(store.groups.remote(1)) as other:
-        assert not second.begin()
-        assert other.begin()
+    with (
+        contextlib.closing(store.groups.server_groups(0)) as second,
+        contextlib.closing(store.groups.server_groups(1)) as other,
+    ):
+        assert not second.lock_worker()
+        assert other.lock_worker()
         worker.close()
-        assert second.begin()
+        assert second.lock_worker()
 
 
-def test_the_library_waits_for_clients_to_go(store: LogStore, worker: RemoteGroups, clock: _Clock) -> None:
+def test_the_library_waits_for_clients_to_go(store: LogStore, worker: ServerGroups, clock: _Clock) -> None:
     """A group of clients is refused with their number and their server, also while that is started again."""
     _hold(worker)
     with pytest.raises(GroupHeld, match=r"held by 1 member of the server with pid \d+ on "):
@@ -146,12 +149,12 @@ def test_the_library_waits_for_clients_to_go(store: LogStore, worker: RemoteGrou
         store.consumer("t", group="g")
     worker.close()
     clock.ms += 10_000
-    with pytest.raises(GroupHeld, match=r"a server that is gone .* not for long enough"):
+    with pytest.raises(GroupHeld, match=r"a server that does not run .* may still return"):
         store.consumer("t", group="g")
 
 
 def test_a_server_that_is_gone_keeps_nobody_out(
-    store: LogStore, worker: RemoteGroups, clock: _Clock, caplog: pytest.LogCaptureFixture
+    store: LogStore, worker: ServerGroups, clock: _Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once its clients' sessions are over the library goes on, in a later generation; they have to join again."""
     _hold(worker)
@@ -160,42 +163,42 @@ def test_a_server_that_is_gone_keeps_nobody_out(
     with store.consumer("t", group="g") as consumer:
         consumer.poll_group()
         assert consumer.generation > _GROUP.generation
-        assert worker.begin()
+        assert worker.lock_worker()
         assert worker.load("g").members == ()
         with pytest.raises(GroupHeld):
-            worker.claim("g", RemoteGroup())
-    assert "taken over from 1 member of a server that is gone" in caplog.text
-    assert worker.claim("g", RemoteGroup()) > _GROUP.generation
+            worker.claim("g", SavedGroup())
+    assert "taken over from 1 member of a server that no longer runs" in caplog.text
+    assert worker.claim("g", SavedGroup()) > _GROUP.generation
 
 
-def test_clients_wait_for_the_library_to_go(store: LogStore, worker: RemoteGroups) -> None:
+def test_clients_wait_for_the_library_to_go(store: LogStore, worker: ServerGroups) -> None:
     """A group with members of the library is refused with their number and processes; then generations go on."""
     with store.consumer("t", group="g") as consumer:
         consumer.poll_group()
         generation = consumer.generation
         with pytest.raises(GroupHeld, match=r"1 member of the library \(process \d+ on "):
-            worker.claim("g", RemoteGroup())
-    assert worker.claim("g", RemoteGroup()) >= generation
+            worker.claim("g", SavedGroup())
+    assert worker.claim("g", SavedGroup()) >= generation
 
 
-def test_generations_go_on_from_kind_to_kind(store: LogStore, worker: RemoteGroups) -> None:
+def test_generations_go_on_from_kind_to_kind(store: LogStore, worker: ServerGroups) -> None:
     """Whoever has the group next begins above whatever it had before."""
     highest = 0
     for _ in range(3):
-        generation = worker.claim("g", RemoteGroup()) + 1
+        generation = worker.claim("g", SavedGroup()) + 1
         assert generation > highest
-        worker.save("g", RemoteGroup(generation=generation + 10))
+        worker.save("g", SavedGroup(generation=generation + 10))
         with store.consumer("t", group="g") as consumer:
             consumer.poll_group()
             assert consumer.generation > generation + 10
             highest = consumer.generation
 
 
-def test_a_group_that_another_worker_had(store: LogStore, worker: RemoteGroups, clock: _Clock) -> None:
+def test_a_group_that_another_worker_had(store: LogStore, worker: ServerGroups, clock: _Clock) -> None:
     """With more or fewer workers it is the next one's: from then on its signs of life count."""
     _hold(worker)
-    with contextlib.closing(store.groups.remote(1)) as other:
-        assert other.begin()
+    with contextlib.closing(store.groups.server_groups(1)) as other:
+        assert other.lock_worker()
         assert other.load("g").members == (_MEMBER,)
         worker.close()
         clock.ms += 100_000
@@ -206,11 +209,11 @@ def test_a_group_that_another_worker_had(store: LogStore, worker: RemoteGroups, 
 # ------------------------------------------------------------ damage
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", encode_remote(_GROUP)[:-7], bytes(100)])
-def test_a_damaged_file(store: LogStore, worker: RemoteGroups, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("data", [b"", b"garbage", encode_saved_group(_GROUP)[:-7], bytes(100)])
+def test_a_damaged_file(store: LogStore, worker: ServerGroups, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Its members have to join again, in a generation that there never was; positions are not concerned."""
     _hold(worker)
-    worker.commit("g", [NewPosition("t", store.topic("t").id, 1, 7)], 5, "m-1")
+    worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 1, 7)], 5, "m-1")
     _file(store).write_bytes(data)
     with pytest.raises(GroupHeld):  # a server runs, and nobody knows that it is not its own
         store.consumer("t", group="g")
@@ -224,7 +227,7 @@ def test_a_damaged_file(store: LogStore, worker: RemoteGroups, data: bytes, capl
         assert committed.offset == 7
 
 
-def test_a_damaged_file_and_no_server(store: LogStore, worker: RemoteGroups) -> None:
+def test_a_damaged_file_and_no_server(store: LogStore, worker: ServerGroups) -> None:
     """Where no server runs nobody is kept out."""
     _hold(worker)
     worker.close()
@@ -236,11 +239,11 @@ def test_a_damaged_file_and_no_server(store: LogStore, worker: RemoteGroups) -> 
 # ------------------------------------------------------------ administration
 
 
-def test_clients_are_shown(store: LogStore, worker: RemoteGroups, capfd: pytest.CaptureFixture[str]) -> None:
+def test_clients_are_shown(store: LogStore, worker: ServerGroups, capfd: pytest.CaptureFixture[str]) -> None:
     """With what they read, as far as their server can tell, and how far the group is there."""
     store.topic("t").partition(2).append([b"x"] * 9)
     _hold(worker)
-    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4, metadata="so far")], 5, "m-1")
+    worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4, metadata="so far")], 5, "m-1")
     assert store.groups.names() == ["g"]
     found = store.groups.describe("g")
     assert (found.state, found.generation, found.strategy) == ("Stable", 5, "range")
@@ -260,11 +263,11 @@ def test_clients_are_shown(store: LogStore, worker: RemoteGroups, capfd: pytest.
 
 
 def test_what_clients_read_is_not_reset(
-    store: LogStore, worker: RemoteGroups, clock: _Clock, capfd: pytest.CaptureFixture[str]
+    store: LogStore, worker: ServerGroups, clock: _Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nor deleted, nor expired, as long as they hold the group."""
     _hold(worker)
-    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4)], 5, "m-1")
+    worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4)], 5, "m-1")
     with pytest.raises(GroupNotEmpty, match="held by 1 member of the server"):
         store.groups.reset("g", {("t", 2): 0})
     with pytest.raises(GroupNotEmpty):
@@ -274,17 +277,17 @@ def test_what_clients_read_is_not_reset(
     for command in (["reset", "g", "--to-earliest"], ["delete", "g", "--yes"]):
         assert run(cli, ["--dir", store.path, "groups", *command]) != 0
         assert "held by 1 member of the server" in capfd.readouterr().err
-    worker.save("g", RemoteGroup(generation=6))
+    worker.save("g", SavedGroup(generation=6))
     assert store.groups.expire(late_ms) == ["g"]
-    assert store.group_offsets.positions("g") == {}
+    assert store.group_offsets.by_topic_id("g") == {}
 
 
-def test_a_group_that_is_gone_is_not_held(store: LogStore, worker: RemoteGroups) -> None:
+def test_a_group_that_is_gone_is_not_held(store: LogStore, worker: ServerGroups) -> None:
     """What was deleted is made anew by whoever comes, of whatever kind."""
     _hold(worker)
-    worker.save("g", RemoteGroup(generation=6))
-    worker.commit("g", [NewPosition("t", store.topic("t").id, 2, 4)], 5, "m-1")
+    worker.save("g", SavedGroup(generation=6))
+    worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4)], 5, "m-1")
     store.groups.delete("g")
-    assert worker.load("g") == RemoteGroup()
-    assert worker.claim("g", RemoteGroup()) == 0
-    assert worker.held() == ["g"]
+    assert worker.load("g") == SavedGroup()
+    assert worker.claim("g", SavedGroup()) == 0
+    assert worker.held_groups() == ["g"]

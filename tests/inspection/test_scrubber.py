@@ -1,4 +1,4 @@
-"""The scrubber: sealed segments are read in the background, within a budget, and what has rotted is told once."""
+"""The scrubber reads sealed segments in the background, within a budget, and reports damage once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUND_MS = 600_000
 
 
 def make(path: Path, batches: int = 8, **options: Any) -> LogStore:
-    """Return a store with a topic "t" of two batches a segment, open, with plenty of budget unless told otherwise."""
+    """Return an open store with a topic "t" of two batches a segment, and a large budget by default."""
     with segmentlog.open(path, background=False) as store:
         config = {"compression_type": "none", "segment_records": 4, "fsync": "never"}
         partition = store.create_topic("t", **config).partition(0)
@@ -42,7 +42,7 @@ def make(path: Path, batches: int = 8, **options: Any) -> LogStore:
 
 
 def scrub_round(store: LogStore) -> None:
-    """One whole pass, from wherever it stands to the end of the next one."""
+    """Complete one pass, from its current position to the end of the next pass."""
     clock = store._topics.clock
     assert isinstance(clock, FakeClock)
     rounds = store.scrub_report().rounds
@@ -59,7 +59,7 @@ def sealed(store: LogStore) -> list[Path]:
 
 
 def test_off_by_default(tmp_path: Path) -> None:
-    """Nobody's disk is read for it unless it was asked for; a tick then says how to."""
+    """The scrubber reads nothing unless it was enabled; a tick then raises an error that says how to enable it."""
     with segmentlog.open(tmp_path / "store") as store:
         assert store.scrub_report().segments == 0
         with pytest.raises(InvalidConfig, match="scrub_bytes_per_s"):
@@ -144,7 +144,7 @@ def test_a_wrong_byte_is_found_once(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_every_byte_is_checked(tmp_path: Path) -> None:
-    """Whatever byte of a sealed segment is wrong, its batch is told, and no other."""
+    """A wrong byte anywhere in a sealed segment is reported for its batch, and for no other batch."""
     store = make(tmp_path / "store", 4)
     (path,) = sealed(store)
     batches = [one for one in batches_of(path.parent) if one.path == path]
@@ -193,7 +193,7 @@ def test_pieces_of_any_size(tmp_path_factory: pytest.TempPathFactory, sizes: lis
 
 
 def test_segments_that_go_away_meanwhile(tmp_path: Path) -> None:
-    """Deleted, replaced or cut while they are being read, they are no damage; neither are topics that are deleted."""
+    """Segments and topics that are deleted, replaced or truncated during a read are not reported as damage."""
     store = make(tmp_path / "store", 12, scrub_bytes_per_s=200)
     clock = store._topics.clock
     assert isinstance(clock, FakeClock)
@@ -269,7 +269,7 @@ def _merge_meanwhile(path: Path, calls: int) -> bool:
 
 
 def test_segments_that_are_merged_once_they_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At whatever call of the compaction that takes them together they are read, they are no damage."""
+    """Segments read at any call of the compaction that merges them are not reported as damage."""
     calls = 1
     while _merge_meanwhile(tmp_path / str(calls), calls):
         assert "damage found" not in caplog.text, f"before call {calls}"
@@ -278,7 +278,7 @@ def test_segments_that_are_merged_once_they_are_listed(tmp_path: Path, caplog: p
 
 
 def test_findings_go_with_their_segment(tmp_path: Path) -> None:
-    """Damage that retention deleted is no damage any more."""
+    """After retention deletes the segment, its damage is no longer reported."""
     store = make(tmp_path / "store")
     flip(sealed(store)[0], 100)
     scrub_round(store)
@@ -290,7 +290,7 @@ def test_findings_go_with_their_segment(tmp_path: Path) -> None:
 
 
 def test_preallocated_space_is_no_damage(tmp_path: Path) -> None:
-    """Zeros behind the last batch are space that a crash in a roll left; anything else there is damage."""
+    """Zeros after the last batch are space left by a crash during a roll; other bytes there are damage."""
     store = make(tmp_path / "store")
     path = sealed(store)[1]
     end = path.stat().st_size
@@ -306,7 +306,7 @@ def test_preallocated_space_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_goes_on_after_an_error(tmp_path: Path) -> None:
-    """Bad sectors are findings; other errors are raised, and the next tick goes on with what follows."""
+    """Bad sectors are findings; other errors are raised, and the next call continues with the next segment."""
     fs = FaultyFileSystem()
     store = make(tmp_path / "store", fs=fs)
     fs.fail("pread", errno.EIO, call=4)  # store.json is one, topic.json two
@@ -344,7 +344,7 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
 
 
 def test_a_thread_does_it(tmp_path: Path) -> None:
-    """With ``background`` nobody has to call anything; closing ends it."""
+    """With ``background`` a thread scrubs without any call; closing the store ends it."""
     make(tmp_path / "store").close()
     with segmentlog.open(tmp_path / "store", scrub_bytes_per_s=PLENTY) as store:
         flip(sealed(store)[0], 100)

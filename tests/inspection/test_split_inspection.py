@@ -1,4 +1,4 @@
-"""Segments that were looked at elsewhere: packed, handed over, and used only while they are what they were."""
+"""Results of segments inspected in other processes: packed, sent, and used only while they are valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def known_segments(store: Path) -> KnownSegments:
 
 
 def findings(store: Path, inspect: KnownSegments) -> list[Finding]:
-    """What is found by it."""
+    """Return the findings of an inspection."""
     return list(inspect_store(str(store), "t", inspect=inspect))
 
 
@@ -62,7 +62,7 @@ def broken_error(one: SegmentFindings) -> list[tuple[object, ...]]:
 def test_what_is_packed_comes_back(
     batches: list[tuple[int, int, int, int]], tracked: list[tuple[int, int, int, int, int, int, int, bool, bool, bool]]
 ) -> None:
-    """Whatever numbers are in it: every column, every batch of a producer, every marker, all the rest."""
+    """Every column, every batch of a producer, every marker and the rest survive packing, with any numbers."""
     found = SegmentFindings(
         5, "x/00000000000000000005.log", 1000, 900, 77, 800,
         gaps=[Gap(1, 2, 3)], flaws=[Flaw(1, 2, 3, 4, "odd")], unreadable=[(4096, 4096)], epochs={1: 5, 3: 50},
@@ -85,7 +85,7 @@ def test_what_is_packed_comes_back(
 
 @given(st.lists(st.integers(0, 200 * MIB), max_size=60), st.integers(1, 16))
 def test_shares(sizes: list[int], workers: int) -> None:
-    """Every segment is in one share, none is empty, each worker has one, and none has far more than another."""
+    """Every segment is in one share, each worker has a share, and the shares are of similar size."""
     jobs = [SegmentJob(f"{number}.log", 0, None, size) for number, size in enumerate(sizes)]
     shares = split(jobs, workers)
     assert sorted(job.path for share in shares for job in share) == sorted(job.path for job in jobs)
@@ -118,7 +118,7 @@ def append(folder: Path) -> None:
 
 
 def replace(folder: Path) -> None:
-    """The same bytes and times in another file."""
+    """Replace the file by a copy with the same bytes and times."""
     path = log_files(folder)[1]
     shutil.copy2(path, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
@@ -135,7 +135,7 @@ def replace(folder: Path) -> None:
     ids=["flipped", "cut", "replaced", "appended"],
 )
 def test_what_has_changed_is_looked_at_again(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    """What was found in a file that is another one now, or has other bytes, is not believed."""
+    """A result for a file that was replaced or has other bytes is ignored."""
     store = tmp_path / "store"
     folder = make_store(store)
     known = known_segments(store)
@@ -145,7 +145,7 @@ def test_what_has_changed_is_looked_at_again(tmp_path: Path, change: Callable[[P
 
 
 def test_a_segment_that_is_gone_is_nobodys_finding(tmp_path: Path) -> None:
-    """Who looks at it finds nothing and raises nothing; whoever asked sees for himself."""
+    """A job for a missing segment returns nothing and raises nothing; the requesting process inspects it itself."""
     folder = make_store(tmp_path / "store")
     fs = FileSystem()
     jobs = list_segment_jobs(fs, str(tmp_path / "store"), "t")

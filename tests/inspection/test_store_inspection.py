@@ -1,4 +1,4 @@
-"""What an inspection of a whole store says of the files beside its topics."""
+"""Findings of a store inspection about files other than topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from segmentlog.storage.network import NetworkMark
 
 
 def test_nothing_is_said_of_the_files_of_a_store(tmp_path: Path) -> None:
-    """Each one that it may have beside its topics, and those that are locked beside them."""
+    """There is no finding for the files that a store may have next to its topics, nor for their lock files."""
     with segmentlog.open(tmp_path, background=False) as store:
         store.create_topic("t")
     own = {

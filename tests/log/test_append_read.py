@@ -1,4 +1,4 @@
-"""Appending and reading one partition: what goes in comes out, at the offset it was given."""
+"""Append to and read from one partition: reading returns each record at its assigned offset."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_records_without_a_timestamp_get_the_clocks(tmp_path: Path) -> None:
 
 
 def test_append_takes_any_sequence_of_bytes_likes(tmp_path: Path) -> None:
-    """Tuples, generators, bytearrays, memoryviews and numpy timestamps are taken; bytes come out."""
+    """Tuples, generators, bytearrays, memoryviews and numpy timestamps are accepted; reading returns bytes."""
     partition = open_log(tmp_path)
     mutable = bytearray(b"mutable")
     sent: Any = (mutable, memoryview(b"viewed")[1:4])
@@ -89,7 +89,7 @@ def test_an_empty_list_appends_nothing(tmp_path: Path) -> None:
 
 
 def test_compression_is_the_topics_choice(tmp_path: Path) -> None:
-    """With ``none`` the bytes lie in the file as they are, with ``lz4`` they take less; both read the same."""
+    """With ``none`` the file has the bytes unchanged, with ``lz4`` fewer bytes; both read the same."""
     sent: list[bytes | None] = [b"compressible " * 100]
     for kind in ("none", "lz4"):
         partition = open_log(tmp_path / kind, compression_type=kind)
@@ -166,7 +166,7 @@ def _released() -> memoryview:
 def test_what_a_record_cannot_hold_is_refused(
     tmp_path: Path, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
-    """Wrong types raise an error of this library that says what was expected, and nothing is appended."""
+    """A wrong type raises an error of this library that names the expected type, and nothing is appended."""
     partition = open_log(tmp_path)
     partition.append([b"before"])
     for ack in (None, "durable"):
@@ -181,7 +181,7 @@ def test_what_a_record_cannot_hold_is_refused(
 
 
 def test_a_record_above_the_limit_appends_nothing(tmp_path: Path) -> None:
-    """`RecordTooLarge` tells which record it was; the others of its call are not appended either."""
+    """`RecordTooLarge` names the record; the other records of the call are not appended either."""
     partition = open_log(tmp_path, max_message_bytes=1000)
     for ack in ("written", "durable"):
         with pytest.raises(RecordTooLarge) as caught:
@@ -238,7 +238,7 @@ def test_reading_starts_exactly_where_it_is_asked_to(tmp_path: Path, settings: d
 
 
 def test_max_bytes_ends_reading_but_never_starves_it(tmp_path: Path) -> None:
-    """Reading ends once so many bytes of batches came; the first batch comes however large it is."""
+    """Reading ends after ``max_bytes`` of batches; the first batch is returned however large it is."""
     partition, records = _mixed(tmp_path, segment_bytes=2000)
     batches = list(partition.read(0))
     assert [len(list(partition.read(0, max_bytes))) for max_bytes in (1, batches[0].size_bytes)] == [1, 1]
@@ -253,7 +253,7 @@ def test_max_bytes_ends_reading_but_never_starves_it(tmp_path: Path) -> None:
 
 
 def test_durable_only_ends_at_the_durable_offset(tmp_path: Path) -> None:
-    """Such a reader sees nothing that a power cut could take, not even the rest of a batch's neighbours."""
+    """Such a reader gets only records that survive a power cut, and no part of a batch that does not."""
     partition = open_log(tmp_path)
     partition.append([b"a", b"b"])
     assert values(partition, durable_only=True) == []
@@ -267,7 +267,7 @@ def test_durable_only_ends_at_the_durable_offset(tmp_path: Path) -> None:
 
 
 def test_a_read_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
-    """What is appended while an iteration runs is for the next one."""
+    """Records appended during an iteration are left to the next one."""
     partition = open_log(tmp_path)
     partition.append([b"a"])
     partition.append([b"b"])
@@ -383,7 +383,7 @@ def test_segments_roll_by_age(tmp_path: Path) -> None:
 
 
 def test_a_reopened_log_reads_the_same(tmp_path: Path) -> None:
-    """Closing trims what was preallocated, and the next open finds every record and goes on behind them."""
+    """Closing truncates preallocated space, and the next open finds every record and appends after them."""
     partition, records = _mixed(tmp_path, segment_bytes=1500)
     partition.close()
     assert log_files(tmp_path)[-1].stat().st_size < 1500
@@ -564,7 +564,7 @@ class CountingMaps(FileSystem):
 
 
 def test_segments_that_a_reader_jumps_to_again_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as this process has no more than a thousand of them; with many readers each keeps sixty-four."""
+    """A process keeps up to a thousand segments mapped; with many readers each keeps sixty-four."""
     monkeypatch.setattr("segmentlog.log.read.open_segments._in_process", weakref.WeakSet())
     fs = CountingMaps()
     partition = open_log(tmp_path, fs=fs, segment_records=1)
@@ -586,7 +586,7 @@ def test_segments_that_a_reader_jumps_to_again_stay_mapped(tmp_path: Path, monke
 
 
 def deleted_maps(folder: Path) -> list[str]:
-    """Files below the folder that this process has mapped though they are gone."""
+    """Return the deleted files below the folder that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if str(folder) in line and line.endswith("(deleted)")]
 
@@ -604,7 +604,7 @@ def test_what_others_deleted_is_let_go_of(tmp_path: Path) -> None:
             assert next(log.read(number, max_bytes=1)).values == [b"%d" % number]
         elsewhere = other.topic("t").partition(0)
         elsewhere.trim(8)
-        elsewhere.retain()
+        elsewhere.apply_retention()
         assert deleted_maps(tmp_path)
         store.flush_tick()
         assert not deleted_maps(tmp_path)
@@ -615,7 +615,7 @@ def test_what_others_deleted_is_let_go_of(tmp_path: Path) -> None:
 def test_no_wake_up_is_lost_among_durable_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main_too: bool
 ) -> None:
-    """Nobody has to look around for himself when nobody is interrupted: who relied on that would wait for an hour."""
+    """Without interrupts no thread relies on polling: the test sets its interval to an hour."""
     monkeypatch.setattr("segmentlog.log.append.group_commit.POLL_INTERVAL_S", 3600.0)
     log = open_log(tmp_path)
     offsets: list[int] = []

@@ -1,4 +1,4 @@
-"""Damaged files: what is wrong is told with its place, what is right is still read, and nothing is made up."""
+"""Damaged files: reports name the position, intact records are still read, and none is invented."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _flipped(path: Path, step: int = 1) -> Iterator[int]:
 
 
 def test_a_tail_cut_at_any_byte_leaves_a_prefix(tmp_path: Path) -> None:
-    """However much of the last batches the disk got: whole batches stay, the rest is reported and kept aside."""
+    """However much of the last batches is on disk, complete batches stay, and the rest is reported and quarantined."""
     made = tmp_path / "made"
     partition = open_log(made, **SETTINGS)
     _fill(partition, 2)
@@ -129,7 +129,7 @@ def test_crash_after_crash_loses_range_after_range(tmp_path: Path) -> None:
 
 
 def test_a_trimmed_log_is_readable_after_a_crash_that_takes_all_of_it(tmp_path: Path) -> None:
-    """Reading from the log start works even where that start lies in what a crash took."""
+    """Reading from the log start works even if the crash lost the offset at which the log starts."""
     partition = open_log(tmp_path)
     partition.append([b"a", b"b", b"c"])
     partition.trim(2)
@@ -161,7 +161,7 @@ def test_a_copy_of_a_live_folder_opens_on_its_own(tmp_path: Path) -> None:
 
 
 def test_a_restored_folder_does_not_believe_its_state(tmp_path: Path) -> None:
-    """An old copy put back in place of the folder is recovered, though the machine never stopped."""
+    """An old copy restored in place of the folder is recovered, although the machine never stopped."""
     folder = tmp_path / "log"
     partition = open_log(folder)
     partition.append([b"a"])
@@ -208,7 +208,7 @@ def test_a_wrong_byte_anywhere_in_the_log_is_told(tmp_path: Path) -> None:
 
 
 def test_a_wrong_byte_below_the_recovery_point_is_never_cut_off(tmp_path: Path) -> None:
-    """Corruption of what was durable is reported by reading; a recovery truncates nothing that follows it."""
+    """Reading reports corruption of durable bytes; a recovery removes nothing after it."""
     partition = open_log(tmp_path, **SETTINGS)
     records = _fill(partition)
     partition.close()
@@ -229,7 +229,7 @@ def test_a_wrong_byte_below_the_recovery_point_is_never_cut_off(tmp_path: Path) 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("name", ["index", "timeindex", CHECKPOINT_FILE, STATE_FILE])
 def test_a_wrong_byte_in_any_other_file_makes_up_nothing(tmp_path: Path, name: str, clean: bool) -> None:
-    """Whatever byte of index, checkpoint or state is wrong: the same records, right lookups, no offset given twice."""
+    """With any byte of index, checkpoint or state wrong, records and lookups stay right, and no offset is reused."""
     made = tmp_path / "made"
     partition = open_log(made, segment_records=6, **SETTINGS)
     records = _fill(partition, 5)
@@ -263,7 +263,7 @@ def test_a_wrong_byte_in_any_other_file_makes_up_nothing(tmp_path: Path, name: s
                 if path.name not in saved and path.is_file():
                     path.unlink()
             for restored, data in saved.items():
-                fd = os.open(made / restored, os.O_RDWR | os.O_CREAT)  # not anew: the same inode
+                fd = os.open(made / restored, os.O_RDWR | os.O_CREAT)  # not rebuilt: the same inode
                 os.ftruncate(fd, os.pwrite(fd, data, 0))
                 os.close(fd)
             shutil.rmtree(made / "quarantine", ignore_errors=True)
@@ -310,7 +310,7 @@ def test_indexes_are_only_a_cache(tmp_path: Path) -> None:
 
 
 def test_without_its_checkpoint_a_log_goes_on_far_above(tmp_path: Path) -> None:
-    """All records are found by scanning; new offsets start where none can have been handed out."""
+    """A scan finds all records; new offsets start where none can have been assigned."""
     partition = open_log(tmp_path, segment_records=4, **SETTINGS)
     records = _fill(partition)
     partition.close()
@@ -327,7 +327,7 @@ def test_without_its_checkpoint_a_log_goes_on_far_above(tmp_path: Path) -> None:
 
 
 def test_a_missing_segment_is_an_error_that_can_be_stepped_over(tmp_path: Path) -> None:
-    """Reading into it raises with its path; with ``on_skip`` exactly its offsets are told."""
+    """Reading the missing segment raises an error with its path; with ``on_skip`` exactly its offsets are reported."""
     partition = open_log(tmp_path, segment_records=4, **SETTINGS)
     records = _fill(partition, 6)
     partition.close()

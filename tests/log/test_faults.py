@@ -24,7 +24,7 @@ from segmentlog.testing.fault_injection import FaultyFileSystem
 
 
 def test_a_failed_fsync_is_never_tried_again(tmp_path: Path) -> None:
-    """It fails the partition for appends and flushes, in every process; what was written is still read."""
+    """It fails appends and flushes of the partition in every process; written records can still be read."""
     fs, others_fs = FaultyFileSystem(), FaultyFileSystem()
     partition = open_log(tmp_path, fs=fs)
     partition.append([b"durable"], ack="durable")
@@ -190,7 +190,10 @@ def test_short_writes_are_completed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut_fails", [False, True])
 def test_a_failing_disk_fails_the_partition(tmp_path: Path, cut_fails: bool) -> None:
-    """EIO on a write is no full disk: appends are refused until it is reopened, and nothing half-written shows."""
+    """EIO on a write differs from a full disk: appends are refused until the log is reopened.
+
+    Partial writes never show.
+    """
     fs = FaultyFileSystem()
     partition = open_log(tmp_path, fs=fs)
     partition.append([b"a"], ack="durable")
@@ -212,7 +215,7 @@ def test_a_failing_disk_fails_the_partition(tmp_path: Path, cut_fails: bool) -> 
 @pytest.mark.parametrize("ack", ["written", "durable"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_interrupt_at_any_step_leaves_a_usable_log(tmp_path: Path, method: str, ack: Any, after: bool) -> None:
-    """Control-C inside an append: its records are there as a whole or not at all, and appending goes on."""
+    """After Ctrl-C inside an append all of its records or none are in the log, and appends continue."""
     settings: dict[str, Any] = {"segment_records": 3}
     for step in range(1, 8):
         fs = FaultyFileSystem()
@@ -253,7 +256,7 @@ def test_fsync_always(tmp_path: Path) -> None:
 
 
 def test_fsync_by_records(tmp_path: Path) -> None:
-    """An append that leaves so many records un-fsynced fsyncs them."""
+    """The append that reaches the policy's number of unsynced records syncs them."""
     partition = open_log(tmp_path, fsync="10records")
     durable = []
     for _ in range(7):
@@ -264,7 +267,7 @@ def test_fsync_by_records(tmp_path: Path) -> None:
 
 
 def test_fsync_by_bytes(tmp_path: Path) -> None:
-    """An append that leaves so many stored bytes un-fsynced fsyncs them."""
+    """The append that reaches the policy's number of unsynced bytes syncs them."""
     partition = open_log(tmp_path, fsync="1000bytes", compression_type="none")
     durable, unsynced, syncs = 0, 0, 0
     for number in range(1, 20):
@@ -278,7 +281,7 @@ def test_fsync_by_bytes(tmp_path: Path) -> None:
 
 
 def test_fsync_by_time_without_a_background_thread(tmp_path: Path) -> None:
-    """With nobody to do it in the background, the append after so many milliseconds fsyncs."""
+    """Without a background thread, the first append after the policy's time syncs."""
     clock = FakeClock()
     partition = open_log(tmp_path, fsync="100ms", clock=clock)
     durable = []
@@ -410,7 +413,7 @@ def test_one_threads_bad_record_is_not_anothers(tmp_path: Path) -> None:
 def test_an_interrupt_of_the_leading_thread_is_not_raised_in_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, raised_in_others: list[str]
 ) -> None:
-    """Ctrl-C belongs to the thread that got it; the others get on, but where nobody knows whether it was appended."""
+    """Ctrl-C reaches its own thread only; the others continue, or get an error if the outcome is unknown."""
     log = open_log(tmp_path / "t", fs=FaultyFileSystem())
     log.append([b"first"], ack="durable")
     entered, go_on = threading.Event(), threading.Event()
@@ -468,7 +471,7 @@ def test_an_interrupt_of_the_leading_thread_is_not_raised_in_others(
 
 
 def test_offsets_are_reserved_before_they_are_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint on disk never promises less than what was handed out, and is written once a step."""
+    """The ceiling on disk is never below an assigned offset, and is written once a step."""
     monkeypatch.setattr("segmentlog.log.append.appender.OFFSET_CEILING_STEP", 10)
     fs = FaultyFileSystem()
     partition = open_log(tmp_path, fs=fs)
@@ -499,7 +502,7 @@ def _append_many(folder: str, name: bytes, count: int, done: Any) -> None:
 
 
 def test_processes_interleave_without_loss(tmp_path: Path) -> None:
-    """Several processes append at once: each record is there once, at the offset that was told, in its order."""
+    """Several processes append at once: each record is in the log once, at its returned offset, in its order."""
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
     names = [b"a", b"b", b"c"]

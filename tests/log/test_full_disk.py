@@ -1,4 +1,4 @@
-"""A file system that is really full: nothing is lost, nothing dies, and it goes on once there is room."""
+"""A file system that is really full: no data is lost, no process dies, and appends continue once there is room."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill_up(disk: Path) -> None:
-    """Leave no room, not for a byte."""
+    """Fill the disk to its last byte."""
     with (disk / "filler-2").open("ab", buffering=0) as file:
         for size in (1 << 16, 4096, 512, 1):
             try:

@@ -1,4 +1,4 @@
-"""One owner of the state page and the checkpoint, and which of the two comes first."""
+"""The ledger owns the state page and the checkpoint, and decides which is written first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHANGES = {"count_move", "count_abort", "count_config_change", "initialise"}
 
 
 def _changes_in(tree: ast.AST) -> set[str]:
-    """What a file does to a page or a checkpoint: fields of a block, words, flags, slots."""
+    """Yield the changes of pages and checkpoints in a file: fields of a block, words, flags, slots."""
     found = set()
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -47,7 +47,7 @@ def _changes_in(tree: ast.AST) -> set[str]:
 
 
 def test_nobody_else_changes_a_page_or_a_checkpoint() -> None:
-    """Whoever wants something changed asks the ledger: what else has to change, and in which order, is said there."""
+    """Only the ledger changes them: it knows what else must change, and in which order."""
     others = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -73,7 +73,7 @@ _CHECKPOINT_FIRST: list[Callable[[Ledger, LogState], object]] = [
 def test_the_page_shows_nothing_that_a_power_cut_takes_back(
     tmp_path: Path, change: Callable[[Ledger, LogState], object]
 ) -> None:
-    """Where the checkpoint comes first and cannot be written, the page is as it was; with room it is not."""
+    """If the checkpoint comes first and cannot be written, the page is unchanged; with room it changes."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"%d" % number for number in range(5)], ack="durable")
@@ -103,7 +103,7 @@ _WRITES: list[Callable[[Partition], object]] = [
 def test_a_checkpoint_that_could_not_be_synced_fails_the_partition(
     tmp_path: Path, change: Callable[[Partition], object]
 ) -> None:
-    """Whoever wrote it: nobody appends any more, in no process, until the log was opened anew, and so recovered."""
+    """No process appends any more, until one reopens the log and so recovers it."""
     fs = FaultyFileSystem()
     log, other = open_log(tmp_path, fs=fs), open_log(tmp_path)
     log.append([b"%d" % number for number in range(5)], ack="durable")
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_could_not_be_synced_fails_the_partition(
 
 
 def test_a_truncation_is_announced_before_anything_is_written(tmp_path: Path) -> None:
-    """Whoever comes after a death in it, at whatever point, recovers the log; without the range nothing is cut."""
+    """After a death at any point of it, the next process recovers the log; without the range it removes nothing."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs)
     log.append([b"%d" % number for number in range(5)], ack="durable")
@@ -144,9 +144,10 @@ class _FastFaults(FaultyFileSystem, NoSyncFileSystem):
 
 
 def test_a_truncation_that_was_cut_short_is_ended_by_whoever_moves_the_recovery_point(tmp_path: Path) -> None:
-    """After a death at any call of it: else the recovery would begin behind what is to go, and leave it there.
+    """After a death at any call, the next process to advance the recovery point completes the truncation.
 
-    No record is given an offset that was lost, and those that were truncated away do not come back.
+    Otherwise the recovery would begin after the records to remove, and keep them. No record gets a lost offset, and
+    truncated records do not come back.
     """
     step = announced = 0
     is_done = False

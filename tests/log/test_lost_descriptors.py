@@ -1,4 +1,4 @@
-"""An error at any call leaves no descriptor behind that nobody knows of."""
+"""An error at any call leaves no descriptor open that no object owns."""
 
 from __future__ import annotations
 

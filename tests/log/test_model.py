@@ -35,7 +35,7 @@ class FastFaults(FaultyFileSystem):
 
 
 class LogMachine(RuleBasedStateMachine):
-    """``records`` is what the log must hold, ``assigned`` every record that ever got an offset."""
+    """``records`` is what the log must contain, ``assigned`` every record that ever got an offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def open(self, *, lossless: bool = True) -> None:
-        """Open the partition anew and hold what it says of itself against the model."""
+        """Reopen the partition and compare it with the model."""
         self.fs = FastFaults()
         self.log = open_log(self.folder, fs=self.fs, clock=self.clock, **self.config)
         if lossless:
@@ -96,13 +96,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def be_idle(self) -> None:
-        """The budget for descriptors takes those of a partition that nobody used lately."""
+        """Let the descriptor budget close the files of the idle partition."""
         assert self.log.handle.close_if_idle()
         assert self.log.handle.lock_fd < 0
 
     @rule(drawn=RECORDS, idle=st.booleans(), rolls=st.booleans())
     def another_process_appends(self, drawn: list[tuple[Any, ...]], idle: bool, rolls: bool) -> None:
-        """And this one finds where the log goes on, with its files open or not."""
+        """Another process appends; this one finds the new log end, with its files open or closed."""
         if idle:
             self.be_idle()
         other = open_log(self.folder, clock=self.clock, **self.config)
@@ -153,12 +153,12 @@ class LogMachine(RuleBasedStateMachine):
             assert lost.base_offset >= offset
             assert lost.end_offset == self.end + 1, "a consumer that had read to the end must notice"
             self.end = lost.end_offset
-            # One that began behind it is part of it from now on.
+            # A range that began after it is part of it from now on.
             self.lost = [*(one for one in self.lost if one.base_offset < lost.base_offset), lost]
         self.records = [record for record in self.records if record.offset < offset]
 
     def is_gone(self, offset: int) -> bool:
-        """Whether nothing but lost ranges lies between ``offset`` and the end."""
+        """Return whether only lost ranges are between ``offset`` and the end."""
         for lost in self.lost:
             if lost.base_offset <= offset < lost.end_offset:
                 offset = lost.end_offset
@@ -180,7 +180,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(drawn=RECORDS, call=st.integers(1, 12), ack=st.sampled_from(["written", "durable"]))
     def kill_during_an_append(self, drawn: list[tuple[Any, ...]], call: int, ack: Any) -> None:
-        """What was not acknowledged is there as a whole, or not at all."""
+        """After a kill all unacknowledged records of the append are in the log, or none."""
         before = self.end
         self.fs.die_at(call)
         try:
@@ -230,7 +230,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), kind=st.sampled_from(["nothing", "cut", "zeros", "garbage", "bit"]))
     def power_cut(self, data: st.DataObject, kind: str) -> None:
-        """What was fsynced stays; of the rest an arbitrary part goes, and no offset comes back."""
+        """Synced records stay; an arbitrary part of the rest is lost, and no offset is reused."""
         durable, before = self.log.durable_offset, self.log.log_end_offset
         places = self.unsynced_bytes(durable)
         machine_dies(self.log)

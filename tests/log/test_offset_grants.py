@@ -1,4 +1,4 @@
-"""A partition of a store that is shipped hands out no more offsets than were promised, in whatever process."""
+"""A partition of a shipped store assigns no offsets beyond its grant, in any process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from segmentlog.errors import GrantExhausted, StoreFenced
-from segmentlog.format.grant import Grant, MalformedGrant, decode_grant, encode_grant
+from segmentlog.format.grant import MalformedGrant, OffsetGrant, decode_grant, encode_grant
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log import offset_grants
 from segmentlog.log.partition import Partition
@@ -35,7 +35,7 @@ def log_of(store: LogStore) -> Partition:
 
 
 def fill_up(log: Partition) -> list[int]:
-    """The offsets that are handed out until no more are."""
+    """Append until no more offsets are assigned; return them."""
     offsets = []
     while True:
         try:
@@ -45,10 +45,10 @@ def fill_up(log: Partition) -> list[int]:
 
 
 def test_what_is_reserved_is_the_first_limit(store: LogStore) -> None:
-    """Before anything was promised nothing more is reserved; a batch that does not fit leaves what fits."""
+    """Before the first grant the reserved offsets are the limit. A larger batch leaves them to smaller ones."""
     log = log_of(store)
-    ceiling = offset_grants.limit(log.handle)
-    assert offset_grants.limit(log.handle) == ceiling, "asked again it is the same"
+    ceiling = offset_grants.start_limiting(log.handle)
+    assert offset_grants.start_limiting(log.handle) == ceiling, "asked again it is the same"
     with pytest.raises(GrantExhausted, match=r"offset 11 or above.*ship"):
         log.append([b"too many"] * ceiling)
     assert fill_up(log) == list(range(1, ceiling - 1))
@@ -56,12 +56,12 @@ def test_what_is_reserved_is_the_first_limit(store: LogStore) -> None:
 
 
 def test_a_grant_lets_appends_go_on_up_to_it(store: LogStore) -> None:
-    """And one that is lower than what was granted before takes nothing back."""
+    """A later, lower grant withdraws nothing."""
     log = log_of(store)
-    offset_grants.limit(log.handle)
+    offset_grants.start_limiting(log.handle)
     fill_up(log)
-    offset_grants.grant(log.handle, 40)
-    offset_grants.grant(log.handle, 20)
+    offset_grants.extend(log.handle, 40)
+    offset_grants.extend(log.handle, 20)
     assert fill_up(log)[-1] == 38
     assert log.log_end_offset == 39
 
@@ -69,8 +69,8 @@ def test_a_grant_lets_appends_go_on_up_to_it(store: LogStore) -> None:
 def test_other_processes_and_later_ones_are_bound_by_it(store: LogStore) -> None:
     """The limit is the folder's, not this process's."""
     log = log_of(store)
-    offset_grants.limit(log.handle)
-    offset_grants.grant(log.handle, 30)
+    offset_grants.start_limiting(log.handle)
+    offset_grants.extend(log.handle, 30)
     script = (
         "import sys, segmentlog\n"
         "log = segmentlog.open(sys.argv[1], background=False).topic('t').partition(0)\n"
@@ -87,7 +87,7 @@ def test_other_processes_and_later_ones_are_bound_by_it(store: LogStore) -> None
 
 
 def test_a_fence_stops_all_who_have_the_log_open(store: LogStore, tmp_path: Path) -> None:
-    """Appends, markers, truncation and trims; reads go on, and so it is after a restart, until it is released."""
+    """It stops appends, markers, truncation and trims, also after a restart, until it is released; reads continue."""
     log = log_of(store)
     with LogStore(store.path, background=False) as other:
         theirs = log_of(other)
@@ -107,17 +107,17 @@ def test_a_fence_stops_all_who_have_the_log_open(store: LogStore, tmp_path: Path
     with LogStore(store.path, background=False) as later:
         with pytest.raises(StoreFenced):
             log_of(later).append([b"x"])
-        offset_grants.release(log_of(later).handle)
+        offset_grants.remove(log_of(later).handle)
         assert log_of(later).append([b"x"]) == 2
     assert log.append([b"y"]) == 3
     assert [one.what for one in inspect_store(store.path) if one.severity != "note"] == []
 
 
 def test_a_grant_that_rotted_grants_nothing_and_is_told(store: LogStore) -> None:
-    """Whatever bit of it is another one: no offset is handed out beyond what is reserved already."""
+    """If any bit of the grant changes, no offset beyond the reserved ones is assigned."""
     log = log_of(store)
-    offset_grants.limit(log.handle)
-    offset_grants.grant(log.handle, 1000)
+    offset_grants.start_limiting(log.handle)
+    offset_grants.extend(log.handle, 1000)
     path = Path(log.folder) / "grant"
     whole = path.read_bytes()
     for position in range(len(whole)):
@@ -125,20 +125,20 @@ def test_a_grant_that_rotted_grants_nothing_and_is_told(store: LogStore) -> None
             rotten = bytearray(whole)
             rotten[position] ^= 1 << bit
             path.write_bytes(rotten)
-            assert read_grant(FileSystem(), log.folder) == Grant(0), (position, bit)
+            assert read_grant(FileSystem(), log.folder) == OffsetGrant(0), (position, bit)
     (found,) = [one for one in inspect_store(store.path) if one.severity != "note"]
     assert (found.severity, found.path) == ("warning", str(path))
     end = fill_up(log)[-1]
     assert end < 1000
-    offset_grants.limit(log.handle)
-    offset_grants.grant(log.handle, 1000)
+    offset_grants.start_limiting(log.handle)
+    offset_grants.extend(log.handle, 1000)
     assert log.append([b"x"]) == end + 1
 
 
 def test_what_is_no_grant_is_refused() -> None:
     """A right checksum over something else, too."""
-    assert decode_grant(encode_grant(Grant(7, "who"))) == Grant(7, "who")
-    for wrong in (Grant(-1), Grant(2**63)):
+    assert decode_grant(encode_grant(OffsetGrant(7, "who"))) == OffsetGrant(7, "who")
+    for wrong in (OffsetGrant(-1), OffsetGrant(2**63)):
         with pytest.raises(MalformedGrant):
             decode_grant(encode_grant(wrong))
     with pytest.raises(MalformedGrant):

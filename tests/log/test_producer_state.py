@@ -1,4 +1,4 @@
-"""Producers and transactions of one partition: sequences, epochs, markers, and what every open finds again."""
+"""Producers and transactions of a partition: sequences, epochs, markers, and what every open finds again."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ NAMED, UNNAMED = 7, NAMED_ID_END + 7
 
 
 def put(log: Partition, sequence: int, count: int = 1, *, who: int = NAMED, epoch: int = 0, txn: bool = False) -> int:
-    """Append records whose values tell who wrote them and as which."""
+    """Append records whose values name their producer and sequence."""
     values: list[bytes | None] = [b"%d:%d" % (who, sequence + at) for at in range(count)]
     keys: list[bytes | None] = [b"%d" % ((sequence + at) % 5) for at in range(count)]
     return log.append(values, keys, producer=ProducerStamp(who, epoch, sequence, txn))
 
 
 def values_of(log: Partition, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """All values that a reader of that kind is handed."""
+    """Return all values that a reader with this isolation gets."""
     return [value for batch in log.read(log.log_start_offset, isolation=isolation) for value in batch.values]
 
 
 def known(log: Partition) -> list[tuple[Any, ...]]:
-    """What the log knows of its producers, but for times."""
+    """Return what the log knows of its producers, without times."""
     return [(one.producer_id, one.epoch, one.runs, one.wraps, one.transaction_offset) for one in log.producers()]
 
 
@@ -60,7 +60,7 @@ def known(log: Partition) -> list[tuple[Any, ...]]:
 
 
 def test_a_batch_that_comes_again_has_its_first_offset(tmp_path: Path) -> None:
-    """Also behind other people's records, and cut into other batches."""
+    """It holds after records of other producers, and for a batch split differently."""
     log = open_log(tmp_path)
     assert [put(log, 0, 3), put(log, 3, 2)] == [0, 3]
     log.append([b"another"])
@@ -71,7 +71,7 @@ def test_a_batch_that_comes_again_has_its_first_offset(tmp_path: Path) -> None:
 
 
 def test_a_gap_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    """The error tells what was expected; the right one is still welcome."""
+    """The error names the expected sequence, and a batch with that sequence is still accepted."""
     log = open_log(tmp_path)
     put(log, 0, 3)
     for sequence, count in ((4, 1), (2, 2), (SEQUENCE_END - 1, 1)):
@@ -83,7 +83,7 @@ def test_a_gap_is_refused_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_only_the_last_runs_are_remembered(tmp_path: Path) -> None:
-    """What is older than five runs cannot be told from a gap."""
+    """A batch older than five runs is indistinguishable from a gap."""
     log = open_log(tmp_path)
     for sequence in range(10):
         put(log, sequence)
@@ -94,7 +94,7 @@ def test_only_the_last_runs_are_remembered(tmp_path: Path) -> None:
 
 
 def test_a_marker_may_begin_an_epoch(tmp_path: Path) -> None:
-    """Of who counts from 0 in each: nothing of it is taken for what came before, and it begins at 0."""
+    """A producer that counts from 0 in each epoch: its new batches are not taken for those of the last epoch."""
     log = open_log(tmp_path, **{"segment.bytes": "1kb"})
     for epoch in range(3):
         put(log, 0, 2, who=UNNAMED, epoch=epoch, txn=True)
@@ -135,7 +135,7 @@ def test_what_nobody_counts_is_appended_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", [0, 1, 3, 7])
 def test_sequences_wrap_at_their_end(tmp_path: Path, split: int) -> None:
-    """Kafka's: after 2^31 - 1 comes 0, also in the middle of a batch."""
+    """As in Kafka, 0 follows 2^31 - 1, also within a batch."""
     log = open_log(tmp_path)
     first = SEQUENCE_END - split
     assert put(log, first % SEQUENCE_END, 7) == 0
@@ -150,11 +150,11 @@ def test_sequences_wrap_at_their_end(tmp_path: Path, split: int) -> None:
 
 
 def test_a_newer_epoch_fences_the_older(tmp_path: Path) -> None:
-    """It may count on or begin anew, and nothing else."""
+    """The new epoch may continue the sequence or begin at 0; any other sequence is refused."""
     log = open_log(tmp_path)
     put(log, 0, 2)
     assert put(log, 2, epoch=1) == 2  # counts on
-    assert put(log, 0, epoch=2) == 3  # begins anew, as Kafka's do
+    assert put(log, 0, epoch=2) == 3  # starts again at 0, as Kafka's do
     with pytest.raises(ProducerFenced) as caught:
         put(log, 3, epoch=1)
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
@@ -164,7 +164,7 @@ def test_a_newer_epoch_fences_the_older(tmp_path: Path) -> None:
 
 
 def test_a_call_of_many_batches_counts_as_one(tmp_path: Path) -> None:
-    """Over segments too: what follows in sequence and offset is one run."""
+    """Batches that follow each other in sequence and offset are one run, also across segments."""
     log = open_log(tmp_path, segment_records=10, segment_bytes=600, max_message_bytes=300)
     assert put(log, 0, 75) == 0
     assert len(log.segments()) > 5
@@ -176,7 +176,7 @@ def test_a_call_of_many_batches_counts_as_one(tmp_path: Path) -> None:
 
 
 def test_threads_with_producers_of_their_own(tmp_path: Path) -> None:
-    """Each record once, whoever appends it again."""
+    """Each record is appended once, although threads repeat appends."""
     log = open_log(tmp_path)
 
     def work(who: int) -> None:
@@ -194,7 +194,7 @@ def test_threads_with_producers_of_their_own(tmp_path: Path) -> None:
 
 
 def test_two_processes_share_what_is_known(tmp_path: Path) -> None:
-    """Each derives it from the log: also over rolls of the other one."""
+    """Each process derives the producers from the log, also across rolls by the other process."""
     one, two = (open_log(tmp_path, segment_bytes=500) for _ in range(2))
     for sequence in range(60):
         first, second = (one, two) if sequence % 3 else (two, one)
@@ -241,7 +241,7 @@ def test_what_is_known_is_found_again(tmp_path: Path, lost: str) -> None:
 
 
 def test_retention_does_not_forget_producers(tmp_path: Path) -> None:
-    """The segments that their batches were in are gone; the snapshot of the next one tells."""
+    """After the segments with their batches are deleted, the next segment's snapshot has the producers."""
     log = open_log(tmp_path, segment_bytes=400)
     put(log, 0, 5)
     while len(log.segments()) < 4:
@@ -254,7 +254,7 @@ def test_retention_does_not_forget_producers(tmp_path: Path) -> None:
 
 
 def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) -> None:
-    """Those with a name are not, nor those with a transaction open."""
+    """Producers with a name, and with an open transaction, are retained."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, producer_id_expiration_ms=1000)
     put(log, 0, who=UNNAMED)
@@ -267,7 +267,7 @@ def test_producers_without_a_name_are_forgotten_after_a_while(tmp_path: Path) ->
 
 
 def test_a_named_producer_is_forgotten_once_no_name_has_its_id(tmp_path: Path) -> None:
-    """A name keeps what a log knows for ever, so that a yearly job continues; ids below 2^61 without one expire."""
+    """A log keeps an id that a name owns, so that a yearly job continues; ids below 2^61 without a name expire."""
     clock = FakeClock()
     with LogStore(tmp_path, background=False, clock=clock) as store:
         store.create_topic("t", producer_id_expiration_ms=1000)
@@ -344,7 +344,7 @@ def test_verify_accepts_that_an_id_without_a_name_is_forgotten(tmp_path: Path) -
 
 
 def test_a_log_without_producers_has_no_snapshots(tmp_path: Path) -> None:
-    """It pays for nothing that it does not use."""
+    """A log pays only for what it uses."""
     log = open_log(tmp_path, segment_bytes=300)
     for _ in range(30):
         log.append([b"x" * 50])
@@ -374,7 +374,7 @@ def test_read_committed_sees_neither_open_nor_aborted_data(tmp_path: Path) -> No
 
 
 def test_an_abort_behind_the_stable_offset_is_known(tmp_path: Path) -> None:
-    """Its marker lies where readers do not get to yet."""
+    """The marker is at an offset that readers do not reach yet."""
     log = open_log(tmp_path)
     put(log, 0, who=1, txn=True)
     put(log, 0, who=2, txn=True)
@@ -389,14 +389,14 @@ def test_the_marker_of_an_older_epoch_is_refused(tmp_path: Path) -> None:
     put(log, 0, epoch=3, txn=True)
     with pytest.raises(ProducerFenced):
         log.end_transaction(NAMED, 2, committed=True)
-    assert log.end_transaction(NAMED, 4, committed=False) == 1  # whoever aborts it fences it
+    assert log.end_transaction(NAMED, 4, committed=False) == 1  # the process that aborts it fences it
     with pytest.raises(ProducerFenced):
         put(log, 1, epoch=3, txn=True)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "indexes", "state"])
 def test_a_transaction_that_spans_rolls(tmp_path: Path, lost: str) -> None:
-    """Its marker lies segments behind its data, with and without the files that repeat it."""
+    """The marker is segments after its data, with and without the cache files."""
     log = open_log(tmp_path, segment_bytes=400)
     for sequence in range(30):
         put(log, sequence, who=1, txn=True)
@@ -433,7 +433,7 @@ def test_a_reader_is_told_of_aborts_that_came_while_it_read(tmp_path: Path) -> N
 
 
 def test_control_batches_are_handed_out_when_asked_for(tmp_path: Path) -> None:
-    """And to nobody else; nor does a lookup by time find one."""
+    """Only readers that ask for control batches get them; a search by time finds none."""
     log = open_log(tmp_path)
     put(log, 0, txn=True)
     log.end_transaction(NAMED, 0, committed=True)
@@ -446,7 +446,7 @@ def test_control_batches_are_handed_out_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> None:
-    """And with all snapshots gone the log still tells where each producer is."""
+    """Even without any snapshot the log records the sequence of each producer."""
     settings = {"cleanup_policy": "compact", "segment_bytes": 500, "delete_retention_ms": 0}
     log = open_log(tmp_path, **settings)
     for number in range(30):
@@ -483,7 +483,7 @@ def test_compaction_drops_aborted_data_and_keeps_sequences(tmp_path: Path) -> No
 
 
 def test_compaction_does_not_go_beyond_an_open_transaction(tmp_path: Path) -> None:
-    """Nobody knows yet which records of a key will count."""
+    """Until it is decided, it is unknown which records of a key count."""
     log = open_log(tmp_path, cleanup_policy="compact", segment_bytes=300)
     for number in range(10):
         log.append([b"%d" % number], [b"k"])
@@ -503,7 +503,7 @@ def test_compaction_does_not_go_beyond_an_open_transaction(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", seeds("transactions compacted", range(5)))
 def test_random_transactions_compacted_again_and_again(tmp_path: Path, seed: int) -> None:
-    """What `read_committed` shows is the last committed record of each key, whatever is lost in between."""
+    """`read_committed` returns the last committed record of each key, whatever is lost in between."""
     rng = random.Random(seed)
     settings = {"cleanup_policy": "compact", "segment_bytes": 400, "delete_retention_ms": 0, "file_delete_delay_ms": 0}
     log = open_log(tmp_path, **settings)
@@ -556,7 +556,7 @@ def test_random_transactions_compacted_again_and_again(tmp_path: Path, seed: int
 
 @pytest.mark.parametrize("seed", seeds("crashed producers", (5,)))
 def test_a_power_cut_at_any_call_keeps_sequences_and_decisions(seed: int) -> None:
-    """At every crash state: what the log holds is what it knows, and it goes on."""
+    """In every crash state the producers match the batches in the log, and appends continue."""
     config = TopicConfig(segment_bytes=600, fsync="always")  # type: ignore[arg-type]
     folder = "/store/t/0"
     disk = SimulatedDisk()
@@ -588,7 +588,7 @@ def test_a_power_cut_at_any_call_keeps_sequences_and_decisions(seed: int) -> Non
 
 
 def test_a_producer_with_a_name_outlives_its_batches_and_a_power_cut() -> None:
-    """Retention takes the last of its batches, before or after the machine dies: nobody forgets how far it had come."""
+    """Retention deletes its last batches before or after the machine dies: every open still knows its sequence."""
     config = TopicConfig.from_mapping({"fsync": "never", "file_delete_delay_ms": 0})
 
     def opened(disk: SimulatedDisk) -> Partition:
@@ -669,11 +669,11 @@ def _headers_read(log: Partition) -> int:
 
 
 def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:
-    """Who opens a log of many small batches knows its producers, open transactions too, without reading them again."""
+    """Opening a log of many small batches restores its producers and open transactions without reading the batches."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")
         _append_numbered(store, "a", 400)
-        with store.producer(linger_ms=0) as producer:  # left open when the store is closed: aborted by nobody
+        with store.producer(linger_ms=0) as producer:  # left open when the store is closed, and not aborted
             producer.begin_transaction()
             producer.send_many("t", [b"open"])
             expected = store.topic("t").partition(0).producers()
@@ -691,7 +691,7 @@ def test_closing_leaves_what_was_known_of_producers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["garbage", "older", "copied", "truncated", "rolled", "missing"])
 def test_what_a_close_left_is_believed_only_of_that_log(tmp_path: Path, harm: str) -> None:
-    """A file of another log, of an older end or that does not check costs time, and nothing else."""
+    """A snapshot of another log, of an older end or with a wrong checksum costs only time."""
     path = tmp_path / "s/t/0/producers"
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t")

@@ -1,4 +1,4 @@
-"""What a server reads of a log: looked up where it was checked before, and never what is not there any more."""
+"""Reads for a server use cached positions of verified batches, and never return deleted or truncated ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fetched(log: Partition, offset: int = 0, max_bytes: int = 1 << 20) -> bytes:
 
 
 def served(log: Partition, offset: int = 0) -> bytes:
-    """All of it, what is no run as the server has it."""
+    """Return everything that a server reads, without the run objects."""
     found: list[Buffer] = []
     while offset < log.log_end_offset:
         run, reached, _ = log.read_wire(offset, log.log_end_offset, FEW_BYTES)
@@ -56,7 +56,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
 
 
 def read(log: Partition, offset: int = 0) -> bytes:
-    """Return the same as the library reads it, which looks nothing up."""
+    """Read the same with the library, which caches no positions."""
     return b"".join(wire for batch in log.read(offset) for wire in to_wire_batches(batch))
 
 
@@ -67,7 +67,7 @@ def kept(log: Partition) -> int:
 
 @pytest.mark.parametrize("segment_bytes", ["1mb", "4kb"])
 def test_what_was_checked_is_found_again(tmp_path: Path, segment_bytes: str) -> None:
-    """Wherever a fetch begins and however much it takes, it is what lies there, the first time and each one after."""
+    """A fetch of any position and size returns the stored bytes, the first time and every later time."""
     log = open_log(tmp_path, **{"segment.bytes": segment_bytes})
     append(log, 300)
     expected = [wire for batch in log.read(0) for wire in to_wire_batches(batch)]
@@ -89,7 +89,7 @@ def test_small_runs_at_the_end_are_not_kept(tmp_path: Path) -> None:
     assert kept(log) == 40
     append(log, 1, 40)
     assert fetched(log, 40) == read(log, 40)
-    assert kept(log) == 41  # it goes on one that is kept
+    assert kept(log) == 41  # it extends a cached run
     for number in range(41, 1000):
         append(log, 1, number)
         assert fetched(log, number) == read(log, number)
@@ -98,7 +98,7 @@ def test_small_runs_at_the_end_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_following_joins_no_large_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch of one batch does not copy the table of all that lie before it."""
+    """A fetch of one batch does not copy the positions of all earlier batches."""
     joined: list[int] = []
 
     def join(run: WireRun, other: WireRun, join: Callable[[WireRun, WireRun], WireRun] = WireRun.joined) -> WireRun:
@@ -117,7 +117,7 @@ def test_following_joins_no_large_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_another_process_appends_and_rolls(tmp_path: Path) -> None:
-    """What others append, and that they seal a segment, is seen; what was checked in it is known still."""
+    """Appends and rolls of other processes are seen; cached positions of the segment stay valid."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     append(other, 100)
     assert fetched(log) == read(other)
@@ -130,7 +130,7 @@ def test_another_process_appends_and_rolls(tmp_path: Path) -> None:
 
 
 def test_batches_of_both_layouts(tmp_path: Path) -> None:
-    """A run ends where the library wrote something, and begins behind it."""
+    """A run ends before a batch of the library, and the next run begins after it."""
     log = open_log(tmp_path)
     append(log, 20)
     log.append([b"own"])
@@ -147,7 +147,7 @@ def test_batches_of_both_layouts(tmp_path: Path) -> None:
 
 
 def test_truncated_by_another_process(tmp_path: Path) -> None:
-    """The bytes behind a truncation are other batches': none of those that lay there is sent any more."""
+    """After a truncation the same bytes may belong to other batches: no old batch is sent any more."""
     log, other = open_log(tmp_path), open_log(tmp_path)
     append(other, 100)
     assert fetched(log) == read(other)
@@ -175,7 +175,7 @@ def test_compacted_by_another_process(tmp_path: Path) -> None:
 
 
 def test_the_front_is_deleted(tmp_path: Path) -> None:
-    """What is below the log start is not sent, though it is known where it lies."""
+    """Batches below the log start are not sent, although their positions are cached."""
     log = open_log(tmp_path)
     append(log, 100)
     assert fetched(log) == read(log)
@@ -185,7 +185,7 @@ def test_the_front_is_deleted(tmp_path: Path) -> None:
 
 
 def test_recovered_after_a_death(tmp_path: Path) -> None:
-    """What the disk lost with the machine is not sent by who comes up next, nor what took its place for it."""
+    """The recovered server sends neither what the disk lost with the machine, nor later batches in its place."""
     log = open_log(tmp_path)
     append(log, 60)
     log.flush()
@@ -202,7 +202,7 @@ def test_recovered_after_a_death(tmp_path: Path) -> None:
 
 
 def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
-    """A fetch ends before a bad batch; one that went bad since it was checked is told by whoever checks it anew."""
+    """A fetch ends before a bad batch. If a batch goes bad after it was verified, the next verification reports it."""
     log = open_log(tmp_path)
     append(log, 60)
     (file,) = log_files(tmp_path)
@@ -230,7 +230,7 @@ def test_damage_is_told_by_who_checks(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many segments, and of a long one, the positions that were used last are kept."""
+    """Only the positions used last are cached, of many segments and of a long one."""
     monkeypatch.setattr(open_segments, "_in_process", weakref.WeakSet())
     monkeypatch.setattr(open_segments, "_CHECKED_IN_PROCESS", 100)
     log = open_log(tmp_path, **{"segment.bytes": "4kb"})
@@ -246,7 +246,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_others_leave_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One log that is read among many that are open is known whole; what others know is theirs."""
+    """A single busy log may cache all its positions while other logs are idle; the others keep theirs."""
     monkeypatch.setattr(open_segments, "_in_process", weakref.WeakSet())
     idle = [open_log(tmp_path / str(number)) for number in range(9)]
     monkeypatch.setattr(open_segments, "_CHECKED_IN_PROCESS", 320)

@@ -1,6 +1,7 @@
-"""A store whose folder is deleted under a process that has it open, with or without another one in its place.
+"""A process has a store open whose folder is deleted or replaced by another store.
 
-SEGMENTLOG_MOVES_STEP   before every so manieth call somebody renames or deletes the topic (12); 1 takes ten minutes
+SEGMENTLOG_MOVES_STEP=n: another process renames or deletes the topic before every n-th call (default 12); 1 takes ten
+minutes.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def filled(path: Path, records: int = 3000) -> LogStore:
 
 
 def replace(path: Path) -> None:
-    """Delete the store, and make another one there that is closed cleanly."""
+    """Delete the store, and create another store in its place that is closed cleanly."""
     shutil.rmtree(path)
     with segmentlog.open(path, background=False) as store:
         store.create_topic("t").partition(0).append([b"new"])
 
 
 def check_new(path: Path) -> None:
-    """The store that was made there is as it was left."""
+    """Check that the new store is unchanged."""
     with segmentlog.open(path, background=False, read_only=True) as store:
         assert [record.value for record in store.consumer("t")] == [b"new"]
     assert list(inspect_store(str(path))) == []
@@ -56,7 +57,7 @@ def act(log: Partition, what: str) -> None:
     if what == "trim":
         log.trim(1)
     elif what == "retain":
-        log.retain(now_ms=int(time.time() * 1000) + 30 * 86_400_000)
+        log.apply_retention(now_ms=int(time.time() * 1000) + 30 * 86_400_000)
     elif what == "fill":
         for _ in range(200):
             log.append([bytes(range(256)) * 64] * 100, [b"key"] * 100)
@@ -66,7 +67,7 @@ def act(log: Partition, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["roll", "trim", "retain", "compact", "flush", "append", "close", "fill"])
 def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
-    """Whatever the old process does next: it is told, and changes nothing of the log that has its place."""
+    """The old process gets an error from each operation, and changes nothing in the new log."""
     path = tmp_path / "store"
     store = filled(path)
     log = store.topic("t").partition(0)
@@ -82,14 +83,14 @@ def test_what_stands_there_now_is_left_alone(tmp_path: Path, what: str) -> None:
     if what not in ("append", "close"):
         with pytest.raises(UnknownTopic, match="while it was in use"):
             log.append([b"no more"], [b"key"])
-        # Asked for anew, it is the new one's.
+        # A new request returns the new partition.
         assert [batch.values for batch in store.topic("t").partition(0).read(0)] == [[b"new"]]
     store.close()
     check_new(path)
 
 
 def test_background_work_of_the_old_one(tmp_path: Path) -> None:
-    """A store that nobody closed goes on ticking: retention and cleaner stay off the new one, and say no error."""
+    """Background work of an unclosed store leaves the new store alone, and logs no error."""
     path = tmp_path / "store"
     store = filled(path)
     store.topic("t").partition(0)
@@ -119,7 +120,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_reading_another_log(tmp_path: Path) -> None:
-    """A reader is not told of damage, which a repair would make worse."""
+    """A reader reports no damage for the replaced log: a repair would make things worse."""
     path = tmp_path / "store"
     filled(path).close()
     for read_only in (False, True):
@@ -137,7 +138,7 @@ STEP = int(os.environ.get("SEGMENTLOG_MOVES_STEP", "12"))
 
 
 class Change:
-    """Somebody who changes topics in a process of his own, when he is told to, as far as he is let."""
+    """A process that changes topics on request, as far as locks permit."""
 
     def __init__(self, path: Path, change: Callable[[LogStore], None]) -> None:
         theirs, self._orders = os.pipe()
@@ -161,7 +162,7 @@ class Change:
             os._exit(code)
 
     def begin(self) -> None:
-        """Returns once it is done, or has to wait for somebody."""
+        """Return once the change is done, or has to wait for a lock."""
         os.write(self._orders, b"go")
         assert os.read(self._news, 4) in (b"wait", b"done"), "it failed"
 
@@ -173,7 +174,7 @@ class Change:
 
 
 class Impatient(NoSyncFileSystem):
-    """Tells that it has to wait for a lock."""
+    """A file system that reports when it has to wait for a lock."""
 
     def __init__(self, told: int) -> None:
         self._told = told
@@ -188,7 +189,7 @@ class Impatient(NoSyncFileSystem):
 
 
 class AtTheWorstTime(NoSyncFileSystem):
-    """Somebody else acts right before the so manieth call that goes by a name in the topic's folder."""
+    """A file system that lets another process act directly before its n-th call by name in the topic's folder."""
 
     def __init__(self) -> None:
         self.countdown = -1
@@ -266,10 +267,10 @@ def _at_every_call(
     prepare: Callable[[Path], None],
     begin: Callable[[LogStore], Callable[[], object]],
 ) -> tuple[int, int]:
-    """Do what ``begin`` returns, with the change before its first call by a name, then before another one, and so on.
+    """Run what ``begin`` returns, with the change before its first call by name, then before the second, and so on.
 
-    Each time it comes to its end or raises `UnknownTopic`; and whatever there is afterwards is whole, and only that
-    which was put there. How many calls there were, and how often it was told.
+    Each run completes or raises `UnknownTopic`, and leaves the new log intact, with its own content only. Return the
+    number of calls, and how many runs raised.
     """
     told = 0
     for countdown in itertools.chain(range(1, 4), itertools.count(random.randint(4, 3 + STEP), STEP)):
@@ -308,7 +309,10 @@ def _at_every_call(
 def test_a_reader_hears_of_a_change_at_any_call(
     tmp_path: Path, change: Callable[[LogStore], None], read: Callable[[Partition], set[bytes]]
 ) -> None:
-    """Deleted, renamed or replaced before any call that goes by a name: it is told, and reads no other log's."""
+    """If the topic is deleted, renamed or replaced before any call by name, the reader gets an error.
+
+    It never reads another log.
+    """
 
     def prepare(path: Path) -> None:
         with LogStore(path, background=False, fs=NoSyncFileSystem(), create=True) as store:
@@ -354,7 +358,7 @@ def _use(what: str) -> Callable[[LogStore], Callable[[], object]]:
 
 
 def _flush(store: LogStore) -> Callable[[], object]:
-    """Of a segment that others have begun."""
+    """Flush a log in which other processes have begun a segment."""
     log = _behind(store)
     log.append([b"old more"], [b"g"])
     return log.flush
@@ -414,9 +418,9 @@ WORK: dict[str, Callable[[LogStore], Callable[[], object]]] = {
 def test_who_changes_the_log_hears_of_a_change_at_any_call(
     tmp_path: Path, change: Callable[[LogStore], None], what: str
 ) -> None:
-    """Deleted, renamed or replaced before any call that goes by a name: it is told so, or they wait for it.
+    """The topic is deleted, renamed or replaced before any call by name: the writer gets an error, or the change waits.
 
-    Never is it told of damage; and what has the name now is whole, and nobody else's.
+    The writer never reports damage, and the log that has the name now is intact.
     """
     tried, told = _at_every_call(tmp_path, change, _fill_for_changes, WORK[what])
     assert tried > 5

@@ -1,4 +1,4 @@
-"""Retention, limit by limit: what goes, why, and what others see of it."""
+"""Retention, limit by limit: what is deleted, why, and what other processes see."""
 
 from __future__ import annotations
 
@@ -71,26 +71,26 @@ def test_without_limits_nothing_goes(logs: Logs, clock: FakeClock) -> None:
     log = logs.open(retention_segments=None)
     logs.fill(log, 5)
     clock.advance(10**12)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     assert starts(log)[0] == 0
     for policy in ("compact", "none"):
         log.close()
         log = logs.open(cleanup_policy=policy, retention_segments=1, retention_ms=1)
-        assert log.retain().removed == (), "retention is for topics that delete"
+        assert log.apply_retention().removed == (), "retention is for topics that delete"
     log.trim(4)
     assert log.log_start_offset == 4
 
 
 def test_age(logs: Logs, clock: FakeClock) -> None:
-    """retention.ms counts from the newest record of a segment, and a segment goes as a whole."""
+    """retention.ms counts from the newest record of a segment, and whole segments are deleted."""
     log = logs.open(retention_ms=1000)
     logs.fill(log)
     clock.advance(600)
     logs.fill(log)
     clock.advance(400)
-    assert log.retain().removed == (), "exactly as old is not older"
+    assert log.apply_retention().removed == (), "exactly as old is not older"
     clock.advance(1)
-    report = log.retain()
+    report = log.apply_retention()
     assert [segment.base_offset for segment, _ in report.removed] == [0]
     assert "retention.ms" in report.removed[0][1]
     assert (report.log_start_offset, starts(log)) == (2, [2, 4])
@@ -99,13 +99,13 @@ def test_age(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_an_old_segment_behind_a_young_one_stays(logs: Logs, clock: FakeClock) -> None:
-    """Only the front of the log goes: no hole is made."""
+    """Only segments at the front are deleted: no gap appears."""
     log = logs.open(retention_ms=1000)
     logs.fill(log)
     logs.fill(log, timestamp=NOW_MS - 10**6)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     clock.advance(1001)
-    assert len(log.retain().removed) == 2
+    assert len(log.apply_retention().removed) == 2
 
 
 def test_timestamps_in_the_far_future_do_not_keep_a_segment_for_ever(logs: Logs, clock: FakeClock) -> None:
@@ -113,44 +113,44 @@ def test_timestamps_in_the_far_future_do_not_keep_a_segment_for_ever(logs: Logs,
     log = logs.open(retention_ms=1000)
     logs.fill(log, timestamp=NOW_MS * 1000)
     logs.fill(log)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     clock.advance(1001)
-    assert len(log.retain().removed) == 2
+    assert len(log.apply_retention().removed) == 2
 
 
 def test_records_without_a_timestamp_are_as_old_as_their_segment(logs: Logs, clock: FakeClock) -> None:
     """A Kafka client may send -1 for "none", which is not 1970."""
     log = logs.open(retention_ms=1000)
     log.append_wire(foreign([Sent(None, b"v", -1)]))
-    assert log.retain().removed == (), "the active segment"
+    assert log.apply_retention().removed == (), "the active segment"
     log.roll()
     logs.fill(log)
     clock.advance(1000)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     clock.advance(1)
-    assert [segment.base_offset for segment, _ in log.retain().removed] == [0, 1]
+    assert [segment.base_offset for segment, _ in log.apply_retention().removed] == [0, 1]
 
 
 def test_size(logs: Logs) -> None:
-    """retention.bytes: the oldest go while what would be left is still as large."""
+    """retention.bytes deletes the oldest segments while the rest would still be as large."""
     log = logs.open()
     logs.fill(log, 5)
     size = log.segments()[0].size_bytes
     log.close()
     log = logs.open(retention_bytes=3 * size)
-    report = log.retain()
+    report = log.apply_retention()
     assert [segment.base_offset for segment, _ in report.removed] == [0, 2]
     assert all("retention.bytes" in why for _, why in report.removed)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     assert starts(log) == [4, 6, 8, 10]
 
 
 def test_count(logs: Logs) -> None:
-    """retention.segments counts the sealed ones; the active one comes on top."""
+    """retention.segments counts sealed segments; the active segment is additional."""
     log = logs.open(retention_segments=2)
     logs.fill(log, 5)
     logs.fill(log, sealed=False)
-    report = log.retain()
+    report = log.apply_retention()
     assert [segment.base_offset for segment, _ in report.removed] == [0, 2, 4]
     assert all("retention.segments" in why for _, why in report.removed)
     assert starts(log) == [6, 8, 10]
@@ -165,31 +165,31 @@ def test_time_since_a_segment_was_sealed(logs: Logs, clock: FakeClock) -> None:
     logs.fill(log, timestamp=0)
     logs.fill(log, sealed=False, timestamp=0)
     clock.advance(500)
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
     clock.advance(1)
-    report = log.retain()
+    report = log.apply_retention()
     assert [segment.base_offset for segment, _ in report.removed] == [0]
     assert "retention.closed.ms" in report.removed[0][1]
     clock.advance(10**8)
-    assert [segment.base_offset for segment, _ in log.retain().removed] == [2]
+    assert [segment.base_offset for segment, _ in log.apply_retention().removed] == [2]
     assert starts(log) == [4], "the active segment is not closed"
 
 
 def test_a_quiet_active_segment_is_sealed_and_goes(logs: Logs, clock: FakeClock) -> None:
-    """segment.ms rolls it though nobody appends; retention.ms then takes it like any other."""
+    """segment.ms rolls an idle active segment; retention.ms then deletes it like any other."""
     log = logs.open(segment_ms=1000, retention_ms=5000)
     logs.fill(log, sealed=False)
     clock.advance(999)
-    assert not log.retain().rolled
+    assert not log.apply_retention().rolled
     clock.advance(1)
-    report = log.retain()
+    report = log.apply_retention()
     assert (report.rolled, report.removed) == (True, ())
     assert starts(log) == [0, 2]
-    assert not log.retain().rolled, "an empty one is left as it is"
+    assert not log.apply_retention().rolled, "an empty one is left as it is"
     for file in log_files(logs.folder):
         logs.touch(file)
     clock.advance(5001)
-    assert len(log.retain().removed) == 1
+    assert len(log.apply_retention().removed) == 1
     assert (log.log_start_offset, log.log_end_offset, values(log)) == (2, 2, [])
     assert log.append([b"on"]) == 2
 
@@ -200,12 +200,12 @@ def test_an_active_segment_that_is_too_old_goes_at_once(logs: Logs, clock: FakeC
     logs.fill(log, 2)
     logs.fill(log, sealed=False)
     clock.advance(1001)
-    report = log.retain()
+    report = log.apply_retention()
     assert report.rolled
     assert [segment.base_offset for segment, _ in report.removed] == [0, 2, 4]
     assert (log.log_start_offset, log.log_end_offset, starts(log)) == (6, 6, [6])
     assert log.append([b"on"]) == 6
-    assert log.retain().removed == ()
+    assert log.apply_retention().removed == ()
 
 
 def test_files_are_put_aside_for_a_while(logs: Logs, clock: FakeClock) -> None:
@@ -213,24 +213,24 @@ def test_files_are_put_aside_for_a_while(logs: Logs, clock: FakeClock) -> None:
     log = logs.open(retention_segments=1, file_delete_delay_ms=1000)
     logs.fill(log, 3)
     log.segments()
-    report = log.retain()
+    report = log.apply_retention()
     put_aside = sorted(logs.folder.glob("*.deleted"))
     assert [path.name[:20] for path in put_aside] == [f"{base:020d}" for base in (0, 2)]
     assert [path.stat().st_size for path in put_aside] == [segment.size_bytes for segment, _ in report.removed]
     assert not (logs.folder / f"{0:020d}.index").exists()
     clock.advance(999)
-    log.retain()
+    log.apply_retention()
     assert sorted(logs.folder.glob("*.deleted")) == put_aside
     clock.advance(1)
-    log.retain()
+    log.apply_retention()
     assert not list(logs.folder.glob("*.deleted"))
 
 
 def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> None:
-    """Whoever put them aside may be dead."""
+    """The process that retired the files may be dead."""
     log = logs.open(retention_segments=1, file_delete_delay_ms=1000)
     logs.fill(log, 3)
-    log.retain()
+    log.apply_retention()
     log.abandon()
     clock.advance(1000)
     logs.open(retention_segments=1, file_delete_delay_ms=1000).retain()
@@ -239,13 +239,13 @@ def test_files_of_another_process_are_swept(logs: Logs, clock: FakeClock) -> Non
 
 @pytest.mark.parametrize("what", ["trim", "compact"])
 def test_what_else_puts_files_aside_has_them_swept(logs: Logs, clock: FakeClock, what: str) -> None:
-    """A trim or a compaction of segments that it merges, though whoever retains has looked before and found none."""
+    """A trim or a compaction retires files, although the retention process found none before."""
     config = {"cleanup_policy": "compact"} if what == "compact" else {}
     log = logs.open(file_delete_delay_ms=1000, **config)
     for number in range(4):
         log.append([b"v"], [b"k%d" % number])
         log.roll()
-    log.retain()
+    log.apply_retention()
     if what == "trim":
         log.trim(3)
     else:
@@ -253,10 +253,10 @@ def test_what_else_puts_files_aside_has_them_swept(logs: Logs, clock: FakeClock,
     aside = sorted(logs.folder.glob("*.deleted"))
     assert len(aside) == 3
     clock.advance(999)
-    log.retain()
+    log.apply_retention()
     assert sorted(logs.folder.glob("*.deleted")) == aside
     clock.advance(1)
-    log.retain()
+    log.apply_retention()
     assert not list(logs.folder.glob("*.deleted"))
 
 
@@ -264,14 +264,14 @@ def test_without_a_delay_files_go_at_once(logs: Logs) -> None:
     """file.delete.delay.ms of 0."""
     log = logs.open(retention_segments=1)
     logs.fill(log, 3)
-    log.retain()
+    log.apply_retention()
     assert not list(logs.folder.glob("*.deleted"))
     assert len(log_files(logs.folder)) == 2
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1000])
 def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) -> None:
-    """It finishes the segment that it is in, and is then told where the log starts."""
+    """It finishes the segment, and then gets an error with the log start."""
     log = logs.open(retention_segments=1, file_delete_delay_ms=delay_ms, index_interval_bytes=1)
     other = logs.open(retention_segments=1)
     for number in range(4):
@@ -280,7 +280,7 @@ def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) 
     logs.fill(log, 3)
     readers = [log.read(0), other.read(1)]
     first = [next(batches) for batches in readers]
-    log.retain()
+    log.apply_retention()
     for start, (batch, batches) in enumerate(zip(first, readers, strict=True)):
         found = [*batch.values]
         with pytest.raises(OffsetOutOfRange) as told:
@@ -290,11 +290,11 @@ def test_a_reader_in_the_middle_of_what_goes_goes_on(logs: Logs, delay_ms: int) 
 
 
 def test_a_position_before_the_log_start(logs: Logs) -> None:
-    """Is told so, in this process and in another; the start itself is in order."""
+    """Reading there raises an error in every process; the log start itself is valid."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
     contents(other)
-    log.retain()
+    log.apply_retention()
     for each in (log, other):
         with pytest.raises(OffsetOutOfRange):
             each.read(3)
@@ -302,30 +302,30 @@ def test_a_position_before_the_log_start(logs: Logs) -> None:
 
 
 def test_a_dry_run_changes_nothing(logs: Logs, clock: FakeClock) -> None:
-    """No file, no state; and the real one then does what it said."""
+    """No file and no state changes, and the real run does what the dry run reported."""
     log = logs.open(retention_segments=1, segment_ms=1000)
     logs.fill(log, 3)
     logs.fill(log, sealed=False)
     clock.advance(1000)
     log.segments()
     before = tree_bytes(logs.folder)
-    foreseen = log.retain(dry_run=True)
+    foreseen = log.apply_retention(dry_run=True)
     assert tree_bytes(logs.folder) == before
     assert (foreseen.rolled, foreseen.log_start_offset, len(foreseen.removed)) == (True, 0, 2)
-    report = log.retain()
+    report = log.apply_retention()
     assert report.rolled
     assert report.removed[: len(foreseen.removed)] == foreseen.removed
 
 
 def test_one_process_at_a_time(logs: Logs) -> None:
-    """While another one holds the lease, the report says that, and nothing goes."""
+    """While another process holds the lease, the report says so, and nothing is deleted."""
     log, other = logs.open(retention_segments=1), logs.open(retention_segments=1)
     logs.fill(log, 3)
     with CleanerLease(other.handle).hold() as held:
         assert held
-        report = log.retain()
+        report = log.apply_retention()
     assert (report.busy, report.removed, report.log_start_offset) == (True, (), 0)
-    assert len(log.retain().removed) == 2
+    assert len(log.apply_retention().removed) == 2
 
 
 @pytest.mark.long
@@ -346,7 +346,7 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
         log.append([b"%d" % number], ack="durable")
     points = []
     disk.on_effect = lambda: points.append((disk.point(), 0))
-    assert log.retain().log_start_offset == 6
+    assert log.apply_retention().log_start_offset == 6
     disk.on_effect = None
     points.append((disk.point(), 6))
     states = 0
@@ -358,7 +358,7 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
             assert start in (said, 6)
             assert [one.offset for one in contents(log)] == list(range(start, 9))
             process = survivor.process()
-            again = log.retain().log_start_offset
+            again = log.apply_retention().log_start_offset
             assert again >= 6, "one segment more, perhaps: a recovery begins a new one behind the lost range"
             assert min(name for name in process.listdir("/t/0") if name.endswith(".log")) >= f"{again:020d}"
     assert states > 50
@@ -368,9 +368,9 @@ def test_a_power_cut_in_the_middle_brings_nothing_back() -> None:
 @pytest.mark.parametrize("start", [6, 10, 11, 15])
 @pytest.mark.parametrize("synced", [0, 4, 9])
 def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start: int, synced: int) -> None:
-    """Never synced and then trimmed away, its bytes may be anything: nothing reads them, and they are no damage.
+    """Never synced and then trimmed, its bytes may be anything: they are not read, and are not damage.
 
-    Behind it the log may have lost the very segment that told where it ends.
+    The log may also have lost the segment after it, which showed where it ends.
     """
     config = TopicConfig.from_mapping({"fsync": "never", "segment_records": 5, "retention_ms": FOREVER,
                                        "compression_type": "none", "file_delete_delay_ms": 0})  # fmt: skip
@@ -417,7 +417,7 @@ def test_a_deleted_segment_that_a_power_cut_brings_back_is_none_of_the_log(start
 
 @pytest.mark.parametrize(("method", "delay_ms"), [("unlink", 0), ("rename", 60_000)])
 def test_who_looks_while_segments_go_does_not_miss_them_for_good(tmp_path: Path, method: str, delay_ms: int) -> None:
-    """Between the state that says that they go and their going somebody lists them, and keeps that list for a while."""
+    """A process lists the folder between the new log state and the deletion, and caches that list for a while."""
     fs = FaultyFileSystem()
     log = open_log(tmp_path, fs=fs, file_delete_delay_ms=delay_ms)
     for number in range(3):
@@ -430,12 +430,19 @@ def test_who_looks_while_segments_go_does_not_miss_them_for_good(tmp_path: Path,
 
     def look() -> None:
         looks.append(len(other.segments()))
-        shipped.look()
+        shipped.snapshot()
 
     fs.before(method, look)
     log.trim(2)
     assert starts(other) == starts(log) == [2, 3]
-    found = shipped.look()
+    found = shipped.snapshot()
     assert found is not None, "it is never shipped again, before it rolls"
     assert [one.base_offset for one in found.segments] == [2, 3]
     assert looks
+
+
+def test_earlier_names_of_methods_stay() -> None:
+    """Programs that use the names of earlier versions continue to work."""
+    assert Partition.retain is Partition.apply_retention
+    assert Partition.let_go_of_deleted is Partition.unmap_deleted_segments
+    assert Partition.move_recovery_point is Partition.advance_recovery_point

@@ -1,4 +1,4 @@
-"""A look at a partition from outside: what the processes that have it open tell each other, and nothing invented."""
+"""Read the state of a partition from outside: what the processes that have it open share, and nothing invented."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FS = FileSystem()
 
 
 def test_it_sees_what_others_wrote(tmp_path: Path) -> None:
-    """Each time what is there then; segments before the active one with their bytes; the offsets that are lost."""
+    """Each call returns the current state: sealed segments with their bytes, and the lost offsets."""
     with closing(open_log(tmp_path / "log")) as log:
         log.append([b"one", b"two"])
         log.flush()
@@ -67,7 +67,7 @@ def test_where_history_resumes(tmp_path: Path) -> None:
 
 
 def test_it_believes_no_page_of_another_time_or_place(tmp_path: Path) -> None:
-    """Of an earlier boot, of a folder that was copied, half a page, a damaged one, none: nothing is told."""
+    """A page of an earlier boot or a copied folder, a half, damaged or missing page: nothing is returned."""
     with closing(open_log(tmp_path / "log")) as log:
         log.append([b"one"])
         folder = log.folder

@@ -17,9 +17,9 @@ from objects.s3_servers import S3Server
 from server.clients.fetching import Missing
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.objects.bucket.base import Bucket, Data, Listed, ObjectChanged, ObjectMissing
-from segmentlog.objects.bucket.cloud_bucket import Cloud
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.base import Bucket, Data, ObjectInfo, ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.cloud_bucket import CloudBucket
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 
 SERVERS = {"moto": s3_servers.moto, "versitygw": s3_servers.versitygw}
 KINDS = ("folder", "memory", "obstore's memory", *SERVERS)
@@ -58,11 +58,11 @@ class Memory:
         """As `Bucket.put`."""
         self._objects[key] = bytes(data), str(next(self._numbers))
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`."""
         with self._mutex:
             if self.tag(key) != tag:
-                raise ObjectChanged(self.url, key)
+                raise PreconditionFailed(self.url, key)
             self.put(key, data)
             return self._objects[key][1]
 
@@ -75,11 +75,11 @@ class Memory:
         for key in keys:
             self._objects.pop(key, None)
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """As `Bucket.list`."""
         for key, (data, _) in list(self._objects.items()):
             if key.startswith(prefix):
-                yield Listed(key, len(data), int(time.time() * 1000))
+                yield ObjectInfo(key, len(data), int(time.time() * 1000))
 
 
 @contextlib.contextmanager
@@ -87,11 +87,11 @@ def places(kind: str, folder: Path) -> Iterator[Maker]:
     """Makes buckets of that kind; its server runs meanwhile. The test is skipped where there is none, but not in CI."""
     numbers = itertools.count()
     if kind == "folder":
-        yield lambda: Folder(str(folder / f"place {next(numbers)}"))
+        yield lambda: LocalBucket(str(folder / f"place {next(numbers)}"))
     elif kind == "memory":
         yield Memory
     elif kind == "obstore's memory":
-        yield lambda: Cloud("memory:///")
+        yield lambda: CloudBucket("memory:///")
     else:
         with served(kind, folder) as server:
             yield lambda: cloud(server, f"place%20{next(numbers)}/a")
@@ -110,10 +110,10 @@ def served(kind: str, folder: Path) -> Iterator[S3Server]:
         yield server
 
 
-def cloud(server: S3Server, path: str = "place", **options: Any) -> Cloud:
-    """Return a bucket on a server; it keeps no connection, which a test would leave behind."""
+def cloud(server: S3Server, path: str = "place", **options: Any) -> CloudBucket:
+    """A bucket on a server; it keeps no connection, which a test would leave behind."""
     client = server.options["client_options"] | {"pool_max_idle_per_host": "0"} | options.pop("client_options", {})
-    return Cloud(f"s3://{s3_servers.BUCKET}/{path}", **(server.options | {"client_options": client} | options))
+    return CloudBucket(f"s3://{s3_servers.BUCKET}/{path}", **(server.options | {"client_options": client} | options))
 
 
 @contextlib.contextmanager
@@ -147,17 +147,17 @@ def race(bucket: Bucket, key: str, tag: str | None, racers: int = 16) -> list[tu
     won: list[tuple[bytes, str]] = []
     failed: list[BaseException] = []
 
-    def swap(number: int) -> None:
+    def compare_and_swap(number: int) -> None:
         data = f"racer {number}, {tag}".encode()
         begin.wait()
         try:
-            won.append((data, bucket.swap(key, data, tag)))
-        except ObjectChanged:
+            won.append((data, bucket.compare_and_swap(key, data, tag)))
+        except PreconditionFailed:
             pass
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=swap, args=(number,)) for number in range(racers)]
+    threads = [threading.Thread(target=compare_and_swap, args=(number,)) for number in range(racers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,7 +2,7 @@
 
     before              refused; nothing happened
     after               done, and the answer was lost
-    cut                 the connection was cut half way: of a delete some is done, of a get some has come
+    cut                 the connection was closed half way: of a delete some is done, of a get some has come
     late                nobody answers; it takes effect later, after any number of other requests
     doubled             done, and once more later
     refused though done a put of which the client's library sends two: the second finds the first
@@ -25,7 +25,7 @@ from logs import FakeClock
 
 from segmentlog.errors import ObjectStoreError
 from segmentlog.format.manifest import MANIFEST_KEY, Manifest, ShippedPartition, Tail, decode_manifest
-from segmentlog.objects.bucket.base import Data, Listed, ObjectChanged, ObjectMissing
+from segmentlog.objects.bucket.base import Data, ObjectInfo, ObjectMissing, PreconditionFailed
 from segmentlog.testing.fault_injection import Died
 
 READ_FAULTS = ("before", "cut", "slow there", "slow back", "death before", "death after")
@@ -64,7 +64,7 @@ class Shelf:
             self._note("put", who, key, digest)
         return str(self._number)
 
-    def swap(self, who: str, key: str, data: bytes, tag: str | None) -> str | None:
+    def compare_and_swap(self, who: str, key: str, data: bytes, tag: str | None) -> str | None:
         """Put it if the tag is still that one; None when it is not."""
         if self.objects.get(key, (b"", None))[1] != tag:
             return None
@@ -116,7 +116,7 @@ class Shelf:
         tails = {tail.number: self._tail(tail) for tail in manifest.tails}
         return {
             f"{topic.id}/{partition.number}": {
-                "start": partition.log_start_offset, "end": partition.end_offset, "ceiling": partition.ceiling,
+                "start": partition.log_start_offset, "end": partition.end_offset, "ceiling": partition.offset_grant,
                 "segments": self._segments(partition, tails),
             }
             for topic in manifest.topics for partition in topic.partitions
@@ -187,12 +187,12 @@ class FaultyBucket:
         copy = bytes(data)
         self._request(key, WRITE_FAULTS, lambda: self.shelf.put(self._who, key, copy))
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`."""
         copy = bytes(data)
-        result = self._request(key, SWAP_FAULTS, lambda: self.shelf.swap(self._who, key, copy, tag))
+        result = self._request(key, SWAP_FAULTS, lambda: self.shelf.compare_and_swap(self._who, key, copy, tag))
         if result is None:
-            raise ObjectChanged(self.url, key)
+            raise PreconditionFailed(self.url, key)
         return str(result)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -204,14 +204,14 @@ class FaultyBucket:
             lambda: self.shelf.delete(self._who, half),
         )  # fmt: skip
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """As `Bucket.list`."""
-        found: list[Listed] = []
+        found: list[ObjectInfo] = []
 
         def look() -> None:
             for key, (data, _) in sorted(self.shelf.objects.items()):
                 if key.startswith(prefix):
-                    found.append(Listed(key, len(data), self.shelf.modified_ms[key]))
+                    found.append(ObjectInfo(key, len(data), self.shelf.modified_ms[key]))
 
         self._request("list", READ_FAULTS, look)
         return iter(found)
@@ -235,7 +235,7 @@ class FaultyBucket:
             raise ObjectStoreError(self.url, what, "503: slow down")
         if fault == "cut":
             half()
-            raise ObjectStoreError(self.url, what, "the connection was cut")
+            raise ObjectStoreError(self.url, what, "the connection was closed")
         if fault == "late":
             self.shelf.postpone(self._rng, do)
             raise ObjectStoreError(self.url, what, "no answer in time")
@@ -249,7 +249,7 @@ class FaultyBucket:
         if fault == "death after":
             self.die()
         if fault == "after":
-            raise ObjectStoreError(self.url, what, "the connection was cut, once it was done")
+            raise ObjectStoreError(self.url, what, "the connection was closed, once it was done")
         return None if fault == "refused though done" else result
 
     def _wait(self) -> None:

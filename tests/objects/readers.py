@@ -10,7 +10,7 @@ from segmentlog.format.manifest import MANIFEST_KEY, Manifest, decode_manifest
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.manifest.garbage_collection import verify
-from segmentlog.objects.replica.remote_store import Attached
+from segmentlog.objects.replica.remote_store import RemoteStore
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.restore.restore import restore
 from segmentlog.store import LogStore
@@ -37,10 +37,10 @@ def check(bucket: Bucket, folder: Path, wanted: dict[str, dict[int, bytes | None
         assert contents(restored) == wanted
     assert not [found for found in inspect_store(str(folder / "restored")) if found.severity == "damage"]
     with Replica(bucket.url, folder / "replica", bucket=bucket, threads=False, fs=NoSyncFileSystem()) as replica:
-        replica.turn()
+        replica.refresh()
         with open_store(folder / "replica") as read:
             assert contents(read) == wanted
-    attached = Attached(
+    attached = RemoteStore(
         bucket.url,
         bucket=bucket,
         cache_dir=str(folder),

@@ -218,7 +218,7 @@ class Trial:
             for tp in PLACES:
                 log, part = self.log(tp, store), parts[tp]
                 (on,) = [offset for offset, value in _values(log, "read_committed").items() if value == b"on"]
-                assert on >= part.ceiling + (tp in cuts), "an offset that somebody else may have been given"
+                assert on >= part.offset_grant + (tp in cuts), "an offset that somebody else may have been given"
                 assert log.epoch > part.epoch
         damage = [str(finding) for finding in inspect_store(str(folder)) if finding.severity == "damage"]
         assert not damage

@@ -24,7 +24,7 @@ from segmentlog.errors import (
 from segmentlog.format.file_names import LOG_SUFFIX, STORE_FILE
 from segmentlog.format.manifest import Manifest
 from segmentlog.log.partition import Partition
-from segmentlog.objects.replica.remote_store import Attached
+from segmentlog.objects.replica.remote_store import RemoteStore
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.records import Record
 from segmentlog.storage.file_operations import read_file
@@ -97,7 +97,7 @@ class Follower:
 
     def _bring(self) -> bool:
         assert self._replica is not None
-        return self._replica.turn()
+        return self._replica.refresh()
 
     def _manifest(self) -> Manifest | None:
         return None if self._replica is None else self._replica._mirror.manifest
@@ -205,7 +205,7 @@ class Visitor(Follower):
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial)
-        self._attached: Attached | None = None
+        self._attached: RemoteStore | None = None
 
     def _begin(self, *, calm: bool) -> None:
         if self._bucket is not None:
@@ -213,14 +213,14 @@ class Visitor(Follower):
         if self._attached is None:
             self._bucket = bucket = self._trial.new_bucket(self.label)
             bucket.calm = calm
-            self._attached = Attached(
+            self._attached = RemoteStore(
                 bucket.url, cache_bytes=self._trial.rng.choice((300, 2000)), cache_dir=self._path, refresh_ms=1000,
                 threads=False, parallel=0, bucket=bucket, clock=self._trial.clock,
             )  # fmt: skip
 
     def _bring(self) -> bool:
         assert self._attached is not None
-        return self._attached.turn()
+        return self._attached.refresh()
 
     def _manifest(self) -> Manifest | None:
         return None if self._attached is None else self._attached._mirror.manifest

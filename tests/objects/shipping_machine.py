@@ -234,6 +234,6 @@ def positions_of(store: LogStore) -> list[tuple[str, int, int]]:
     """What groups have committed: place, offset, number of the transaction."""
     return [
         (f"{where.topic_id}/{where.partition}", one.offset, int(one.metadata or 0))
-        for group in store.group_offsets.all_groups()
-        for where, one in sorted(store.group_offsets.positions(group).items())
+        for group in store.group_offsets.groups_with_any_offset()
+        for where, one in sorted(store.group_offsets.by_topic_id(group).items())
     ]

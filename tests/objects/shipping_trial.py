@@ -144,7 +144,7 @@ class Trial:
     def _deterministic(self) -> Iterator[None]:
         """Within, nothing is drawn but from the seed, nobody waits, and others go on while a shipper looks."""
         draws = random.Random(self.rng.random())
-        real = LocalPartition.look
+        real = LocalPartition.snapshot
 
         def look(local: LocalPartition) -> object:
             if not self._depth and self.rng.random() < 0.04:
@@ -160,7 +160,7 @@ class Trial:
                 ("log.append.wait_shipped.GRANT_WAIT_S", 0),
                 ("log.append.appender.OFFSET_CEILING_STEP", 10),
                 ("log.offset_grants.OFFSET_CEILING_STEP", 20),
-                ("policy.upload_policy.WINDOW_MIN", 60),
+                ("policy.upload_policy.GRANT_MIN", 60),
                 *[
                     (f"{room}.TAIL_BYTES", 800)
                     for room in ("policy.upload_policy", "objects.upload.plan")
@@ -174,10 +174,10 @@ class Trial:
                 ("objects.tier.block_cache.BLOCK_BYTES", 64),
                 ("objects.tier.remote_reader.open_bucket", lambda url: self._reading),
                 ("objects.tier.remote_reader.PARALLEL", 0),
-                ("objects.bucket.upload_pool.nonce", nonce),
-                ("objects.manifest.garbage_collection.nonce", nonce),
-                ("objects.takeover.nonce", nonce),
-                ("objects.local.partition_snapshot.LocalPartition.look", look),
+                ("objects.bucket.upload_pool.new_nonce", nonce),
+                ("objects.manifest.garbage_collection.new_nonce", nonce),
+                ("objects.takeover.new_nonce", nonce),
+                ("objects.local.partition_snapshot.LocalPartition.snapshot", look),
                 ("topics.topic_admin.new_topic_id", lambda: str(uuid.UUID(int=draws.getrandbits(128), version=4))),
             ):
                 stack.enter_context(mock.patch(f"segmentlog.{what}", value))
@@ -220,7 +220,7 @@ class Trial:
                 self.machines.remove(machine)
                 machine.bucket.calm = True
                 with suppress(ShippingRefused):
-                    machine.shipper.tick()
+                    machine.shipper.run_cycle()
                     self.note("error", machine.label, "it ships to a place that another store is shipped to")
                 machine.close()
 
@@ -287,7 +287,7 @@ class Trial:
         try:
             yield
         except Died:  # a reader is not who dies here
-            raise ObjectStoreError(self._reading.url, "get", "the connection was cut") from None
+            raise ObjectStoreError(self._reading.url, "get", "the connection was closed") from None
         finally:
             self._reading.calm, self._reading.dead = True, False
 
@@ -406,7 +406,7 @@ class Trial:
     def _tick(self, machine: Machine) -> None:
         machine.is_busy = True
         try:
-            machine.shipper.tick()
+            machine.shipper.run_cycle()
         except Died:
             self.seen["died shipping"] += 1
             machine.kill_shipper()
@@ -439,7 +439,7 @@ class Trial:
         second = self._new_shipper(machine.store._topics, self.new_bucket(machine.label))
         is_first = not machine.shipper.is_owner and not machine.is_busy
         try:
-            if second.tick().put and not is_first:
+            if second.run_cycle().put and not is_first:
                 self.note("error", machine.label, "two of its processes ship at once")
         except Died:
             pass
@@ -457,7 +457,7 @@ class Trial:
         shutil.copytree(machine.path, self.folder / label)
         copy = self.machine(label)
         try:
-            copy.shipper.tick()
+            copy.shipper.run_cycle()
             self.note("error", label, "a copy of a folder ships")
         except (ShippingRefused, StoreFenced):
             self.seen["copy refused"] += 1
@@ -504,7 +504,7 @@ class Trial:
         owner.bucket.calm = True
         for _ in range(3):
             with suppress(ObjectStoreError):  # of uploads that failed before
-                owner.shipper.tick()
+                owner.shipper.run_cycle()
             with suppress(SegmentlogError):
                 owner.store.finish_transactions()
             for log in owner.logs():
@@ -538,7 +538,7 @@ class Trial:
     def _must_be_fenced(self, machine: Machine) -> None:
         for _ in range(3):
             try:
-                machine.shipper.tick()
+                machine.shipper.run_cycle()
             except StoreFenced:
                 self.note("fenced", machine.label)
                 break

@@ -32,8 +32,8 @@ from objects.s3_servers import BUCKET, KEY_ID, OTHER_KEY_ID, REGION, SECRET, S3S
 import segmentlog
 from segmentlog.errors import InvalidConfig, ObjectStoreError
 from segmentlog.log.partition import Partition
-from segmentlog.objects.bucket.base import ObjectChanged, ObjectMissing
-from segmentlog.objects.bucket.cloud_bucket import Cloud
+from segmentlog.objects.bucket.base import ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.cloud_bucket import CloudBucket
 from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.restore.restore import restore
@@ -58,13 +58,13 @@ QUICK = {
     "backoff": {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5)},
 }
 
-Call = Callable[[Cloud], object]
+Call = Callable[[CloudBucket], object]
 CALLS: dict[str, Call] = {
     "get": lambda bucket: bucket.get("a/key"),
     "get_range": lambda bucket: bucket.get_range("a/key", 0, 1),
     "put": lambda bucket: bucket.put("a/key", b"new"),
-    "swap, create": lambda bucket: bucket.swap("a/key", b"new", None),
-    "swap, update": lambda bucket: bucket.swap("a/key", b"new", '{"e_tag": "\\"x\\""}'),
+    "swap, create": lambda bucket: bucket.compare_and_swap("a/key", b"new", None),
+    "swap, update": lambda bucket: bucket.compare_and_swap("a/key", b"new", '{"e_tag": "\\"x\\""}'),
     "delete": lambda bucket: bucket.delete(["a/key"]),
     "list": lambda bucket: list(bucket.list()),
 }
@@ -92,7 +92,7 @@ def failing() -> Iterator[FailingS3]:
 
 
 @pytest.fixture
-def bucket(failing: FailingS3) -> Cloud:
+def bucket(failing: FailingS3) -> CloudBucket:
     """A place on it, which is asked three times in all."""
     return cloud(failing.server, retry_config=QUICK)
 
@@ -104,7 +104,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield server
 
 
-def failure(call: Call, bucket: Cloud) -> ObjectStoreError:
+def failure(call: Call, bucket: CloudBucket) -> ObjectStoreError:
     """What it raises: no subclass, which would say something else."""
     with pytest.raises(ObjectStoreError) as caught:
         call(bucket)
@@ -129,7 +129,7 @@ def assert_no_secret(error: BaseException, *more: str) -> None:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_bucket_that_is_not_there_is_told(real: S3Server, call: Call) -> None:
     """It is not taken for a missing object, or for a place where nothing lies yet; another try does not help."""
-    bucket = Cloud("s3://nowhere/place", **(real.options | {"retry_config": QUICK}))
+    bucket = CloudBucket("s3://nowhere/place", **(real.options | {"retry_config": QUICK}))
     with disconnected():
         error = failure(call, bucket)
         assert "NoSuchBucket" in error.why
@@ -154,14 +154,14 @@ def test_a_server_that_is_gone_is_told(call: Call) -> None:
     port = free_ports()
     error = failure(call, cloud(S3Server(f"http://127.0.0.1:{port}"), retry_config=QUICK))
     assert f"127.0.0.1:{port}" in error.why
-    assert "nobody listens there" in error.why
+    assert "no server listens at this address" in error.why
     assert error.retriable
 
 
 def test_no_such_host_is_told() -> None:
     """In words, and not as an error of a request."""
     error = failure(CALLS["get"], cloud(S3Server("http://nowhere.invalid"), retry_config=QUICK))
-    assert "there is no such host" in error.why
+    assert "the host name is unknown" in error.why
 
 
 # ---------------------------------------------------------------- requests that fail
@@ -170,7 +170,7 @@ def test_no_such_host_is_told() -> None:
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
 @pytest.mark.parametrize("name", ["get", "put", "swap, create"])
 def test_a_server_that_fails_for_a_moment_is_asked_again(
-    failing: FailingS3, bucket: Cloud, name: str, status: int
+    failing: FailingS3, bucket: CloudBucket, name: str, status: int
 ) -> None:
     """And nobody hears of it."""
     if name == "get":
@@ -183,7 +183,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(
 
 
 @pytest.mark.parametrize("name", ["get", "get_range", "put", "swap, create", "swap, update"])
-def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: Cloud, name: str) -> None:
+def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: CloudBucket, name: str) -> None:
     """After so many tries; another may help later."""
     failing.always = refused(503, "SlowDown", "Please reduce your request rate.")
     error = failure(CALLS[name], bucket)
@@ -198,14 +198,14 @@ def test_a_server_that_goes_on_failing_is_told(failing: FailingS3, bucket: Cloud
     ("fault", "retriable", "said"),
     [
         (refused(400, "InvalidRequest"), False, "InvalidRequest"),
-        (refused(403, "AccessDenied"), False, "not allowed to"),
-        (refused(401, "Unauthorized"), False, "not allowed to"),
+        (refused(403, "AccessDenied"), False, "access denied"),
+        (refused(401, "Unauthorized"), False, "access denied"),
         (refused(405, "MethodNotAllowed"), False, "MethodNotAllowed"),
         (refused(501, "NotImplemented", "A header you provided..."), False, "NotImplemented: A header you provided"),
         (refused(408, "RequestTimeout"), True, "RequestTimeout"),
         (silent, True, "no answer in time"),
-        (lost, True, "the connection was cut"),
-        (cut, True, "the connection was cut"),
+        (lost, True, "the connection was closed"),
+        (cut, True, "the connection was closed"),
     ],
 )
 @pytest.mark.parametrize("name", ["put", "swap, update"])
@@ -219,7 +219,7 @@ def test_it_is_told_whether_another_try_may_help(
     assert (error.retriable, said in error.why) == (retriable, True), error.why
 
 
-def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucket: Cloud) -> None:
+def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucket: CloudBucket) -> None:
     """There are servers that say so of a bucket, or of who asks."""
     failing.always = refused(404, "NoSuchKey")
     assert not failure(CALLS["put"], bucket).retriable
@@ -227,14 +227,14 @@ def test_a_put_that_meets_nothing_is_no_missing_object(failing: FailingS3, bucke
 
 def test_a_store_that_minds_deleting_what_is_gone_deletes_the_others(tmp_path: Path) -> None:
     """As some do, and obstore's own for files."""
-    bucket = Cloud(f"file://{tmp_path}")
+    bucket = CloudBucket(f"file://{tmp_path}")
     for name in ("a", "b", "c"):
         bucket.put(name, b"x")
     bucket.delete(["gone", "a", "gone too", "c", "a"])
     assert [found.key for found in bucket.list()] == ["b"]
 
 
-def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: Cloud) -> None:
+def test_a_download_that_is_cut_goes_on(failing: FailingS3, bucket: CloudBucket) -> None:
     """Whatever part it is of; and where it is cut for ever that is told."""
     data = os.urandom((8 << 20) + 100_000)
     bucket.put("small", data[:100_000])
@@ -257,7 +257,7 @@ def silent_then_cut(handler: Any) -> None:
     cut(handler)
 
 
-def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: FailingS3, bucket: Cloud) -> None:
+def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: FailingS3, bucket: CloudBucket) -> None:
     """Parts of two are never put together."""
     path = f"/{BUCKET}/place/large"
     failing.objects[path] = bytes(9 << 20)
@@ -272,7 +272,7 @@ def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: Fai
         lambda handler: handler.answer(*handler.do()),
         change,
     ]
-    with pytest.raises(ObjectChanged):
+    with pytest.raises(PreconditionFailed):
         bucket.get("large")
     assert bucket.get("large")[0] == b"x" * (9 << 20)
 
@@ -280,23 +280,23 @@ def test_a_large_object_that_changes_while_it_is_read_is_no_mixture(failing: Fai
 # ---------------------------------------------------------------- conditional puts whose outcome is not told
 
 
-def test_a_swap_whose_answer_is_lost_is_not_taken_for_done(failing: FailingS3, bucket: Cloud) -> None:
+def test_a_swap_whose_answer_is_lost_is_not_taken_for_done(failing: FailingS3, bucket: CloudBucket) -> None:
     """It raises, though it took effect: who swaps looks at what lies there then."""
-    tag = bucket.swap("m", b"1", None)
+    tag = bucket.compare_and_swap("m", b"1", None)
     failing.faults = [lost] * TRIES
     with pytest.raises(ObjectStoreError):
-        bucket.swap("m", b"2", tag)
+        bucket.compare_and_swap("m", b"2", tag)
     assert bucket.get("m")[0] == b"2"
 
 
 def test_a_swap_that_was_done_and_answered_with_an_error_is_refused_the_second_time(
-    failing: FailingS3, bucket: Cloud
+    failing: FailingS3, bucket: CloudBucket
 ) -> None:
     """obstore asks again: what it then meets is its own put, and that is how it looks."""
-    tag = bucket.swap("m", b"1", None)
+    tag = bucket.compare_and_swap("m", b"1", None)
     failing.faults = [refused_though_done(500, "InternalError")]
-    with pytest.raises(ObjectChanged):
-        bucket.swap("m", b"2", tag)
+    with pytest.raises(PreconditionFailed):
+        bucket.compare_and_swap("m", b"2", tag)
     assert bucket.get("m")[0] == b"2"
 
 
@@ -332,7 +332,7 @@ def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
     """Tick until it is, whatever fails meanwhile: on a busy machine also an answer that is too late."""
     for _ in range(100):
         with contextlib.suppress(ObjectStoreError):
-            shipper.tick()
+            shipper.run_cycle()
         if log.shipped_offset == offset:
             return
     raise AssertionError(f"shipped up to {log.shipped_offset} only")
@@ -340,20 +340,20 @@ def until_shipped(shipper: Shipper, log: Partition, offset: int) -> None:
 
 @pytest.mark.parametrize("ignores", [("if-none-match",), ("if-match",), ("if-none-match", "if-match")])
 def test_a_server_that_takes_no_notice_of_conditions_is_refused(
-    failing: FailingS3, bucket: Cloud, ignores: tuple[str, ...]
+    failing: FailingS3, bucket: CloudBucket, ignores: tuple[str, ...]
 ) -> None:
     """Before anything relies on them: it would let two owners write over each other."""
     failing.ignores = ignores
-    with pytest.raises(ObjectStoreError, match="takes no notice of conditional puts") as caught:
-        bucket.swap("m", b"1", None)
+    with pytest.raises(ObjectStoreError, match="ignores conditional writes") as caught:
+        bucket.compare_and_swap("m", b"1", None)
     assert not caught.value.retriable
 
 
-def test_whether_it_heeds_them_is_looked_at_once(failing: FailingS3, bucket: Cloud) -> None:
+def test_whether_it_heeds_them_is_looked_at_once(failing: FailingS3, bucket: CloudBucket) -> None:
     """A swap of what is there is one request."""
-    tag = bucket.swap("m", b"1", None)
+    tag = bucket.compare_and_swap("m", b"1", None)
     failing.asked.clear()
-    bucket.swap("m", b"2", tag)
+    bucket.compare_and_swap("m", b"2", tag)
     assert [one.method for one in failing.asked] == ["PUT"]
 
 
@@ -371,7 +371,7 @@ def test_secrets_that_a_server_repeats_are_not_told(
         for name, value in (failing.server.environment | {"AWS_SESSION_TOKEN": TOKEN}).items():
             monkeypatch.setenv(name, value)
         options = {"retry_config": QUICK, "client_options": {"pool_max_idle_per_host": "0"}}
-    bucket = Cloud(f"s3://user:plantedpassword@{BUCKET}/place", **options)
+    bucket = CloudBucket(f"s3://user:plantedpassword@{BUCKET}/place", **options)
     failing.always = repeating
     error = failure(call, bucket)
     assert "SignatureDoesNotMatch" in error.why
@@ -472,7 +472,7 @@ def test_http_has_to_be_allowed(failing: FailingS3, monkeypatch: pytest.MonkeyPa
         if name != "AWS_ALLOW_HTTP":
             monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
-    error = failure(CALLS["get"], Cloud(f"s3://{BUCKET}/place", retry_config=QUICK))
+    error = failure(CALLS["get"], CloudBucket(f"s3://{BUCKET}/place", retry_config=QUICK))
     assert "AWS_ALLOW_HTTP=true" in error.why
     assert not error.retriable
     assert not failing.asked
@@ -484,7 +484,7 @@ def test_how_long_a_request_may_take_can_be_said(failing: FailingS3, monkeypatch
         monkeypatch.setenv(name, value)
     failing.always = silent
     began_s = time.monotonic()
-    failure(CALLS["put"], Cloud(f"s3://{BUCKET}/place", retry_config={"max_retries": 0}))
+    failure(CALLS["put"], CloudBucket(f"s3://{BUCKET}/place", retry_config={"max_retries": 0}))
     assert time.monotonic() - began_s < 20
 
 
@@ -495,7 +495,7 @@ def test_a_forked_child_is_told_that_it_cannot() -> None:
     """obstore's threads are the parent's: it would wait for them for ever."""
     script = (
         "import os\n"
-        "from segmentlog.objects.bucket.cloud_bucket import Cloud\n"
+        "from segmentlog.objects.bucket.cloud_bucket import CloudBucket\n"
         "options = dict(endpoint='http://127.0.0.1:1', region='r', access_key_id='k', secret_access_key='secret',\n"
         "               client_options={'allow_http': True}, retry_config={'max_retries': 0})\n"
         "def try_it(bucket):\n"
@@ -503,11 +503,11 @@ def test_a_forked_child_is_told_that_it_cannot() -> None:
         "        bucket.get('key')\n"
         "    except Exception as error:\n"
         "        print(type(error).__name__, error.retriable, 'forked' in str(error), flush=True)\n"
-        "before = Cloud('s3://bucket', **options)\n"
+        "before = CloudBucket('s3://bucket', **options)\n"
         "try_it(before)\n"
         "if os.fork() == 0:\n"
         "    try_it(before)\n"
-        "    try_it(Cloud('s3://bucket', **options))\n"
+        "    try_it(CloudBucket('s3://bucket', **options))\n"
         "    os._exit(0)\n"
         "os.wait()\n"
         "try_it(before)\n"

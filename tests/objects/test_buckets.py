@@ -15,8 +15,8 @@ import pytest
 from objects.buckets import KINDS, Maker, Memory, disconnected, places, race, warm_up
 
 from segmentlog.errors import ObjectStoreError
-from segmentlog.objects.bucket.base import Bucket, Data, ObjectChanged, ObjectMissing
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 
 ROUNDS = 50
 RACERS = 16
@@ -63,7 +63,7 @@ def test_any_bytes_can_be_put(bucket: Bucket, kind: Any, size_bytes: int) -> Non
     data = bytearray(os.urandom(size_bytes))
     wanted = bytes(kind(data))
     bucket.put("it", kind(data))
-    tag = bucket.swap("that", kind(data), None)
+    tag = bucket.compare_and_swap("that", kind(data), None)
     if bucket.url != "memory:":  # obstore's is nobody's store: it keeps them
         data[:5] = b"other"
     assert bucket.get("it")[0] == wanted
@@ -99,8 +99,8 @@ def test_names_are_what_they_are(bucket: Bucket) -> None:
     for name in names:
         assert bucket.get(name)[0] == name.encode()
         assert bucket.get_range(name, 0, 2) == name.encode()[:2]
-        tag = bucket.swap(f"{name}.swapped", b"x", None)
-        bucket.swap(f"{name}.swapped", b"y", tag)
+        tag = bucket.compare_and_swap(f"{name}.swapped", b"x", None)
+        bucket.compare_and_swap(f"{name}.swapped", b"y", tag)
     bucket.delete(names)
     assert {found.key for found in bucket.list()} == {f"{name}.swapped" for name in names}
 
@@ -163,31 +163,31 @@ def test_deleting_what_is_gone_is_no_error(bucket: Bucket) -> None:
 
 def test_a_swap_takes_the_tag_of_what_lies_there(bucket: Bucket) -> None:
     """That of a get and that of a swap are the same; with any other nothing is changed."""
-    first = bucket.swap("m", b"1", None)
+    first = bucket.compare_and_swap("m", b"1", None)
     assert bucket.get("m") == (b"1", first)
-    second = bucket.swap("m", b"2", first)
+    second = bucket.compare_and_swap("m", b"2", first)
     assert bucket.get("m") == (b"2", second)
     for stale in (None, first):
-        with pytest.raises(ObjectChanged) as caught:
-            bucket.swap("m", b"3", stale)
+        with pytest.raises(PreconditionFailed) as caught:
+            bucket.compare_and_swap("m", b"3", stale)
         assert (caught.value.key, caught.value.url) == ("m", bucket.url)
         assert bucket.get("m") == (b"2", second)
-    third = bucket.swap("m", b"", bucket.get("m")[1])
+    third = bucket.compare_and_swap("m", b"", bucket.get("m")[1])
     assert bucket.get("m") == (b"", third)
 
 
 def test_a_swap_does_not_bring_back_what_is_gone(bucket: Bucket) -> None:
     """Nor does it make what never was; anew it is made without a tag."""
-    tag = bucket.swap("m", b"1", None)
-    with pytest.raises(ObjectChanged):
-        bucket.swap("other", b"2", tag)
+    tag = bucket.compare_and_swap("m", b"1", None)
+    with pytest.raises(PreconditionFailed):
+        bucket.compare_and_swap("other", b"2", tag)
     bucket.delete(["m"])
-    with pytest.raises(ObjectChanged):
-        bucket.swap("m", b"2", tag)
+    with pytest.raises(PreconditionFailed):
+        bucket.compare_and_swap("m", b"2", tag)
     with pytest.raises(ObjectMissing):
         bucket.get("m")
-    assert bucket.get("m2" if bucket.swap("m2", b"2", None) else "")[0] == b"2"
-    bucket.swap("m", b"3", None)
+    assert bucket.get("m2" if bucket.compare_and_swap("m2", b"2", None) else "")[0] == b"2"
+    bucket.compare_and_swap("m", b"3", None)
 
 
 @pytest.mark.long
@@ -206,9 +206,9 @@ def test_a_swap_in_two_steps_is_found_out() -> None:
     """The race is one: a bucket that looks first and puts then lets several win."""
 
     class InTwoSteps(Memory):
-        def swap(self, key: str, data: Data, tag: str | None) -> str:
+        def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
             if self.tag(key) != tag:
-                raise ObjectChanged(self.url, key)
+                raise PreconditionFailed(self.url, key)
             looked.wait()
             self.put(key, data)
             return str(self.tag(key))
@@ -219,15 +219,15 @@ def test_a_swap_in_two_steps_is_found_out() -> None:
 
 def _swap_in_process(path: str, number: int, begin: Any, answers: Any) -> None:
     """Race in each round, against others that do the same."""
-    bucket = Folder(path)
+    bucket = LocalBucket(path)
     for round_ in range(ROUNDS):
         tag = None
         for step in range(2):
             begin.wait()
             try:
                 data = f"{number}, {step}".encode()  # never the same again: with it would come the same tag
-                answers.put((round_, step, number, bucket.swap(f"race/{round_}", data, tag)))
-            except ObjectChanged:
+                answers.put((round_, step, number, bucket.compare_and_swap(f"race/{round_}", data, tag)))
+            except PreconditionFailed:
                 answers.put((round_, step, number, None))
             begin.wait()
             tag = bucket.get(f"race/{round_}")[1]
@@ -253,14 +253,14 @@ def test_of_processes_that_swap_one_wins(tmp_path: Path) -> None:
         racer.close()
     answers.close()
     assert all(len(numbers) == 1 for numbers in won.values()), won
-    bucket = Folder(str(tmp_path / "b"))
+    bucket = LocalBucket(str(tmp_path / "b"))
     for round_ in range(ROUNDS):
         assert bucket.get(f"race/{round_}")[0] == f"{won[round_, 1][0]}, 1".encode()
 
 
 def test_who_reads_during_swaps_reads_one_or_the_other(bucket: Bucket) -> None:
     """Never a part of it, nor nothing, and never an older one after a newer one."""
-    tag = bucket.swap("m", b"%08d" % 0 * 10_000, None)
+    tag = bucket.compare_and_swap("m", b"%08d" % 0 * 10_000, None)
     is_over, seen = threading.Event(), SimpleQueue[Any]()
 
     def read() -> None:
@@ -278,7 +278,7 @@ def test_who_reads_during_swaps_reads_one_or_the_other(bucket: Bucket) -> None:
     for reader in readers:
         reader.start()
     for number in range(1, 100):
-        tag = bucket.swap("m", b"%08d" % number * 10_000, tag)
+        tag = bucket.compare_and_swap("m", b"%08d" % number * 10_000, tag)
     is_over.set()
     for reader in readers:
         reader.join()

@@ -27,7 +27,7 @@ from segmentlog.errors import (
     StoreFenced,
 )
 from segmentlog.log import offset_grants
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.storage.fork_safety import LockableFd
@@ -37,13 +37,13 @@ from segmentlog.testing.fault_injection import FaultyFileSystem
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Folder:
+def bucket(tmp_path: Path) -> LocalBucket:
     """Where it is shipped to."""
-    return Folder(str(tmp_path / "bucket"))
+    return LocalBucket(str(tmp_path / "bucket"))
 
 
 @pytest.fixture
-def shipped(tmp_path: Path, bucket: Folder) -> Iterator[LogStore]:
+def shipped(tmp_path: Path, bucket: LocalBucket) -> Iterator[LogStore]:
     """A store that is shipped in the background, seldom unless somebody waits."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
         store.create_topic("t", 2)
@@ -69,7 +69,9 @@ def values_of(store: LogStore, topic: str = "t") -> list[bytes | None]:
 # ---------------------------------------------------------------- ack="shipped"
 
 
-def test_what_is_acknowledged_as_shipped_is_in_a_restore(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+def test_what_is_acknowledged_as_shipped_is_in_a_restore(
+    tmp_path: Path, shipped: LogStore, bucket: LocalBucket
+) -> None:
     """Without any close, and long before the interval is over."""
     log = shipped.topic("t").partition(0)
     for number in range(3):
@@ -83,11 +85,11 @@ def test_what_is_acknowledged_as_shipped_is_in_a_restore(tmp_path: Path, shipped
 
 
 def test_an_append_waits_for_a_shipper_that_is_starting(
-    tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that ships may be late on a busy machine: the first append waits for it."""
-    asked, become = threading.Event(), ShipSignals.become_shipper
-    want = ShipSignals.want
+    asked, become = threading.Event(), ShipSignals.acquire_lease
+    want = ShipSignals.request_cycle
 
     def become_late(self: ShipSignals) -> LockableFd | None:
         assert asked.wait(60)
@@ -97,15 +99,17 @@ def test_an_append_waits_for_a_shipper_that_is_starting(
         want(self)
         threading.Timer(0.1, asked.set).start()
 
-    monkeypatch.setattr(ShipSignals, "become_shipper", become_late)
-    monkeypatch.setattr(ShipSignals, "want", want_first)
+    monkeypatch.setattr(ShipSignals, "acquire_lease", become_late)
+    monkeypatch.setattr(ShipSignals, "request_cycle", want_first)
     with segmentlog.open(tmp_path / "store", ship=bucket.url) as store:
         log = store.create_topic("t").partition(0)
         assert log.append([b"first"], ack="shipped") == 0
         assert log.shipped_offset == 1
 
 
-def test_a_commit_is_shipped_with_all_that_it_decides_about(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+def test_a_commit_is_shipped_with_all_that_it_decides_about(
+    tmp_path: Path, shipped: LogStore, bucket: LocalBucket
+) -> None:
     """A transaction of a producer with ``ack="shipped"`` has survived the machine once its commit returns."""
     with shipped.producer(name="p", ack="shipped") as producer:
         with producer.transaction():
@@ -117,7 +121,7 @@ def test_a_commit_is_shipped_with_all_that_it_decides_about(tmp_path: Path, ship
         assert sorted(record.value for record in found) == [b"a", b"b"]
 
 
-def test_threads_that_wait_share_what_is_put(shipped: LogStore, bucket: Folder) -> None:
+def test_threads_that_wait_share_what_is_put(shipped: LogStore, bucket: LocalBucket) -> None:
     """Sixteen of them take far fewer manifests than appends."""
     log = shipped.topic("t").partition(0)
     log.append([b"first"], ack="shipped")
@@ -184,7 +188,7 @@ def test_who_waits_for_an_object_store_that_is_gone_is_told_why(
     until(lambda: shipped.health() == {})
 
 
-def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, bucket: Folder) -> None:
+def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, bucket: LocalBucket) -> None:
     """And so is everybody who appends afterwards."""
     log = shipped.topic("t").partition(0)
     log.append([b"first"], ack="shipped")
@@ -199,7 +203,7 @@ def test_who_waits_is_told_of_a_takeover(tmp_path: Path, shipped: LogStore, buck
 # ---------------------------------------------------------------- shipped_only
 
 
-def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, bucket: Folder) -> None:
+def test_a_consumer_may_read_no_further_than_what_is_shipped(tmp_path: Path, bucket: LocalBucket) -> None:
     """What the loss of this machine would take back it is not shown."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
@@ -227,7 +231,7 @@ def test_a_follower_is_woken_by_what_is_shipped(shipped: LogStore) -> None:
 # ---------------------------------------------------------------- opening, closing, several processes
 
 
-def test_closing_ships_what_is_left(tmp_path: Path, bucket: Folder) -> None:
+def test_closing_ships_what_is_left(tmp_path: Path, bucket: LocalBucket) -> None:
     """Records that no fsync had covered yet, too."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000) as store:
         store.create_topic("t", fsync="never").partition(0).append([b"last"])
@@ -248,7 +252,7 @@ def test_closing_while_the_object_store_is_gone_comes_to_an_end(
         assert values_of(again) == [b"x"]
 
 
-def test_without_threads_a_tick_ships(tmp_path: Path, bucket: Folder) -> None:
+def test_without_threads_a_tick_ships(tmp_path: Path, bucket: LocalBucket) -> None:
     """And says when the next one is due."""
     with segmentlog.open(
         tmp_path / "store", background=False, ship=bucket.url, ship_interval_ms=250, ship_topics=["t*"]
@@ -264,7 +268,7 @@ def test_without_threads_a_tick_ships(tmp_path: Path, bucket: Folder) -> None:
         assert restored.topics() == ["t"]
 
 
-def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, bucket: Folder) -> None:
+def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, bucket: LocalBucket) -> None:
     """Where a number is given."""
     with segmentlog.open(tmp_path / "store", ship=bucket.url, ship_interval_ms=3_600_000, ship_bytes=10_000) as store:
         log = store.create_topic("t", fsync="always", compression_type="none").partition(0)
@@ -276,7 +280,7 @@ def test_so_many_bytes_are_shipped_before_the_interval_is_over(tmp_path: Path, b
         until(lambda: log.shipped_offset == 2)
 
 
-def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: Folder) -> None:
+def test_one_process_ships_and_another_takes_its_place(tmp_path: Path, bucket: LocalBucket) -> None:
     """When it is killed; the second one goes on from what the first one put."""
     script = (
         "import sys, time, segmentlog\n"
@@ -351,20 +355,20 @@ def test_what_cannot_be_meant_is_refused_at_once(tmp_path: Path, options: dict[s
     assert caught.value.key == key
 
 
-def test_a_read_only_store_is_not_shipped(tmp_path: Path, bucket: Folder) -> None:
+def test_a_read_only_store_is_not_shipped(tmp_path: Path, bucket: LocalBucket) -> None:
     """Shipping writes: which offsets may be handed out."""
     LogStore(tmp_path / "store").close()
     with pytest.raises(ReadOnlyStore):
         segmentlog.open(tmp_path / "store", read_only=True, ship=bucket.url)
 
 
-def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: Folder) -> None:
+def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: LocalBucket) -> None:
     """Nor is one store shipped to two places; and both may go on."""
     with LogStore(tmp_path / "a", background=False) as one, LogStore(tmp_path / "b", background=False) as other:
         log, theirs = one.create_topic("t").partition(0), other.create_topic("t").partition(0)
         log.append([b"x"])
         one.ship(bucket.url)
-        with pytest.raises(ShippingRefused, match="another store is shipped there"):
+        with pytest.raises(ShippingRefused, match="ships another store to this URL"):
             other.ship(bucket.url)
         with pytest.raises(ShippingRefused, match=r"ship --stop"):
             one.ship(f"file://{tmp_path}/second")
@@ -373,7 +377,7 @@ def test_another_store_is_not_put_over_the_first(tmp_path: Path, bucket: Folder)
         one.ship(bucket.url)
 
 
-def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: Folder) -> None:
+def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: LocalBucket) -> None:
     """It would hand out offsets that the original hands out, too."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"x"])
@@ -381,19 +385,19 @@ def test_a_copy_of_the_folder_is_not_the_owner(tmp_path: Path, bucket: Folder) -
     subprocess.run(["cp", "-a", str(tmp_path / "store"), str(tmp_path / "copy")], check=True)
     with (
         LogStore(tmp_path / "copy", background=False) as copy,
-        pytest.raises(ShippingRefused, match="is a copy of a store that is shipped"),
+        pytest.raises(ShippingRefused, match="is a copy of a shipped store"),
     ):
         copy.ship(bucket.url)
 
 
-def test_ending_it_lets_the_store_go_on_alone(tmp_path: Path, bucket: Folder) -> None:
+def test_ending_it_lets_the_store_go_on_alone(tmp_path: Path, bucket: LocalBucket) -> None:
     """It needs no grants; a takeover is refused unless forced, and shipping may begin again."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t").partition(0)
         log.append([b"x"])
         store.ship(bucket.url)
-        assert store.shipping.end() == bucket.url
-        assert store.shipping.end() is None
+        assert store.shipping.stop_permanently() == bucket.url
+        assert store.shipping.stop_permanently() is None
         with pytest.raises(ShippingRefused, match="--force"):
             take_over(bucket, str(tmp_path / "elsewhere"))
         assert not os.path.exists(f"{log.folder}/grant")
@@ -414,7 +418,7 @@ def test_an_object_store_that_is_not_there_is_told(tmp_path: Path) -> None:
         log.append([b"y"])
 
 
-def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Path, bucket: Folder) -> None:
+def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Path, bucket: LocalBucket) -> None:
     """Neither when it is asked for, nor in the end."""
     files = FaultyFileSystem()
     with LogStore(tmp_path / "store", background=False, fs=files, ship=bucket.url) as store:
@@ -427,7 +431,7 @@ def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Pat
         with pytest.raises(PartitionFailed):
             failed.flush()
         other.append([b"2"])
-        with pytest.raises(ShippingRefused, match="not all of the store can be shipped: a/0"):
+        with pytest.raises(ShippingRefused, match="some partitions cannot be shipped, all others are: a/0"):
             store.ship(bucket.url)
         assert other.shipped_offset == 2
         other.append([b"3"])
@@ -437,7 +441,7 @@ def test_a_partition_that_failed_keeps_no_other_from_being_shipped(tmp_path: Pat
     assert found == {"a": [b"1"], "b": [b"1", b"2", b"3"]}
 
 
-def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: Folder) -> None:
+def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: LocalBucket) -> None:
     """Nobody would promise it more offsets. Wanted again it is shipped again, and goes no further than that."""
     many = [b"x"] * 300_000
     with LogStore(tmp_path / "store", background=False) as store:
@@ -450,12 +454,12 @@ def test_a_topic_that_is_shipped_no_more_goes_on_alone(tmp_path: Path, bucket: F
             log.append(many)
         store.ship(bucket.url, topics=["a", "b"])
         assert log.shipped_offset == log.log_end_offset
-        assert offset_grants.limit(log.handle) > log.log_end_offset
+        assert offset_grants.start_limiting(log.handle) > log.log_end_offset
         with pytest.raises(GrantExhausted):
             log.append(many * 5)
 
 
-def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: Folder) -> None:
+def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: LocalBucket) -> None:
     """Whoever asks for what this process ships there anyway is answered by it, and all he appended lies there then."""
     with segmentlog.open(tmp_path / "store", ship=f"{bucket.url}/", ship_interval_ms=3_600_000) as store:
         log = store.create_topic("a").partition(0)
@@ -465,12 +469,12 @@ def test_the_place_is_known_however_it_is_written(tmp_path: Path, bucket: Folder
             assert log.shipped_offset == log.log_end_offset
 
 
-def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path: Path, bucket: Folder) -> None:
+def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path: Path, bucket: LocalBucket) -> None:
     """This process ships some of them anyway, and no others."""
     with LogStore(tmp_path / "store", background=False, ship=bucket.url, ship_topics="a") as store:
         for name in ("a", "b"):
             store.create_topic(name).partition(0).append([b"1"])
-        with pytest.raises(InvalidConfig, match="those that this process ships there anyway: a"):
+        with pytest.raises(InvalidConfig, match="the topics that this process already ships there: a"):
             store.ship(bucket.url, topics=["b"])
         store.ship(bucket.url, topics=["a"])
         store.ship(bucket.url)

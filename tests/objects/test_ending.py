@@ -20,7 +20,7 @@ from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.ownership import claim
 from segmentlog.objects.ownership.binding import read_binding, remove_binding
-from segmentlog.objects.tier.recall import bring_all_back
+from segmentlog.objects.tier.recall import recall_all
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.store import LogStore
 
@@ -79,13 +79,13 @@ def test_it_does_not_end_beside_somebody_who_ships(
     """He is named, and nothing is changed; once he has stopped it ends, and all of it is here."""
     assert remote(log) == [0, 10, 20, 30]
     with pytest.raises(ShippingRefused, match=r"(this process itself|another process) ships this store; stop that"):
-        other.shipping.end()
+        other.shipping.stop_permanently()
     assert remote(log) == [0, 10, 20, 30]
     fill(log, 10)
     clock.advance(2_000)
-    assert shipper.tick().put
+    assert shipper.run_cycle().put
     shipper.close()
-    assert other.shipping.end() == shipper.bucket.url
+    assert other.shipping.stop_permanently() == shipper.bucket.url
     assert remote(log) == []
     assert values_by_offset(log) == ALL | {number: value(number) for number in range(45, 55)}
 
@@ -94,7 +94,7 @@ _HOLDING = """
 import sys
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.ship_signals import ShipSignals
-lease = ShipSignals(FileSystem(), sys.argv[1]).become_shipper()
+lease = ShipSignals(FileSystem(), sys.argv[1]).acquire_lease()
 print(lease is not None, flush=True)
 sys.stdin.read()
 """
@@ -107,9 +107,9 @@ def test_another_process_that_ships_is_told_by_its_number(store: LogStore) -> No
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"True\n"
         with pytest.raises(ShippingRefused, match=rf"(process {holder.pid}|another process) ships this store"):
-            store.shipping.end()
+            store.shipping.stop_permanently()
         holder.communicate()
-    assert store.shipping.end() is None
+    assert store.shipping.stop_permanently() is None
 
 
 @pytest.mark.parametrize("is_bound_anew", [False, True])
@@ -117,15 +117,15 @@ def test_who_ships_does_not_undo_the_end(
     other: LogStore, shipper: Shipper, log: Partition, clock: FakeClock, bucket: Bucket, is_bound_anew: bool
 ) -> None:
     """Where it ended beside him all the same what is here stays here, and nobody is fenced."""
-    bring_all_back(other._topics, is_fenced=False)
-    claim.end(other._topics, bucket)
+    recall_all(other._topics, is_fenced=False)
+    claim.stop_shipping(other._topics, bucket)
     if is_bound_anew:
         claim.claim(other._topics, bucket, (), clock.now_ms())
     fill(log, 15)
     for _ in range(3):
         clock.advance(2_000)
-        with pytest.raises(ShippingRefused, match="was ended"):
-            shipper.tick()
+        with pytest.raises(ShippingRefused, match="another command ended shipping"):
+            shipper.run_cycle()
     assert require_manifest(bucket)[0].ended
     assert remote(log) == []
     fill(log, 1)
@@ -135,15 +135,15 @@ def test_who_ships_does_not_undo_the_end(
 
 def test_what_somebody_left_of_it_goes(other: LogStore, shipper: Shipper, log: Partition, bucket: Bucket) -> None:
     """Logs that ask for grants of nobody need none once it is ended again; it may be shipped again, too."""
-    claim.end(other._topics, bucket)
+    claim.stop_shipping(other._topics, bucket)
     shipper.close()
     wide = other.create_topic("wide").partition(0)
-    offset_grants.limit(wide.handle)
+    offset_grants.start_limiting(wide.handle)
     for _ in range(3):
         wide.append(LARGE)
     with pytest.raises(GrantExhausted):
         wide.append(LARGE)
-    assert other.shipping.end() is None
+    assert other.shipping.stop_permanently() is None
     assert remote(log) == []
     wide.append(LARGE)
     other.ship(bucket.url)
@@ -159,7 +159,7 @@ def test_it_ends_where_its_objects_are_gone_and_it_is_bound_to_nothing(
     for path in (tmp_path / "bucket" / "segments").rglob("*"):
         if path.is_file():
             path.unlink()
-    assert other.shipping.end() is None
+    assert other.shipping.stop_permanently() is None
     assert remote(log) == [0, 10, 20, 30]
     assert not os.path.exists(f"{log.folder}/grant")
     fill(log, 1)

@@ -13,7 +13,7 @@ from objects.tiering import TIERED, fill, hurried, remote
 from segmentlog.objects.bucket import upload_pool
 from segmentlog.objects.tier import eviction
 from segmentlog.objects.upload import plan
-from segmentlog.objects.upload.segment_uploader import SegmentUploads
+from segmentlog.objects.upload.segment_uploader import SegmentUploader
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.policy import upload_policy
 from segmentlog.store import LogStore
@@ -52,7 +52,7 @@ def test_segments_of_every_partition_leave(
     shipper = ship()
     for _ in range(6):
         fill(busy, 20)
-        shipper.tick()
+        shipper.run_cycle()
     assert len(remote(small)) == 2
     assert remote(busy)
 
@@ -76,11 +76,11 @@ def test_every_partition_uploads(
         return False
 
     names = {store.topic(name).id: name for name in "abc"}
-    monkeypatch.setattr(upload_pool.Uploads, "begin", begin)
+    monkeypatch.setattr(upload_pool.UploadPool, "start", begin)
     shipper = ship(parallel=1)
     for _ in range(2):
         places = 2
-        shipper.tick()
+        shipper.run_cycle()
         fill(store.topic("a").partition(0), 1)  # so that there is something to look at
     assert begun == [("a", 0), ("b", 0), ("c", 0), ("a", 0)]
 
@@ -93,21 +93,21 @@ def test_a_cycle_stops_at_the_first_refusal(
     for number in range(3):
         fill(topic.partition(number), 40)
     free, prepared = 2, 0
-    uploading = SegmentUploads._uploading
+    uploading = SegmentUploader._prepare_upload
 
     def begin(self: object, key: object, do: object) -> bool:
         nonlocal free
         free -= 1
         return free >= 0
 
-    def prepare(self: SegmentUploads, *which: Any) -> Any:
+    def prepare(self: SegmentUploader, *which: Any) -> Any:
         nonlocal prepared
         prepared += 1
         return uploading(self, *which)
 
-    monkeypatch.setattr(upload_pool.Uploads, "begin", begin)
-    monkeypatch.setattr(SegmentUploads, "_uploading", prepare)
-    done = ship(parallel=1).tick()
+    monkeypatch.setattr(upload_pool.UploadPool, "start", begin)
+    monkeypatch.setattr(SegmentUploader, "_prepare_upload", prepare)
+    done = ship(parallel=1).run_cycle()
     sealed = sum(len(topic.partition(number).handle.list_segments()) - 1 for number in range(3))
     assert done.pending == sealed - 2 > 6  # `begin` above keeps none of the two
     assert prepared == 3
@@ -121,14 +121,14 @@ def test_every_partition_has_room_in_a_tail(
         monkeypatch.setattr(module, "TAIL_BYTES", 8192)
     topic = store.create_topic("t", partitions=8, fsync="always", compression_type="none")
     shipper = ship()
-    shipper.tick()
+    shipper.run_cycle()
     topic.partition(6).append([bytes(8000)])
     for _ in range(2):
         for number in (0, 1, 2, 3, 4, 5, 7):
             topic.partition(number).append([bytes(200)])
-        shipper.tick()
+        shipper.run_cycle()
     assert ends_of(shipper)[6] == 1
-    shipper.tick()  # for those that waited meanwhile
+    shipper.run_cycle()  # for those that waited meanwhile
     assert ends_of(shipper) == [2, 2, 2, 2, 2, 2, 1, 2]
 
 

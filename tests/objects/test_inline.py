@@ -26,7 +26,7 @@ from segmentlog.objects.bucket.base import Data
 from segmentlog.objects.manifest.garbage_collection import sweep
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.policy.upload_policy import INLINE_BYTES, stands_inline, tails_to_move
+from segmentlog.policy.upload_policy import INLINE_BYTES, fits_inline, tails_to_move
 from segmentlog.store import LogStore
 
 
@@ -43,12 +43,12 @@ class Counting(Memory):
         self.asked.append(key)
         super().put(key, data)
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
-        made = super().swap(key, data, tag)
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`."""
+        made = super().compare_and_swap(key, data, tag)
         if self.lose:
             self.lose = False
-            raise ObjectStoreError(self.url, key, "the connection was cut, once it was done")
+            raise ObjectStoreError(self.url, key, "the connection was closed, once it was done")
         return made
 
 
@@ -84,12 +84,12 @@ def test_a_turn_with_little_that_is_new_is_one_request(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting
 ) -> None:
     """Of all partitions together, and whoever reads finds it."""
-    shipper.tick()
+    shipper.run_cycle()
     for name in "ab":
         for log in store.topic(name).partitions():
             log.append([b"new in %d" % log.number])
     bucket.asked.clear()
-    assert shipper.tick().put
+    assert shipper.run_cycle().put
     assert bucket.asked == [MANIFEST_KEY]
     assert store.topic("b").partition(1).shipped_offset == 1
     assert inline(decoded(bucket)) > 0
@@ -100,7 +100,7 @@ def test_a_turn_with_little_that_is_new_is_one_request(
 def test_what_is_more_is_an_object(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting) -> None:
     """As are segments, and files of the store; any older version reads that manifest."""
     store.topic("a").partition(0).append([b"x" * (INLINE_BYTES + 1)])
-    shipper.tick()
+    shipper.run_cycle()
     assert inline(decoded(bucket)) == 0
     assert json.loads(bucket.get(MANIFEST_KEY)[0])["format"] == 1
     check(bucket, tmp_path, contents(store))
@@ -111,11 +111,11 @@ def test_what_stands_in_the_manifest_is_moved_before_it_is_much(
 ) -> None:
     """So a manifest stays small, and few turns are two requests; the objects that are emptied go."""
     logs = [log for name in "ab" for log in store.topic(name).partitions()]
-    shipper.tick()
+    shipper.run_cycle()
     bucket.asked.clear()
     for number in range(200):
         logs[number % 3].append([b"%d " % number + b"x" * (number % 5) * 100])
-        shipper.tick()
+        shipper.run_cycle()
         assert inline(decoded(bucket)) <= 2 * INLINE_BYTES
         assert len(decoded(bucket).tails) < 40
     moved = len(bucket.asked) - 200
@@ -125,23 +125,23 @@ def test_what_stands_in_the_manifest_is_moved_before_it_is_much(
 
 def test_the_bounds() -> None:
     """Of the policy, which is values alone."""
-    assert stands_inline(INLINE_BYTES, INLINE_BYTES)
-    assert not stands_inline(INLINE_BYTES + 1, 0)
-    assert not stands_inline(1, INLINE_BYTES + 1)
+    assert fits_inline(INLINE_BYTES, INLINE_BYTES)
+    assert not fits_inline(INLINE_BYTES + 1, 0)
+    assert not fits_inline(1, INLINE_BYTES + 1)
     assert tails_to_move({1: INLINE_BYTES - 1, 2: 1}) == set()
     assert tails_to_move({1: INLINE_BYTES, 2: 1}) == {1, 2}
 
 
 def test_an_answer_that_was_lost_is_learnt(tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting) -> None:
     """The bytes lie there with what says so, or neither does."""
-    shipper.tick()
+    shipper.run_cycle()
     store.topic("a").partition(0).append([b"1"])
     bucket.lose = True
     with pytest.raises(ObjectStoreError):
-        shipper.tick()
+        shipper.run_cycle()
     assert store.topic("a").partition(0).shipped_offset == 0
     store.topic("b").partition(0).append([b"2"])
-    shipper.tick()
+    shipper.run_cycle()
     assert (store.topic("a").partition(0).shipped_offset, store.topic("b").partition(0).shipped_offset) == (1, 1)
     check(bucket, tmp_path, contents(store))
 
@@ -150,13 +150,13 @@ def test_what_is_held_back_stands_there_once_the_rest_does(
     tmp_path: Path, store: LogStore, shipper: Shipper, bucket: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction of which one part is large: no manifest says anything of the other one before."""
-    shipper.tick()
+    shipper.run_cycle()
     monkeypatch.setattr("segmentlog.policy.upload_policy.TAIL_BYTES", 3000)
     monkeypatch.setattr("segmentlog.objects.upload.plan.TAIL_BYTES", 3000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         for number in range(40):
             producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()
-    assert shipper.tick().waiting
+    assert shipper.run_cycle().waiting
     assert not any(part.end_offset for topic in decoded(bucket).topics for part in topic.partitions)
     shipper.ship()
     check(bucket, tmp_path, contents(store))
@@ -194,5 +194,5 @@ def test_a_tail_lies_in_one_place(store: LogStore, shipper: Shipper, bucket: Cou
     manifest = decoded(bucket)
     (tail,) = manifest.tails
     wrong = Tail(tail.number, Stored("tails/1", len(tail.data)), tail.data) if places == "both" else Tail(tail.number)
-    with pytest.raises(MalformedManifest, match="lies in two places, or in none"):
+    with pytest.raises(MalformedManifest, match="not either inline or an object"):
         decode_manifest(encode_manifest(replace(manifest, tails=(wrong,))))

@@ -57,14 +57,14 @@ def read_all(store: LogStore, isolation: str = "read_committed") -> list[bytes |
 
 def position(store: LogStore) -> int:
     """Where the group stands."""
-    (found,) = store.group_offsets.positions("g").values()
+    (found,) = store.group_offsets.by_topic_id("g").values()
     return found.offset
 
 
 def ship(store: LogStore, bucket: Memory) -> int:
     """What is on disk, and no more of it; where the log ends there."""
     shipper = Shipper(store._topics, bucket, parallel=0)
-    shipper.tick()
+    shipper.run_cycle()
     shipper.close()
     assert shipper.manifest is not None
     (topic,) = (topic for topic in shipper.manifest.topics if topic.name == "t")

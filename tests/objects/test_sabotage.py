@@ -17,14 +17,14 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.manifest import Tail
 from segmentlog.format.stub import Stub
-from segmentlog.log.replica_log import MirroredLog
-from segmentlog.log.segment_tiering import evict
-from segmentlog.objects.bucket.base import ObjectChanged
+from segmentlog.log.replica_log import ReplicaLog
+from segmentlog.log.segment_tiering import evict_segment
+from segmentlog.objects.bucket.base import PreconditionFailed
 from segmentlog.objects.local.partition_snapshot import LocalPartition
-from segmentlog.objects.upload.manifest_publisher import Root
-from segmentlog.objects.upload.multipart import Begun, SegmentPuts
+from segmentlog.objects.upload.manifest_publisher import ManifestPublisher
+from segmentlog.objects.upload.multipart import MultipartUpload, MultipartUploader
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.policy.upload_policy import Plan, plan
+from segmentlog.policy.upload_policy import PartitionPlan, plan_upload
 
 _ROUNDS = 60
 _OBJECTS = "segmentlog.objects"
@@ -35,36 +35,36 @@ def patched(what: str, value: object) -> Callable[[], Any]:
     return lambda: mock.patch(what, value)
 
 
-def _without_chunks(*args: Any, **options: Any) -> Plan:
+def _without_chunks(*args: Any, **options: Any) -> PartitionPlan:
     """What is to be uploaded is left out before it is."""
-    made = plan(*args, **options)
-    waiting = {segment.base_offset for segment in made.upload}
+    made = plan_upload(*args, **options)
+    waiting = {segment.base_offset for segment in made.segments_to_upload}
     return replace(
         made,
         pieces=tuple(piece for piece in made.pieces if piece.segment not in waiting),
-        keep=tuple(chunk for chunk in made.keep if chunk.segment not in waiting),
+        kept_chunks=tuple(chunk for chunk in made.kept_chunks if chunk.segment not in waiting),
     )
 
 
-def _put(self: Shipper, manifest: Any) -> None:
+def _publish(self: Shipper, manifest: Any) -> None:
     """A put that was refused is taken for one that was done."""
-    with contextlib.suppress(ObjectChanged):
+    with contextlib.suppress(PreconditionFailed):
         real_put(self, manifest)
-    if self._root.manifest is not manifest:
-        self._root.manifest = manifest
+    if self._publisher.manifest is not manifest:
+        self._publisher.manifest = manifest
 
 
-real_put = Shipper._put
+real_put = Shipper._publish
 
 
 def _put_late(self: Shipper, manifest: Any) -> None:
     """What is on disk here is said to be shipped, and then it is."""
-    for part in self._known.parts.values():
-        part.local.partition.handle.ledger.record_shipped(part.local.partition.durable_offset)
+    for state in self._states.by_key.values():
+        state.local.partition.handle.ledger.record_shipped(state.local.partition.durable_offset)
     real_put(self, manifest)
 
 
-def _delete(self: Root, now_ms: int, grace_ms: int) -> None:
+def _delete(self: ManifestPublisher, now_ms: int, grace_ms: int) -> None:
     """What was uploaded is deleted unless the manifest refers to it already."""
     assert self.manifest is not None
     kept = {stored.key for stored in self.manifest.objects()}
@@ -86,33 +86,33 @@ def _end_of_page(self: LocalPartition) -> Any:
 def _parts_believed() -> Iterator[None]:
     """What the journal says is not looked at, and nobody takes note of what was condemned."""
     with (
-        mock.patch.object(SegmentPuts, "_lies_there", return_value=True),
-        mock.patch.object(SegmentPuts, "settle"),
+        mock.patch.object(MultipartUploader, "_exists", return_value=True),
+        mock.patch.object(MultipartUploader, "remove_published"),
     ):
         yield
 
 
-def _put_part(self: SegmentPuts, begun: Begun, number: int, data: Any) -> None:
+def _upload_part(self: MultipartUploader, begun: MultipartUpload, number: int, data: Any) -> None:
     """The last part is said to be there, and is not."""
     real_put_part(self, begun, number, data)
-    if number == len(begun.sizes) - 1 and number:
+    if number == len(begun.part_sizes) - 1 and number:
         self._bucket.delete([f"{begun.key}.{number}"])
 
 
-real_put_part = SegmentPuts._put_part
-real_look = LocalPartition.look
-real_show = MirroredLog.show
+real_put_part = MultipartUploader._upload_part
+real_look = LocalPartition.snapshot
+real_show = ReplicaLog.publish
 
 
 def _put_evicted(self: Shipper, manifest: Any) -> None:
     """What was uploaded leaves the machine before the manifest says that it is there."""
-    for part in self._known.parts.values():
-        log = part.local.partition
-        for base, (stamp, segment) in list(part.standing.uploaded.items()) if log.config.remote_storage_enable else ():
+    for state in self._states.by_key.values():
+        log = state.local.partition
+        for base, (stamp, segment) in list(state.objects.uploaded.items()) if log.config.remote_storage_enable else ():
             stub = Stub(self.bucket.url, segment.log, 0)
             with contextlib.suppress(SegmentlogError, OSError):
-                log.advance_recovery_point()
-                evict(log.handle, base, stamp, stub)
+                log.move_recovery_point()
+                evict_segment(log.handle, base, stamp, stub)
     real_put(self, manifest)
 
 
@@ -122,29 +122,33 @@ SABOTAGES: dict[str, Callable[[], Any]] = {
         "segmentlog.objects.restore.restore.Checkpoint",
         lambda **fields: Checkpoint(**{**fields, "offset_ceiling": fields["recovery_offset"]}),
     ),
-    "chunks dropped before the segment is there": patched(f"{_OBJECTS}.upload.plan.plan", _without_chunks),
-    "a refusal taken for success": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put),
-    "acknowledged before the put": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put_late),
-    "uploads deleted as rubbish": patched(f"{_OBJECTS}.upload.manifest_publisher.Root.delete_condemned", _delete),
-    "chunks not compared with what was compacted": patched(
-        f"{_OBJECTS}.local.uploaded_objects.Standing.same_chunks", lambda self, log, chunks: set(chunks)
+    "chunks dropped before the segment is there": patched(f"{_OBJECTS}.upload.plan.plan_upload", _without_chunks),
+    "a refusal taken for success": patched(f"{_OBJECTS}.upload.shipper.Shipper._publish", _publish),
+    "acknowledged before the put": patched(f"{_OBJECTS}.upload.shipper.Shipper._publish", _put_late),
+    "uploads deleted as rubbish": patched(
+        f"{_OBJECTS}.upload.manifest_publisher.ManifestPublisher.delete_marked", _delete
     ),
-    "transactions torn": patched(f"{_OBJECTS}.upload.plan.held_back", lambda *_: frozenset()),
+    "chunks not compared with what was compacted": patched(
+        f"{_OBJECTS}.local.uploaded_objects.UploadedObjects.unchanged_chunks", lambda self, log, chunks: set(chunks)
+    ),
+    "transactions torn": patched(f"{_OBJECTS}.upload.plan.withheld_partitions", lambda *_: frozenset()),
     "shipped before it is on disk": patched(
-        "segmentlog.objects.local.partition_snapshot.LocalPartition.look", _end_of_page
+        "segmentlog.objects.local.partition_snapshot.LocalPartition.snapshot", _end_of_page
     ),
     "no look at who owns it": patched(f"{_OBJECTS}.upload.manifest_publisher.fence", lambda *_: None),
     "followers who do not tell that files were replaced": patched(
-        "segmentlog.log.replica_log.MirroredLog.show", lambda log, shown, is_replaced=False: real_show(log, shown)
+        "segmentlog.log.replica_log.ReplicaLog.publish", lambda log, shown, is_replaced=False: real_show(log, shown)
     ),
     "parts believed to lie there": _parts_believed,
-    "segments without their last part": patched("segmentlog.objects.upload.multipart.SegmentPuts._put_part", _put_part),
+    "segments without their last part": patched(
+        "segmentlog.objects.upload.multipart.MultipartUploader._upload_part", _upload_part
+    ),
     "bytes of another chunk": patched(
         f"{_OBJECTS}.upload.tail_uploader.Tail", lambda number, object=None, data=b"": Tail(number, object, data[::-1])
     ),
-    "evicted before the manifest says so": patched(f"{_OBJECTS}.upload.shipper.Shipper._put", _put_evicted),
+    "evicted before the manifest says so": patched(f"{_OBJECTS}.upload.shipper.Shipper._publish", _put_evicted),
     "files kept for their size": patched(
-        "segmentlog.objects.replica.downloads._is_there", lambda there, span: len(there) >= span.end
+        "segmentlog.objects.replica.downloads._contains_range", lambda current, part: len(current) >= part.end
     ),
 }
 

@@ -17,7 +17,7 @@ from segmentlog.log import offset_grants
 from segmentlog.log.handle import Handle
 from segmentlog.objects import takeover
 from segmentlog.objects.bucket.base import Data
-from segmentlog.objects.ownership.claim import end
+from segmentlog.objects.ownership.claim import stop_shipping
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.upload.shipper import Shipper
@@ -68,7 +68,7 @@ def test_an_owner_who_ended_meanwhile_is_not_taken_over(
 ) -> None:
     """It goes on without: whoever took over would hand out the same offsets for other records."""
     begin(bucket, tmp_path / "other", monkeypatch, "_become_owner")
-    end(store._topics, bucket)
+    stop_shipping(store._topics, bucket)
     store.topic("a").partition(0).append([b"2"])
     with pytest.raises(ShippingRefused, match="has ended shipping"):
         take_over(bucket, str(tmp_path / "other"), parallel=0)
@@ -79,14 +79,14 @@ def test_an_owner_who_ends_right_now_is_not_taken_over(
     tmp_path: Path, store: LogStore, bucket: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The put that fails for that is not tried again."""
-    swap = bucket.swap
+    swap = bucket.compare_and_swap
 
     def ending(key: str, data: Data, tag: str | None) -> str:
         monkeypatch.undo()
-        end(store._topics, bucket)
+        stop_shipping(store._topics, bucket)
         return swap(key, data, tag)
 
-    monkeypatch.setattr(bucket, "swap", ending)
+    monkeypatch.setattr(bucket, "compare_and_swap", ending)
     with pytest.raises(ShippingRefused, match="has ended shipping"):
         take_over(bucket, str(tmp_path / "other"), parallel=0)
 
@@ -97,7 +97,7 @@ def test_a_restore_makes_no_owner_of_what_a_takeover_has_begun(
 ) -> None:
     """The folder says that it is one: its logs would hand out offsets that nobody promised."""
     begin(bucket, tmp_path / "other", monkeypatch, step)
-    with pytest.raises(ShippingRefused, match="what was begun of a takeover"):
+    with pytest.raises(ShippingRefused, match="an unfinished takeover"):
         restore(bucket, str(tmp_path / "other"), parallel=0)
     take_over(bucket, str(tmp_path / "other"), parallel=0)
     with LogStore(tmp_path / "other", background=False) as other:
@@ -111,7 +111,7 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
     store.create_topic("b", fsync="always").partition(0).append([b"1"])
     ship(store, bucket)
     shipper = Shipper(store._topics, bucket, parallel=0)
-    shipper.tick()
+    shipper.run_cycle()
     take_over(bucket, str(tmp_path / "other"), parallel=0)
     fence = offset_grants.fence
 
@@ -123,14 +123,14 @@ def test_a_partition_that_cannot_be_fenced_keeps_no_other_from_that(
     monkeypatch.setattr(offset_grants, "fence", failing)
     store.topic("b").partition(0).append([b"2"])
     with pytest.raises(StoreFenced):
-        shipper.tick()
+        shipper.run_cycle()
     shipper.close()
     with pytest.raises(StoreFenced):
         store.topic("b").partition(0).append([b"3"])
-    assert "a/0: belongs to " in caplog.text
+    assert "a/0: " in caplog.text
     again = Shipper(store._topics, bucket, parallel=0)
     with pytest.raises(StoreFenced):
-        again.tick()
+        again.run_cycle()
     again.close()
 
 
@@ -138,9 +138,9 @@ def test_an_owner_whose_clock_is_set_back_is_told(tmp_path: Path, store: LogStor
     """Though he has nothing to ship: it is looked at twice a minute, whatever the clock says."""
     shipper = Shipper(store._topics, bucket, parallel=0)
     now_ms = int(time.time() * 1000)
-    shipper.tick(now_ms)
-    shipper.tick(now_ms + 40_000)
+    shipper.run_cycle(now_ms)
+    shipper.run_cycle(now_ms + 40_000)
     take_over(bucket, str(tmp_path / "other"), parallel=0)
     with pytest.raises(StoreFenced):
-        shipper.tick(now_ms - 3_600_000)
+        shipper.run_cycle(now_ms - 3_600_000)
     shipper.close()

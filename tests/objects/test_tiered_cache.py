@@ -18,11 +18,11 @@ from objects.tiering import TIERED, fill, hurried, remote, tiered_store, turn, u
 import segmentlog
 from segmentlog.errors import DiskFull, ObjectStoreError, SegmentGone
 from segmentlog.log.partition import Partition
-from segmentlog.log.segment_tiering import bring_back
-from segmentlog.objects.manifest.object_ranges import Span
+from segmentlog.log.segment_tiering import recall_segment
+from segmentlog.objects.manifest.object_ranges import ObjectRange
 from segmentlog.objects.tier import remote_reader as tiered_module
-from segmentlog.objects.tier.block_cache import Cache, RangedFile
-from segmentlog.objects.tier.remote_reader import Tiered
+from segmentlog.objects.tier.block_cache import BlockCache, CachedFile
+from segmentlog.objects.tier.remote_reader import RemoteReader
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -49,7 +49,7 @@ def log(store: LogStore) -> Partition:
     return store.topic("a").partition(0)
 
 
-def let_go(log: Partition) -> None:
+def close_lockable(log: Partition) -> None:
     """Nobody has a segment of it mapped any more."""
     gc.collect()
     log._open_segments.unmap_deleted()
@@ -76,17 +76,17 @@ def test_what_is_cleared_is_brought_anew(log: Partition, cache_dir: Path, what: 
     """Whoever has something mapped reads on in it; all others, and who looks for a time, bring it once more."""
     for _ in range(2):
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert log.offset_for_timestamp(1_017) == 17
         reading = log.read(0)
         assert next(reading).values[0] == value(0)
         clear(cache_dir, what)
         assert [batch.values[0] for batch in reading] == [value(number) for number in range(1, 45)]
-        let_go(log)
+        close_lockable(log)
     assert remote(log) == [0, 10, 20, 30]
 
 
@@ -106,7 +106,7 @@ def test_what_was_aborted_is_not_served_for_it(tmp_path: Path, cache_dir: Path, 
     with LogStore(tmp_path / "store", background=False, cache_dir=cache_dir) as store:
         log = store.topic("a").partition(0)
         values(log)
-        let_go(log)
+        close_lockable(log)
         clear(cache_dir, what)
         assert values(log, isolation="read_committed") == wanted
 
@@ -117,12 +117,12 @@ def test_it_comes_back_though_it_was_cleared(
 ) -> None:
     """Truncating does, and the end of shipping, after which all of it is here."""
     assert values_by_offset(log) == ALL
-    let_go(log)
+    close_lockable(log)
     clear(cache_dir, what)
     assert log.truncate(35) is not None
     assert remote(log) == [0, 10, 20]
     clear(cache_dir, what)
-    assert store.shipping.end() == url_of(tmp_path)
+    assert store.shipping.stop_permanently() == url_of(tmp_path)
     assert remote(log) == []
     assert list(values_by_offset(log)) == list(range(35))
 
@@ -141,12 +141,12 @@ def test_what_makes_no_room_is_tried_again(tmp_path: Path) -> None:
     """A file that was used long ago stays where no other one can be put in its place; what comes meanwhile is here."""
     bucket = Memory()
     bucket.put("x", b"x" * 100)
-    cache = Cache(bucket, 100, 0)
+    cache = BlockCache(bucket, 100, 0)
     folder = tmp_path / "here"
     folder.mkdir()
     for name in ("a", "b"):
         path = f"{folder}/{name}"
-        cache.files[path] = RangedFile(cache, path, (Span(0, 100, "x", 0, ""),))
+        cache.files[path] = CachedFile(cache, path, (ObjectRange(0, 100, "x", 0, ""),))
     old, new = cache.files.values()
     held = [old.open(), new.open()]
     held[0].need(0, 100)
@@ -160,10 +160,10 @@ def test_what_makes_no_room_is_tried_again(tmp_path: Path) -> None:
 def test_what_does_not_come_is_told(store: LogStore, log: Partition) -> None:
     """Nobody says that shipping has ended, or truncates, while bytes that are needed here lie elsewhere alone."""
     store.fs.reach_by, before = None, store.fs.reach_by
-    with pytest.raises(ObjectStoreError, match="lies there alone still"):
+    with pytest.raises(ObjectStoreError, match="could not be recalled"):
         log.truncate(15)
-    with pytest.raises(ObjectStoreError, match="lies there alone still"):
-        store.shipping.end()
+    with pytest.raises(ObjectStoreError, match="could not be recalled"):
+        store.shipping.stop_permanently()
     store.fs.reach_by = before
     assert os.path.exists(f"{store.path}/@ship")
     assert values_by_offset(log) == ALL
@@ -175,7 +175,7 @@ def test_a_store_that_is_opened_by_its_url_brings_it_anew(tmp_path: Path, store:
     with segmentlog.open(url_of(tmp_path), cache_dir=there, background=False) as attached:
         log = attached.topic("a").partition(0)
         assert values_by_offset(log) == ALL
-        let_go(log)
+        close_lockable(log)
         clear(there, ".log")
         assert values_by_offset(log) == ALL
         clear(there, ".log")
@@ -201,7 +201,7 @@ def test_a_disk_for_the_cache_that_fails_is_named(
 
     with monkeypatch.context() as broken:
         broken.setattr(f"segmentlog.objects.tier.block_cache.{call}", fail)
-        for do in (lambda: values(log), lambda: bring_back(log.handle, 0), lambda: log.truncate(15)):
+        for do in (lambda: values(log), lambda: recall_segment(log.handle, 0), lambda: log.truncate(15)):
             with pytest.raises(kind, match=says) as raised:
                 do()
             assert f"{cache_dir}/segmentlog-" in str(raised.value)
@@ -234,17 +234,17 @@ def test_a_url_that_is_told_later_counts_from_then_on(tmp_path: Path, monkeypatc
         fill(log, 45)
         turn(store, bucket)
         path = f"{log.folder}/{0:020d}.log"
-    tiered = Tiered()
+    tiered = RemoteReader()
     try:
-        found = tiered.reach(FileSystem(), path)
+        found = tiered.open_segment(FileSystem(), path)
         assert found is not None
         with pytest.raises(ObjectStoreError, match="403"):
             found.need(0, 1)
-        tiered.know("s3://key:secret@bucket/store")
+        tiered.add_url("s3://key:secret@bucket/store")
         found.need(0, 1)
-        again = tiered.reach(FileSystem(), path)
+        again = tiered.open_segment(FileSystem(), path)
         assert again is not None
         again.need(0, 1)
-        assert tiered.got_bytes == os.stat(path).st_size
+        assert tiered.downloaded_bytes == os.stat(path).st_size
     finally:
         tiered.close()

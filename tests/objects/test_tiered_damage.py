@@ -23,11 +23,11 @@ from segmentlog.inspection.segment_inspection import read_segment
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.log.repair.partition_repair import repair_partition
-from segmentlog.log.segment_tiering import bring_back, evict
-from segmentlog.objects.bucket.local_bucket import Folder
-from segmentlog.objects.bucket.upload_pool import describe
+from segmentlog.log.segment_tiering import evict_segment, recall_segment
+from segmentlog.objects.bucket.local_bucket import LocalBucket
+from segmentlog.objects.bucket.upload_pool import describe_object
 from segmentlog.objects.tier import remote_reader as tiered_module
-from segmentlog.objects.tier.remote_reader import Tiered, reaching
+from segmentlog.objects.tier.remote_reader import RemoteReader, remote_segments_readable
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem, Ranges
@@ -60,7 +60,7 @@ def object_of(log: Partition, base: int) -> Path:
 
 def findings(store: LogStore) -> list[Finding]:
     """What verify says that matters."""
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         return [one for one in inspect_store(store.path, fs=fs) if one.severity != "note"]
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_stub_is_told_and_made_anew(tmp_path: Path, store: LogStore, l
     (found,) = findings(store)
     assert (found.severity, found.path) == ("damage", str(path))
     assert "segmentlog ship" in found.what
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         report = repair_partition(fs, log.folder, "a", 0, lambda: store.topic("a").config)
     assert not report.does_anything
     with LogStore(store.path, background=False) as again, pytest.raises(CorruptBatch, match=r"\.remote"):
@@ -136,7 +136,7 @@ def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
     tmp_path: Path, store: LogStore, log: Partition
 ) -> None:
     """Between the question where its bytes are and the reading of them: then it is asked once more."""
-    assert bring_back(log.handle, 10)
+    assert recall_segment(log.handle, 10)
 
     class Leaving(FileSystem):
         def ranged(self, path: str) -> Ranges | None:
@@ -147,7 +147,7 @@ def test_a_segment_that_leaves_while_it_is_looked_at_is_no_damage(
 
     path = next(segment.path for segment in log.segments() if segment.base_offset == 10)
     whole = Path(path).read_bytes()
-    with reaching(Leaving()) as fs:
+    with remote_segments_readable(Leaving()) as fs:
         assert read_segment(fs, path) == (len(whole), whole, [])
     assert remote(log) == [0, 10, 20, 30]
 
@@ -185,7 +185,7 @@ def test_an_object_that_is_gone_is_told_and_repaired(tmp_path: Path, store: LogS
     damage = findings(store)
     assert damage
     assert "damage" in {one.severity for one in damage}
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         report = repair_partition(fs, log.folder, "a", 0, lambda: store.topic("a").config)
     assert [(lost.base_offset, lost.end_offset) for lost in report.lost] == [(10, 20)]
     assert list(values_by_offset(log)) == [*range(10), *range(20, 45)]
@@ -225,7 +225,7 @@ def test_what_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
         fill(log, 45)
         shipper = Shipper(store._topics, bucket, parallel=0)
         shipper.ship()
-        assert "no such object" in shipper.troubles["a/0"]
+        assert "no such object" in shipper.eviction_errors["a/0"]
         shipper.close()
         assert remote(log) == []
         assert values_by_offset(log) == ALL
@@ -240,19 +240,19 @@ def test_a_disk_without_room_keeps_it_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(DiskFull):
             log.truncate(15)
         with pytest.raises(DiskFull):
-            store.shipping.end()
+            store.shipping.stop_permanently()
         assert remote(log) == [0, 10, 20, 30]
         fs.heal()
         assert values_by_offset(log) == ALL
-        assert store.shipping.end() == url_of(tmp_path)
+        assert store.shipping.stop_permanently() == url_of(tmp_path)
         assert remote(log) == []
         fs.room_bytes = 0
-        bucket = Folder(str(tmp_path / "other"))
+        bucket = LocalBucket(str(tmp_path / "other"))
         fs.heal()
         fs.fail("set_modified", errno.ENOSPC, times=None)
         shipper = Shipper(store._topics, bucket, parallel=0)
         shipper.ship()
-        assert list(shipper.troubles) == ["a/0"]
+        assert list(shipper.eviction_errors) == ["a/0"]
         shipper.close()
         fs.heal()
         assert (remote(log), values_by_offset(log)) == ([], ALL)
@@ -278,10 +278,10 @@ def one_segment(folder: Path, fs: FileSystem) -> tuple[LogStore, Partition, Stub
     fill(log, 15)
     log.advance_recovery_point()
     data = Path(log.segments()[0].path).read_bytes()
-    bucket = Folder(str(folder / "bucket"))
+    bucket = LocalBucket(str(folder / "bucket"))
     bucket.put("manifest.json", b"{}")
     bucket.put("segments/x", data)
-    stub = Stub(bucket.url, describe("segments/x", data), 1)
+    stub = Stub(bucket.url, describe_object("segments/x", data), 1)
     found = os.stat(log.segments()[0].path)
     return store, log, stub, (found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -290,16 +290,16 @@ def test_one_that_leaves_again_while_it_comes_back_keeps_its_stub(tmp_path: Path
     """Whoever brings it back is stopped before the stub goes: by then that may be the next one's."""
     fs = Hurried()
     store, log, stub, stamp = one_segment(tmp_path, fs)
-    assert evict(log.handle, 0, stamp, stub)
+    assert evict_segment(log.handle, 0, stamp, stub)
     other = Partition(log.folder, "a", 0, lambda: log.config, fs=NoSyncFileSystem())
     left: list[bool] = []
 
     def leave() -> None:
         there = os.stat(log.segments()[0].path)
-        left.append(evict(other.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub))
+        left.append(evict_segment(other.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub))
 
     fs.before("sync_folder", leave)
-    assert bring_back(log.handle, 0)
+    assert recall_segment(log.handle, 0)
     other.abandon()
     assert left == [True]
     assert remote(log) == [0]
@@ -320,10 +320,10 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
         fs = Hurried()
         store, log, stub, stamp = one_segment(folder, fs)
         if what == "bring back":
-            assert evict(log.handle, 0, stamp, stub)
+            assert evict_segment(log.handle, 0, stamp, stub)
         fs.die_at(call)
         try:
-            assert evict(log.handle, 0, stamp, stub) if what == "evict" else bring_back(log.handle, 0)
+            assert evict_segment(log.handle, 0, stamp, stub) if what == "evict" else recall_segment(log.handle, 0)
             done = True
         except Died:
             pass
@@ -334,9 +334,9 @@ def test_killed_at_any_call_it_is_here_or_there(tmp_path: Path, what: str) -> No
             assert len(values(log)) == 15, call
             there = os.stat(log.segments()[0].path)
             if what == "evict":
-                evict(log.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub)
+                evict_segment(log.handle, 0, (there.st_ino, there.st_size, there.st_mtime_ns), stub)
             else:
-                bring_back(log.handle, 0)
+                recall_segment(log.handle, 0)
             assert remote(log) == ([0] if what == "evict" else [])
             assert len(values(log)) == 15
             assert [one for one in findings(again) if one.severity == "damage"] == []
@@ -362,22 +362,22 @@ def test_the_power_fails_at_any_moment(monkeypatch: Any) -> None:
     path = log.segments()[0].path
     data = read_file(fs, path)
     bucket.put("segments/x", data)
-    stub = Stub(bucket.url, describe("segments/x", data), 1)
+    stub = Stub(bucket.url, describe_object("segments/x", data), 1)
     points: list[Any] = []
     monkeypatch.setattr(disk, "changed", lambda: points.append(disk.point()))
-    tiered = Tiered()
+    tiered = RemoteReader()
     try:
-        with reaching(fs, tiered):
+        with remote_segments_readable(fs, tiered):
             for _ in range(2):
                 found = fs.stat(path)
-                assert evict(log.handle, 0, (found.st_ino, found.st_size, found.st_mtime_ns), stub)
-                assert bring_back(log.handle, 0)
+                assert evict_segment(log.handle, 0, (found.st_ino, found.st_size, found.st_mtime_ns), stub)
+                assert recall_segment(log.handle, 0)
             log.abandon()
         seen = set()
         for point in points:
             for survivor in point.crashes(rng, 12):
                 after = survivor.process()
-                with reaching(after, tiered):
+                with remote_segments_readable(after, tiered):
                     again = Partition("/t/0", "t", 0, lambda: config, fs=after)
                     try:
                         assert values(again) == [value(number) for number in range(15)]

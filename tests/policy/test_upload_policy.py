@@ -25,14 +25,14 @@ from segmentlog.format.manifest import (
     encode_manifest,
 )
 from segmentlog.policy.upload_policy import (
+    GRANT_MIN,
     TAIL_BYTES,
-    WINDOW_MIN,
     LocalLog,
     LocalSegment,
-    ceiling_for,
-    entry,
-    plan,
-    promise,
+    extend_grant,
+    grant_only_entry,
+    manifest_entry,
+    plan_upload,
     wasted_tails,
 )
 from segmentlog.records import EpochStart, LostRange
@@ -80,8 +80,8 @@ class Log:
         """Ship what can be shipped, and check what is said of it; whether it is all that there is."""
         local = self.local()
         before = self.shipped
-        to_do = plan(local, before, self.uploaded, before.chunks if before else (), room_bytes=self.room_bytes)
-        for segment in to_do.upload:
+        to_do = plan_upload(local, before, self.uploaded, before.chunks if before else (), room_bytes=self.room_bytes)
+        for segment in to_do.segments_to_upload:
             stored = Stored(f"s{segment.base_offset}", segment.size_bytes, "0" * 16, "0" * 64)
             self.uploading[segment.base_offset] = ShippedSegment(segment.base_offset, segment.end_offset, stored)
         number, start, chunks = len(self.tails), 0, []
@@ -101,10 +101,10 @@ class Log:
             start += piece.size_bytes
         self.tails.append(Tail(number, Stored(f"t{number}", start, "0" * 16, "0" * 64)))
         assert start <= self.room_bytes or (len(to_do.pieces) == 1 and to_do.pieces[0].segment == self.bases[-1])
-        self.shipped = entry(local, before, to_do, chunks, (), ceiling_for(self.end_offset, 0, 0.0))
+        self.shipped = manifest_entry(local, before, to_do, chunks, (), extend_grant(self.end_offset, 0, 0.0))
         self._check(local)
         assert before is None or self.shipped.end_offset >= before.end_offset
-        return not to_do.is_behind
+        return not to_do.is_incomplete
 
     def _check(self, local: LocalLog) -> None:
         """Each byte from the beginning to the end that is told is there once, in the file that it belongs to."""
@@ -180,11 +180,11 @@ def test_what_was_shipped_stays_until_what_stands_for_it_is_there() -> None:
     before = log.shipped
     assert before is not None
     local = log.local()
-    again = plan(local, before, {}, before.chunks, same=lambda chunk: False, room_bytes=200)
-    assert again.is_behind
-    assert (again.segments, again.keep, again.pieces) == (before.segments, before.chunks, ())
+    again = plan_upload(local, before, {}, before.chunks, is_unchanged=lambda chunk: False, room_bytes=200)
+    assert again.is_incomplete
+    assert (again.segments, again.kept_chunks, again.pieces) == (before.segments, before.chunks, ())
     assert again.end_offset == before.end_offset
-    assert [segment.base_offset for segment in again.upload] == [0]
+    assert [segment.base_offset for segment in again.segments_to_upload] == [0]
 
 
 def test_an_end_that_was_given_up_may_be_nearer() -> None:
@@ -196,23 +196,23 @@ def test_an_end_that_was_given_up_may_be_nearer() -> None:
     local = LocalLog(
         0, 0, 4, (EpochStart(0, 0), EpochStart(1, 4)), (), Compacted(), False, 2, (LocalSegment(0, 4, 400, False),)
     )
-    to_do = plan(local, before, {}, before.chunks if before else (), same=lambda chunk: False)
-    assert (to_do.end_offset, to_do.is_behind) == (4, False)
+    to_do = plan_upload(local, before, {}, before.chunks if before else (), is_unchanged=lambda chunk: False)
+    assert (to_do.end_offset, to_do.is_incomplete) == (4, False)
     assert [(piece.position, piece.size_bytes) for piece in to_do.pieces] == [(0, 400)]
-    made = entry(local, before, to_do, [Chunk(0, 0, 400, 0, 4, 1, 0, "")], (), 0)
+    made = manifest_entry(local, before, to_do, [Chunk(0, 0, 400, 0, 4, 1, 0, "")], (), 0)
     assert before is not None
     assert made.generation == before.generation + 1
-    assert made.ceiling == before.ceiling
+    assert made.offset_grant == before.offset_grant
 
 
 def test_ceilings_are_raised_ahead() -> None:
     """At half of the window, which is two minutes of appends, or more; they never sink."""
-    ceiling = ceiling_for(0, 0, 0.0)
-    assert ceiling == WINDOW_MIN
-    assert ceiling_for(WINDOW_MIN // 2, ceiling, 0.0) == ceiling
-    assert ceiling_for(WINDOW_MIN // 2 + 1, ceiling, 0.0) == WINDOW_MIN // 2 + 1 + WINDOW_MIN
-    assert ceiling_for(100, 0, 1e6) == 100 + 120 * 10**6
-    assert promise(3, 77, EpochStart(0, 0)).ceiling == 77
+    offset_grant = extend_grant(0, 0, 0.0)
+    assert offset_grant == GRANT_MIN
+    assert extend_grant(GRANT_MIN // 2, offset_grant, 0.0) == offset_grant
+    assert extend_grant(GRANT_MIN // 2 + 1, offset_grant, 0.0) == GRANT_MIN // 2 + 1 + GRANT_MIN
+    assert extend_grant(100, 0, 1e6) == 100 + 120 * 10**6
+    assert grant_only_entry(3, 77, EpochStart(0, 0)).offset_grant == 77
 
 
 def test_tails_that_hold_little_are_emptied() -> None:
@@ -238,17 +238,17 @@ def test_a_compacted_segment_goes_with_what_took_the_place_of_its_records(begun_
         )
         for segment in segments[:2]
     }
-    before = promise(0, 100, EpochStart(0, 0))
+    before = grant_only_entry(0, 100, EpochStart(0, 0))
     for shipped in (None, before):
-        waits = plan(local, shipped, {0: copies[0]})
-        assert waits.is_behind
+        waits = plan_upload(local, shipped, {0: copies[0]})
+        assert waits.is_incomplete
         assert waits.end_offset == (0 if begun_offset > 3 else 3)
         assert len(waits.segments) == (begun_offset <= 3)
-        assert [segment.base_offset for segment in waits.upload] == [3]
-        made = entry(local, shipped, waits, (), (), 100)
+        assert [segment.base_offset for segment in waits.segments_to_upload] == [3]
+        made = manifest_entry(local, shipped, waits, (), (), 100)
         assert (made.end_offset, made.active_base) == (waits.end_offset, waits.end_offset)
-        whole = plan(local, shipped, copies)
-        assert (whole.end_offset, whole.is_behind) == (9, False)
+        whole = plan_upload(local, shipped, copies)
+        assert (whole.end_offset, whole.is_incomplete) == (9, False)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -257,15 +257,15 @@ def test_another_generation_tells_that_chunks_were_replaced(same: bool) -> None:
     segments = (LocalSegment(0, 4, 400, True), LocalSegment(4, 6, 100, False))
     local = LocalLog(0, 0, 6, (EpochStart(0, 0),), (), Compacted(), False, 2, segments)
     put = [Chunk(0, 0, 400, 0, 4, 0, 0, ""), Chunk(4, 0, 100, 4, 6, 0, 400, "")]
-    first = entry(local, None, plan(local, None, {}), put, (), 100)
-    again = plan(local, first, {}, first.chunks, same=lambda chunk: same or chunk.segment > 0)
+    first = manifest_entry(local, None, plan_upload(local, None, {}), put, (), 100)
+    again = plan_upload(local, first, {}, first.chunks, is_unchanged=lambda chunk: same or chunk.segment > 0)
     chunks = [Chunk(piece.segment, 0, piece.size_bytes, 0, 4, 1, 0, "") for piece in again.pieces]
     assert len(chunks) == (not same)
-    made = entry(local, first, again, chunks, (), 100, same=lambda chunk: same or chunk.segment > 0)
+    made = manifest_entry(local, first, again, chunks, (), 100, is_unchanged=lambda chunk: same or chunk.segment > 0)
     assert made.generation == first.generation + (not same)
     trimmed = replace(local, log_start_offset=4, segments=segments[1:])
-    kept = plan(trimmed, first, {}, first.chunks, same=lambda chunk: chunk.segment > 0)
-    made = entry(trimmed, first, kept, (), (), 100, same=lambda chunk: chunk.segment > 0)
+    kept = plan_upload(trimmed, first, {}, first.chunks, is_unchanged=lambda chunk: chunk.segment > 0)
+    made = manifest_entry(trimmed, first, kept, (), (), 100, is_unchanged=lambda chunk: chunk.segment > 0)
     assert made.generation == first.generation, "what retention deletes is no replacement"
 
 
@@ -273,18 +273,18 @@ def test_what_is_kept_keeps_what_it_had_lost() -> None:
     """A truncation goes through a lost range, and the segments that are left have yet to be uploaded: what lies there
     until then is explained by the old range, and not by the one that took its place."""
     before = ShippedPartition(
-        number=0, ceiling=100, log_start_offset=0, end_offset=15, generation=1,
+        number=0, offset_grant=100, log_start_offset=0, end_offset=15, generation=1,
         epochs=(EpochStart(0, 0), EpochStart(1, 15)), lost_ranges=(LostRange(8, 15, 1, "", 0),), active_base=15,
         segments=(ShippedSegment(0, 15, Stored("s", 400, "0" * 16, "0" * 64)),),
     )  # fmt: skip
     segments = (LocalSegment(0, 16, 5 << 20, True), LocalSegment(16, 16, 0, False))
     epochs = (*before.epochs, EpochStart(2, 16))
     local = LocalLog(0, 0, 16, epochs, (LostRange(7, 16, 2, "", 0),), Compacted(), False, 3, segments)
-    waits = plan(local, before, {})
-    assert [segment.base_offset for segment in waits.upload] == [0]
-    assert entry(local, before, waits, (), (), 200) == replace(before, ceiling=200)
+    waits = plan_upload(local, before, {})
+    assert [segment.base_offset for segment in waits.segments_to_upload] == [0]
+    assert manifest_entry(local, before, waits, (), (), 200) == replace(before, offset_grant=200)
     copy = ShippedSegment(0, 16, Stored("t", 5 << 20, "1" * 16, "1" * 64))
-    made = entry(local, before, plan(local, before, {0: copy}), (), (), 200)
+    made = manifest_entry(local, before, plan_upload(local, before, {0: copy}), (), (), 200)
     assert (made.epochs, made.lost_ranges, made.end_offset) == (epochs, local.lost_ranges, 16)
 
 
@@ -306,12 +306,12 @@ def test_a_segment_that_lies_there_alone_is_never_put_in_chunks() -> None:
     uploaded = {base: one for base, one in log.uploaded.items() if base != first.base_offset}
     for remote in ("", "s10"):
         local = replace(there, segments=(compacted, replace(second, remote=remote), *rest))
-        to_do = plan(local, before, uploaded, before.chunks)
-        assert to_do.upload == (compacted,)
-        assert to_do.is_kept == bool(remote)
-        said = entry(local, before, to_do, (), (), before.ceiling)
+        to_do = plan_upload(local, before, uploaded, before.chunks)
+        assert to_do.segments_to_upload == (compacted,)
+        assert to_do.keeps_entry == bool(remote)
+        said = manifest_entry(local, before, to_do, (), (), before.offset_grant)
         keys = {segment.log.key for segment in said.segments}
         assert ("s10" in keys) == bool(remote)
     uploaded[first.base_offset] = ShippedSegment(0, 10, Stored("new", 500, "0" * 16, "0" * 64))
-    to_do = plan(local, before, uploaded, before.chunks)
+    to_do = plan_upload(local, before, uploaded, before.chunks)
     assert [segment.log.key for segment in to_do.segments] == ["new", "s10", "s20"]

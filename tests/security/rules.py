@@ -31,9 +31,9 @@ def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, na
     )
 
 
-def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.Call:
+def Call(authorizer: Authorizer, principal: Principal = ANN) -> server_call.RequestContext:
     """A call of this principal, to a broker that has rules and limits."""
     broker: Any = SimpleNamespace(authorizer=authorizer, settings=ServerSettings())
-    return server_call.Call(
+    return server_call.RequestContext(
         broker=broker, api_key=29, version=3, client_id="", client_host=HOST, principal=principal
     )  # fmt: skip

@@ -20,11 +20,11 @@ def main() -> None:
     path, port, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if len(sys.argv) > 4:
         supervisor.SILENT_S = float(sys.argv[4])  # type: ignore[misc]
-        worker_lifecycle.BEAT_S = supervisor.BEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
+        worker_lifecycle.HEARTBEAT_S = supervisor.HEARTBEAT_S = supervisor.SILENT_S / 5  # type: ignore[misc]
     if patience_s := os.environ.get("KILLED_PATIENCE_S"):
         supervisor._PATIENCE_S = float(patience_s)  # type: ignore[misc]
     users = sys.argv[5] if len(sys.argv) > 5 else None
-    plan = supervisor.Plan(
+    plan = supervisor.ServerPlan(
         path=path, host="127.0.0.1", port=port, workers=workers,
         settings=ServerSettings(default_partitions=4), security=Security(users=users),
     )  # fmt: skip

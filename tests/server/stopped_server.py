@@ -38,13 +38,13 @@ def main() -> None:
             is_told.append(True)
             print(of.bootstrap_servers, flush=True)
 
-    enter = long_poll.Arrivals.enter
+    enter = long_poll.FetchPurgatory.park
 
-    def enter_aloud(self: long_poll.Arrivals, waiter: long_poll.Waiter) -> None:
+    def enter_aloud(self: long_poll.FetchPurgatory, waiter: long_poll.ParkedRequest) -> None:
         enter(self, waiter)
         print("waiting", flush=True)
 
-    long_poll.Arrivals.enter = enter_aloud  # type: ignore[method-assign]
+    long_poll.FetchPurgatory.park = enter_aloud  # type: ignore[method-assign]
     if fsync_s:
         FileSystem.fdatasync = staticmethod(fdatasync)
     for module in (supervisor, worker_process):
@@ -53,7 +53,7 @@ def main() -> None:
     is_told: list[bool] = []
     security = Security(users=told.get("users"), tls_cert=told.get("cert"), tls_key=told.get("key"))
     settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=300_000))
-    plan = supervisor.Plan(path=told["path"], host="127.0.0.1", port=0, settings=settings, security=security)
+    plan = supervisor.ServerPlan(path=told["path"], host="127.0.0.1", port=0, settings=settings, security=security)
     supervisor.Supervisor(plan, run, on_change=on_change).run()
 
 

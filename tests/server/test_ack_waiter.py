@@ -13,13 +13,13 @@ from logs import open_log
 from segmentlog.errors import LogTruncated, PartitionFailed
 from segmentlog.log.partition import Partition
 from segmentlog.records import LostRange
-from segmentlog.server.ack_waiter import Durability
+from segmentlog.server.ack_waiter import AckWaiter
 
 
 @pytest.fixture
-def durability() -> Iterator[Durability]:
+def durability() -> Iterator[AckWaiter]:
     """With two threads."""
-    made = Durability(2)
+    made = AckWaiter(2)
     yield made
     made.close()
 
@@ -58,7 +58,7 @@ def held(monkeypatch: pytest.MonkeyPatch, log: Partition, sync: Callable[..., in
 
 
 def test_one_fsync_for_all_who_came_meanwhile(
-    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one covers everybody who came while the first one ran."""
     log, told, calls = open_log(tmp_path), Told(), []
@@ -73,7 +73,7 @@ def test_one_fsync_for_all_who_came_meanwhile(
     assert calls[-1] == 50
 
 
-def test_a_failed_fsync_is_told_to_all(tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fsync_is_told_to_all(tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to those who come later, who are not told that it is well."""
     log, told = open_log(tmp_path), Told()
 
@@ -89,7 +89,7 @@ def test_a_failed_fsync_is_told_to_all(tmp_path: Path, durability: Durability, m
 
 
 def test_what_was_dropped_is_told_to_whom_it_concerns(
-    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for records that are still there is not told that others' are gone."""
     log, told = open_log(tmp_path), Told()
@@ -109,7 +109,7 @@ def test_what_was_dropped_is_told_to_whom_it_concerns(
 
 
 def test_one_who_fails_to_listen_keeps_nobody_waiting(
-    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception of whoever is told ends nobody else's wait, and no thread."""
     log, told = open_log(tmp_path), Told()

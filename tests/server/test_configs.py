@@ -46,9 +46,9 @@ from segmentlog.server.codec.generated.incremental_alter_configs import (
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.handlers.config_handlers import describe_configs
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 TOPIC, BROKER, GROUP = 2, 4, 32
@@ -62,7 +62,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
     DESCRIBE_LOG_DIRS,
     INCREMENTAL_ALTER_CONFIGS,
 ) = 0, 21, 19, 32, 33, 35, 44
-NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def store(tmp_path: Path) -> LogStore:
 @pytest.fixture
 def brokers(store: LogStore) -> Iterator[list[Broker]]:
     """Two workers."""
-    brokers = [Broker(store, Cluster("c", NODES, one.node_id), ServerSettings(), OpenAuthorizer()) for one in NODES]
+    brokers = [
+        Broker(store, WorkerCluster("c", NODES, one.node_id), ServerSettings(), OpenAuthorizer()) for one in NODES
+    ]
     yield brokers
     brokers[0].close()
 
@@ -90,7 +92,7 @@ def desk(brokers: list[Broker]) -> Desk:
 @pytest.fixture
 def alone(store: LogStore) -> Iterator[Desk]:
     """Provide a worker without others, which leads every partition."""
-    broker = Broker(store, Cluster("c", NODES[:1], 1), ServerSettings(), OpenAuthorizer())
+    broker = Broker(store, WorkerCluster("c", NODES[:1], 1), ServerSettings(), OpenAuthorizer())
     yield Desk(broker)
     broker.close()
 
@@ -118,7 +120,7 @@ def test_ten_thousand_topics_are_described_at_once(
     """Kafka's tools put all topics of a cluster into one request."""
     config = TopicConfig(retention_ms=60_000)
     monkeypatch.setattr(LogStore, "topic", lambda *_: SimpleNamespace(config=config))
-    call = Call(
+    call = RequestContext(
         broker=desk.broker, api_key=DESCRIBE_CONFIGS, version=4, client_id="", client_host="", principal=ANONYMOUS
     )
     resources = [DescribeConfigsResource(TOPIC, f"topic-{number}", None) for number in range(10_000)]
@@ -342,7 +344,7 @@ def test_throttles_of_a_broker_are_taken_away(desk: Desk, name: str) -> None:
 def test_who_may_not_alter_brokers_may_reset_nothing(store: LogStore, tmp_path: Path) -> None:
     """It is an alteration, though nothing comes of it."""
     (tmp_path / "acls").write_text("allow User:ANONYMOUS alter-configs topic:t\n")
-    broker = Broker(store, Cluster("c", NODES, 1), ServerSettings(), Authorizer(str(tmp_path / "acls")))
+    broker = Broker(store, WorkerCluster("c", NODES, 1), ServerSettings(), Authorizer(str(tmp_path / "acls")))
     try:
         answer = alter(Desk(broker), ("log.cleaner.threads", DELETE, None), kind=BROKER, name="1")
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -18,9 +18,9 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server import converted_batch_cache
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
-from segmentlog.server.converted_batch_cache import DiskRenderings, Renderings
+from segmentlog.server.converted_batch_cache import ConvertedBatchCache, DiskBatchCache
 from segmentlog.server.server_settings import Limits, ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 PARTITIONS = 8
@@ -54,9 +54,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def disk(tmp_path: Path, clock: Clock) -> Iterator[DiskRenderings]:
+def disk(tmp_path: Path, clock: Clock) -> Iterator[DiskBatchCache]:
     """Room for ten batches in five files."""
-    disk = DiskRenderings(str(tmp_path), 5 * 2 * 35_000, 2 * 35_000, clock)
+    disk = DiskBatchCache(str(tmp_path), 5 * 2 * 35_000, 2 * 35_000, clock)
     yield disk
     disk.close()
 
@@ -66,25 +66,25 @@ def joined(wire: list[converted_batch_cache.Buffer]) -> bytes:
     return b"".join(wire)
 
 
-def ask(kept: Renderings, batches: list[RecordBatch]) -> int:
+def ask(kept: ConvertedBatchCache, batches: list[RecordBatch]) -> int:
     """Ask for all of them; how many had to be made."""
     before = kept.miss_count
     for batch in batches:
-        assert joined(kept.wire("topic", batch)) == joined(to_wire_batches(batch))
+        assert joined(kept.convert("topic", batch)) == joined(to_wire_batches(batch))
     return kept.miss_count - before
 
 
 def test_in_memory(batches: list[RecordBatch]) -> None:
     """The last ones that were asked for are there."""
-    kept = Renderings(5 * SIZE)
+    kept = ConvertedBatchCache(5 * SIZE)
     assert ask(kept, batches) == 20
     assert ask(kept, batches[-3:]) == 0
     assert ask(kept, batches) == 20
 
 
-def test_on_disk_from_the_second_time_on(batches: list[RecordBatch], disk: DiskRenderings) -> None:
+def test_on_disk_from_the_second_time_on(batches: list[RecordBatch], disk: DiskBatchCache) -> None:
     """What is asked for once is not written; what is asked for again is found from then on."""
-    kept = Renderings(0, disk)
+    kept = ConvertedBatchCache(0, disk)
     assert ask(kept, batches[:8]) == 8
     assert disk.size_bytes == 0
     assert ask(kept, batches[:8]) == 8
@@ -92,16 +92,16 @@ def test_on_disk_from_the_second_time_on(batches: list[RecordBatch], disk: DiskR
     assert ask(kept, batches[:8]) == 0
 
 
-def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskRenderings, clock: Clock) -> None:
+def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskBatchCache, clock: Clock) -> None:
     """What was asked for lately stays, though more is asked for; what nobody wants any more makes room."""
-    kept = Renderings(0, disk)
+    kept = ConvertedBatchCache(0, disk)
     for _ in range(4):
         ask(kept, batches)
         assert disk.size_bytes <= 5 * 2 * 35_000
     first = ask(kept, batches)
     assert 0 < first < 20  # a part is found, round after round, though there is no room for all
     assert ask(kept, batches) == first
-    held = kept.wire("topic", batches[0])
+    held = kept.convert("topic", batches[0])
     clock.now_s += 1000
     for _ in range(3):
         made = ask(kept, batches[-8:])
@@ -112,11 +112,11 @@ def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskRenderings, c
 def test_a_full_disk_is_no_error(batches: list[RecordBatch], tmp_path: Path) -> None:
     """Without room, or without such files, batches are made each time."""
     for broken in (
-        DiskRenderings(str(tmp_path), 1 << 62, 1 << 60),
-        DiskRenderings(str(tmp_path / "none"), 1 << 30),
-        DiskRenderings(str(tmp_path), 0),
+        DiskBatchCache(str(tmp_path), 1 << 62, 1 << 60),
+        DiskBatchCache(str(tmp_path / "none"), 1 << 30),
+        DiskBatchCache(str(tmp_path), 0),
     ):
-        kept = Renderings(0, broken)
+        kept = ConvertedBatchCache(0, broken)
         assert [ask(kept, batches[:4]) for _ in range(3)] == [4, 4, 4]
         assert broken.size_bytes == 0
         kept.close()
@@ -124,7 +124,7 @@ def test_a_full_disk_is_no_error(batches: list[RecordBatch], tmp_path: Path) -> 
 
 def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
     """Who asks for what is being made waits for that; who made it in vain leaves it to the next."""
-    kept = Renderings(1 << 20)
+    kept = ConvertedBatchCache(1 << 20)
     begun, go_on = threading.Event(), threading.Event()
     calls = []
 
@@ -138,14 +138,14 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
 
     def first() -> None:
         with pytest.raises(MemoryError):
-            kept.wire("topic", batches[0])
+            kept.convert("topic", batches[0])
 
     found: list[bytes] = []
     with mock.patch.object(converted_batch_cache, "to_wire_batches", slowly):
         threads = [threading.Thread(target=first)]
         threads[0].start()
         assert begun.wait(10)
-        threads.append(threading.Thread(target=lambda: found.append(joined(kept.wire("topic", batches[0])))))
+        threads.append(threading.Thread(target=lambda: found.append(joined(kept.convert("topic", batches[0])))))
         threads[1].start()
         go_on.set()
         for thread in threads:
@@ -160,8 +160,8 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
 
 def test_what_is_held_is_counted(batches: list[RecordBatch]) -> None:
     """A batch counts from when it is made until nobody has it, nor a part of it; kept and held it counts once."""
-    kept = Renderings(0)
-    held = [kept.wire("topic", batch) for batch in batches]
+    kept = ConvertedBatchCache(0)
+    held = [kept.convert("topic", batch) for batch in batches]
     assert kept.held_bytes == sum(len(one) for wire in held for one in wire)
     left = memoryview(held[0][0])[-10:]
     size = len(held[0][0])
@@ -169,18 +169,18 @@ def test_what_is_held_is_counted(batches: list[RecordBatch]) -> None:
     assert kept.held_bytes == size
     left.release()
     assert kept.held_bytes == 0
-    kept = Renderings(1 << 30)
-    size = sum(len(one) for batch in batches for one in kept.wire("topic", batch))
-    again = [kept.wire("topic", batch) for batch in batches]
+    kept = ConvertedBatchCache(1 << 30)
+    size = sum(len(one) for batch in batches for one in kept.convert("topic", batch))
+    again = [kept.convert("topic", batch) for batch in batches]
     assert kept.held_bytes == size
     assert len(again) == len(batches)
 
 
 def test_beyond_the_share_it_goes_to_disk_at_once(batches: list[RecordBatch], tmp_path: Path) -> None:
     """Files can be dropped by the kernel when memory is short, and what an answer holds cannot."""
-    disk = DiskRenderings(str(tmp_path), 1 << 20, 1 << 20)
-    kept = Renderings(0, disk, held_max_bytes=2 * SIZE)
-    held = [kept.wire("topic", batch) for batch in batches]
+    disk = DiskBatchCache(str(tmp_path), 1 << 20, 1 << 20)
+    kept = ConvertedBatchCache(0, disk, held_max_bytes=2 * SIZE)
+    held = [kept.convert("topic", batch) for batch in batches]
     assert [joined(wire) for wire in held] == [joined(to_wire_batches(batch)) for batch in batches]
     assert kept.held_bytes <= 3 * SIZE + 10_000
     assert kept.disk_bytes == 1 << 20
@@ -197,7 +197,7 @@ def test_answers_become_smaller_when_the_share_is_used_up(tmp_path: Path) -> Non
         for _ in range(10):
             store.open_partition("t", number).append([b"v" * 1000] * 30)
     limits = Limits(rendered_bytes=0, rendered_memory_bytes=10 * SIZE)
-    cluster = Cluster("c", [Node(1, "localhost", 9092)], 1)
+    cluster = WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1)
     broker = Broker(store, cluster, ServerSettings(limits=limits), OpenAuthorizer())
     try:
         sizes = []
@@ -210,7 +210,7 @@ def test_answers_become_smaller_when_the_share_is_used_up(tmp_path: Path) -> Non
             sizes.append(sum(map(len, held[-1])))
         assert sizes[0] > 9 * SIZE
         assert all(SIZE < size < 2 * SIZE for size in sizes[2:]), sizes
-        assert broker.renderings.held_bytes < (10 + PARTITIONS + 2) * 1.1 * SIZE
+        assert broker.converted_batches.held_bytes < (10 + PARTITIONS + 2) * 1.1 * SIZE
         held.clear()
         answer = Desk(broker).ask(1, 11, request)
         assert len(answer.responses[0].partitions[0].records) > 9 * SIZE

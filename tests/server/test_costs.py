@@ -41,9 +41,9 @@ from segmentlog.server.codec.primitives import ELEMENTS_MAX
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.request_budget import ClientGone
 from segmentlog.server.server_settings import Limits, ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 PARTITIONS = 24
 MANY = 40
@@ -82,7 +82,9 @@ class World:
         self.authorizer = Authorizer(str(rules))
         groups = GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1, max_session_timeout_ms=50)
         settings = ServerSettings(auto_create=False, groups=groups, limits=Limits(**limits))
-        self.broker = Broker(self.store, Cluster("c", [Node(1, "localhost", 9092)], 1), settings, self.authorizer)
+        self.broker = Broker(
+            self.store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), settings, self.authorizer
+        )
         self.desk = Desk(self.broker)
         self.topic_id = uuid.UUID(self.store.topic(TOPIC).id).bytes
         log = self.store.open_partition(TOPIC, 0)
@@ -91,9 +93,9 @@ class World:
             log.append_wire(memoryview(foreign([Sent(b"k", b"v")], producer=((1 << 61) + number, 0, 0))))
         some = [OffsetCommitRequestPartition(number, 7, committed_metadata="m" * 500) for number in range(partitions)]
         self.desk.ask(8, 2, OffsetCommitRequest(GROUP, topics=[OffsetCommitRequestTopic(TOPIC, partitions=some)]))
-        numbers = self.store.transactions.remote.begin(TRANSACTION, 60_000, None)
+        numbers = self.store.transactions.server_transactions.register(TRANSACTION, 60_000, None)
         logs = [self.store.open_partition(TOPIC, number) for number in range(min(partitions, PARTITIONS))]
-        self.store.transactions.remote.add(TRANSACTION, Numbers(*numbers), logs)
+        self.store.transactions.server_transactions.add_partitions(TRANSACTION, ProducerIdAndEpoch(*numbers), logs)
         self.decompressed = 0
 
     def prepare(self, key: int) -> None:
@@ -266,7 +268,7 @@ def test_work_stops_when_the_client_has_left(
     """Whatever has a list looks between its elements whether anybody waits for the answer, but for what is meant so."""
     world = make_world()
     version = versions_of(key)[-1]
-    monkeypatch.setattr("segmentlog.server.request_context.LOOK_S", 0.0)
+    monkeypatch.setattr("segmentlog.server.request_context.CHECK_INTERVAL_S", 0.0)
     world.desk.wire.is_shut = True
     for shape in shapes(key, version, world.topic_id):
         world.prepare(key)

@@ -27,14 +27,14 @@ from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_SERVER_SWEEP", "20"))
 SETTINGS = ServerSettings(
     groups=GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1, max_session_timeout_ms=50)
 )
-_NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+_NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 _RULES = (
     "allow User:ANONYMOUS read,describe topic:t",
     "allow User:ANONYMOUS write topic:library",
@@ -56,7 +56,7 @@ def make_broker(tmp_path: Path) -> Iterator[MakeBroker]:
         if rules:
             (tmp_path / "acls").write_text("\n".join(rules) + "\n")
             authorizer = Authorizer(str(tmp_path / "acls"))
-        broker = Broker(store, Cluster("c", _NODES[:nodes], 1), settings, authorizer)  # type: ignore[arg-type]
+        broker = Broker(store, WorkerCluster("c", _NODES[:nodes], 1), settings, authorizer)  # type: ignore[arg-type]
         brokers.append(broker)
         return broker
 

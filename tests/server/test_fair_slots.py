@@ -18,10 +18,10 @@ from segmentlog.format import wire_records
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from segmentlog.server.fair_slots import FairPlaces
+from segmentlog.server.fair_slots import FairSlots
 from segmentlog.server.request_budget import ClientGone
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 
@@ -32,7 +32,7 @@ def nothing() -> None:
 class Crowd:
     """Threads that want a place, and the order in which they have one. Each keeps it until it is told to go."""
 
-    def __init__(self, places: FairPlaces) -> None:
+    def __init__(self, places: FairSlots) -> None:
         self.places = places
         self.order: list[str] = []
         self.go_on = threading.Semaphore(0)
@@ -47,7 +47,7 @@ class Crowd:
         until(lambda: self.places.waiting_count == waiting + 1)
 
     def _work(self, client: str) -> None:
-        with self.places.place(client, nothing):
+        with self.places.slot(client, nothing):
             self.order.append(client)
             assert self.go_on.acquire(timeout=20)
 
@@ -61,42 +61,42 @@ class Crowd:
 
 def test_clients_have_their_turns() -> None:
     """Whoever has one request waits for one of each other client, however many those have."""
-    places = FairPlaces(1)
+    places = FairSlots(1)
     crowd = Crowd(places)
-    with places.place("busy", nothing):
+    with places.slot("busy", nothing):
         for client in ("busy", "busy", "busy", "busy", "one", "two", "two"):
             crowd.want(client)
     crowd.end()
     assert crowd.order == ["busy", "one", "two", "busy", "two", "busy", "busy"]
-    with places.place("late", nothing):  # nothing is lost
+    with places.slot("late", nothing):  # nothing is lost
         assert places.waiting_count == 0
 
 
 def test_long_work_passes_its_place_on() -> None:
     """Between two parts of it others have their turn; where nobody waits it goes on."""
-    places = FairPlaces(1)
+    places = FairSlots(1)
     crowd = Crowd(places)
-    with places.place("long", nothing) as turn:
-        turn.pass_on()
+    with places.slot("long", nothing) as turn:
+        turn.yield_slot()
         crowd.want("other")
         crowd.go_on.release()
-        turn.pass_on()
+        turn.yield_slot()
         assert crowd.order == ["other"]
     crowd.end()
 
 
 def test_who_gives_up_leaves_the_queue() -> None:
     """A client that has left while it waited takes no place, and nobody waits behind it."""
-    places = FairPlaces(1)
+    places = FairSlots(1)
 
     def gone() -> None:
         raise ClientGone
 
-    with places.place("one", nothing):
-        with pytest.raises(ClientGone), places.place("two", gone):
+    with places.slot("one", nothing):
+        with pytest.raises(ClientGone), places.slot("two", gone):
             raise AssertionError("it has no place")
         assert places.waiting_count == 0
-    with places.place("three", nothing), pytest.raises(ClientGone), places.place("four", gone):
+    with places.slot("three", nothing), pytest.raises(ClientGone), places.slot("four", gone):
         raise AssertionError("it has no place")
 
 
@@ -114,7 +114,9 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[[], Desk]]:
     made = foreign([Sent(b"k", b"v" * 100, NOW_MS + number) for number in range(10)], CODECS["zstd"])
     for number in range(PARTITIONS):
         store.open_partition("t", number).append_wire(memoryview(made))
-    broker = Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer())
+    broker = Broker(
+        store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer()
+    )
     yield lambda: Desk(broker)
     broker.close()
 

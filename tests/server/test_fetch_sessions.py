@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from segmentlog.server.fetch_sessions import FetchSessions, Wanted
+from segmentlog.server.fetch_sessions import FetchSessions, SessionPartition
 
 
-def wanted(count: int) -> list[Wanted]:
+def wanted(count: int) -> list[SessionPartition]:
     """Partitions of a topic."""
-    return [Wanted("t", b"", number, 0, 1) for number in range(count)]
+    return [SessionPartition("t", b"", number, 0, 1) for number in range(count)]
 
 
 def test_the_longest_unused_makes_room() -> None:
     """But not one that was used a moment ago."""
     now_ms = 0
     sessions = FetchSessions(2, lambda: now_ms)
-    first, second = sessions.make(), sessions.make()
+    first, second = sessions.create(), sessions.create()
     assert first is not None
     assert second is not None
-    assert sessions.make() is None
+    assert sessions.create() is None
     now_ms = 100_000
     assert sessions.find(first.id) is first
     now_ms = 130_000
-    assert sessions.make() is not None
+    assert sessions.create() is not None
     assert sessions.find(second.id) is None
     assert sessions.find(first.id) is first
 
@@ -29,9 +29,9 @@ def test_the_longest_unused_makes_room() -> None:
 def test_partitions_of_all_sessions_are_bounded() -> None:
     """Who asks for more is answered without a session; one that is dropped makes room."""
     sessions = FetchSessions(10, lambda: 0, partitions_max=100)
-    first = sessions.make(60)
+    first = sessions.create(60)
     assert first is not None
     first.update(wanted(60), [])
-    assert sessions.make(60) is None
-    sessions.drop(first.id)
-    assert sessions.make(60) is not None
+    assert sessions.create(60) is None
+    sessions.close(first.id)
+    assert sessions.create(60) is not None

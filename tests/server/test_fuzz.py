@@ -44,7 +44,7 @@ from segmentlog.server.codec.generated.produce import PartitionProduceData, Prod
 from segmentlog.server.embedded import Server
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.server_settings import Limits
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 pytestmark = pytest.mark.long
@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> LogStore:
 @pytest.fixture
 def broker(store: LogStore) -> Iterator[Broker]:
     """Over it, without connections."""
-    made = Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), HURRIED, OpenAuthorizer())  # type: ignore[arg-type]
+    made = Broker(store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), HURRIED, OpenAuthorizer())  # type: ignore[arg-type]
     yield made
     made.close()
 
@@ -137,7 +137,7 @@ def test_hostile_requests_are_refused_or_answered(store: LogStore, broker: Broke
 
 def check_everything(store: LogStore) -> None:
     """Every partition is read by the library and by a client, compacted, and nothing is found in the files."""
-    desk = Desk(Broker(store, Cluster("c", [Node(1, "h", 1)], 1), SETTINGS, OpenAuthorizer()))  # type: ignore[arg-type]
+    desk = Desk(Broker(store, WorkerCluster("c", [WorkerNode(1, "h", 1)], 1), SETTINGS, OpenAuthorizer()))  # type: ignore[arg-type]
     for name in store.topics():
         for partition in store.topic(name).partitions():
             partition.roll()

@@ -27,7 +27,7 @@ from segmentlog.server.codec.generated.init_producer_id import InitProducerIdReq
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 BEYOND_AIOKAFKA = (
@@ -52,7 +52,9 @@ def store(tmp_path: Path) -> LogStore:
 @pytest.fixture
 def desk(store: LogStore) -> Iterator[Desk]:
     """Provide a server of the store, without sockets."""
-    broker = Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer())
+    broker = Broker(
+        store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), ServerSettings(), OpenAuthorizer()
+    )
     yield Desk(broker)
     broker.close()
 

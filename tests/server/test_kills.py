@@ -339,7 +339,7 @@ def test_a_worker_that_cannot_begin_ends_the_server(tmp_path: Path) -> None:
 
 def test_a_worker_that_hangs_up_is_waited_for_quietly(tmp_path: Path) -> None:
     """One that was killed closes its files before it has ended: until then nothing wakes the supervisor for that."""
-    plan = supervisor.Plan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
+    plan = supervisor.ServerPlan(path=str(tmp_path / "store"), host="127.0.0.1", port=0)
     tested = supervisor.Supervisor(plan, lambda *_: None)
     status_read, status_write = os.pipe2(os.O_NONBLOCK)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK)

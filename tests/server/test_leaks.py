@@ -22,7 +22,7 @@ from server.wire_client import Desk, request_bytes
 
 from segmentlog.security.acls import Authorizer
 from segmentlog.security.principals import ANONYMOUS, Principal
-from segmentlog.server.api_table import PLACES
+from segmentlog.server.api_table import HANDLERS
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -37,7 +37,7 @@ from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 ROUNDS = int(os.environ.get("SEGMENTLOG_LEAK_ROUNDS", "12"))
@@ -157,7 +157,10 @@ class World:
         groups = GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1)
         settings = ServerSettings(groups=groups, auto_create=False)
         self.broker = Broker(
-            self.store, Cluster("c", [Node(1, "localhost", 9092)], 1), settings, Authorizer(str(folder / "acls"))
+            self.store,
+            WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1),
+            settings,
+            Authorizer(str(folder / "acls")),
         )
         self.member = ""
         self.draws = Random(0)
@@ -224,7 +227,7 @@ class World:
         return (
             {name: (self.store.topic(name).id, self.store.topic(name).config) for name in self.store.topics()},
             [partition.log_end_offset for partition in self.store.opened_partitions() if partition.topic == HIDDEN],
-            {group: self.store.group_offsets.positions(group) for group in self.store.groups.names()},
+            {group: self.store.group_offsets.by_topic_id(group) for group in self.store.groups.names()},
             (self.folder / "acls").read_text(),
         )
 
@@ -250,7 +253,7 @@ def asked(world: World, random: Random, key: int, version: int, number: int) -> 
 
 def test_every_api_has_a_row() -> None:
     """Whoever adds an API says here whether it tells what there is."""
-    assert set(ROWS) == set(PLACES)
+    assert set(ROWS) == set(HANDLERS)
 
 
 @pytest.mark.parametrize("seed", seeds("leaks"))

@@ -230,7 +230,7 @@ def test_answers_that_wait_are_bounded_in_bytes(make_server: MakeServer) -> None
     server = make_server(answered_bytes=1 << 20)
     filled(server, 4 << 20)
     gate, asked = threading.Event(), [0]
-    durability = server.worker.broker.durability
+    durability = server.worker.broker.fsync_waiter
     when_durable, handle = durability.when_durable, server.worker.listener._handle
 
     def held(*args: Any) -> None:

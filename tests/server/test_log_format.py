@@ -18,7 +18,7 @@ from segmentlog.security.security_settings import Security
 from segmentlog.security.users import add_user
 from segmentlog.server.codec.generated import metadata, sasl_authenticate, sasl_handshake
 from segmentlog.server.embedded import Server
-from segmentlog.server.log_format import FIELDS, Seldom, set_up_logs
+from segmentlog.server.log_format import FIELDS, LogRateLimit, set_up_logs
 from segmentlog.server.server_settings import Limits, ServerSettings
 
 SASL_HANDSHAKE, METADATA, SASL_AUTHENTICATE = 17, 3, 36
@@ -93,7 +93,7 @@ def test_on_a_terminal_a_line_takes_the_place_of_the_status(stream: io.StringIO)
 def test_what_happens_all_the_time_is_said_seldom() -> None:
     """Once a second, with how often it happened since."""
     now_s = [0.0]
-    seldom = Seldom(1.0, lambda: now_s[0])
+    seldom = LogRateLimit(1.0, lambda: now_s[0])
     assert [seldom.count() for _ in range(4)] == [1, 0, 0, 0]
     now_s[0] = 1.5
     assert seldom.count() == 4

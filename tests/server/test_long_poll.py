@@ -33,7 +33,7 @@ NEVER_S = 3_600.0
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """No follower and no long poll finds anything by looking again: it has to be woken."""
-    monkeypatch.setattr(long_poll, "LOOK_S", NEVER_S)
+    monkeypatch.setattr(long_poll, "RECHECK_S", NEVER_S)
     monkeypatch.setattr(wakeup, "WAIT_S", NEVER_S)
 
 
@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def until_it_waits(server: Server) -> None:
     """Return once a long poll is under way."""
     ends_s = time.monotonic() + 60
-    while not server.worker.broker.arrivals.waiting_count:
+    while not server.worker.broker.purgatory.waiting_count:
         assert time.monotonic() < ends_s
         time.sleep(0.002)
 

@@ -23,7 +23,7 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 LONGEST = "x" * 32_767
@@ -35,7 +35,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     settings = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=0))
-    broker = Broker(store, Cluster("c", [Node(1, "localhost", 9093)], 1), settings, OpenAuthorizer())
+    broker = Broker(store, WorkerCluster("c", [WorkerNode(1, "localhost", 9093)], 1), settings, OpenAuthorizer())
     yield Desk(broker)
     broker.close()
 

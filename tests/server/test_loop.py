@@ -23,7 +23,7 @@ from segmentlog.log.partition import Partition
 from segmentlog.security.principals import ANONYMOUS
 from segmentlog.security.security_settings import Security
 from segmentlog.server import loop
-from segmentlog.server.broker import UNPACKED_MAX
+from segmentlog.server.broker import DECOMPRESSED_MAX
 from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -32,9 +32,9 @@ from segmentlog.server.codec.generated.metadata import MetadataRequest
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.embedded import Server
 from segmentlog.server.frames import MEDIUM_BYTES, FrameReader
-from segmentlog.server.kafka_connection import Connection, Turn
+from segmentlog.server.kafka_connection import KafkaConnection, StepResult
 from segmentlog.server.request_buffers import BufferPool
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.transport import PlainTransport
 from segmentlog.store import LogStore
@@ -107,7 +107,7 @@ def test_many_that_ask_now_and_then_have_no_threads(serve: Callable[..., Server]
         assert base_offset(client.ask(0, 9, producing())) == number
     for client in clients[:100]:
         client.send(1, 11, polling(150))
-    until(lambda: server.worker.broker.arrivals.waiting_count == 100)
+    until(lambda: server.worker.broker.purgatory.waiting_count == 100)
     assert threads_of_connections() == 0
     clients[-1].ask(0, 9, producing())
     for client in clients[:100]:
@@ -165,18 +165,18 @@ def test_requests_behind_one_that_nobody_waits_for_are_done(
     None of the later requests is answered: a client that still reads would take that for the answer it misses.
     """
     server = serve()
-    is_left, found = Connection.is_left, []
+    is_disconnected, found = KafkaConnection.is_disconnected, []
 
-    def is_left_soon(connection: Connection) -> bool:
+    def is_left_soon(connection: KafkaConnection) -> bool:
         ends_s = time.monotonic() + WAIT_S
-        while not is_left(connection):
+        while not is_disconnected(connection):
             assert time.monotonic() < ends_s
             time.sleep(0.002)
         found.append(connection)
         return True
 
-    monkeypatch.setattr(Connection, "is_left", is_left_soon)
-    monkeypatch.setattr("segmentlog.server.request_context.LOOK_S", 0.0)
+    monkeypatch.setattr(KafkaConnection, "is_disconnected", is_left_soon)
+    monkeypatch.setattr("segmentlog.server.request_context.CHECK_INTERVAL_S", 0.0)
     described = [DescribeConfigsResource(2, name) for name in ("t", "slow")]
     first = (
         request_bytes(32, 4, DescribeConfigsRequest(described), 1) if needs_thread
@@ -200,17 +200,17 @@ def test_a_client_that_left_costs_one_look_a_request(
     """Once it is known that the client has left, none of its requests is worked on for a tenth of a second."""
     server = serve()
     asked: list[int] = []
-    call_each = Call.each
+    call_each = RequestContext.each
 
-    def counted(call: Call, elements: Any) -> Any:
+    def counted(call: RequestContext, elements: Any) -> Any:
         for element in call_each(call, elements):
             asked.append(call.correlation_id)
             yield element
             if call.correlation_id == 1:
-                call.looks_s = -1.0
+                call.next_check_s = -1.0
 
-    monkeypatch.setattr(Call, "each", counted)
-    monkeypatch.setattr(Connection, "is_left", lambda _: True)
+    monkeypatch.setattr(RequestContext, "each", counted)
+    monkeypatch.setattr(KafkaConnection, "is_disconnected", lambda _: True)
     with WireClient(server.bootstrap_servers) as client:
         client.raw(b"".join(request_bytes(3, 12, MetadataRequest(topics=None), number) for number in range(1, 10)))
         client.sock.shutdown(socket.SHUT_WR)
@@ -244,22 +244,22 @@ def test_one_that_takes_long_does_not_keep_the_others_waiting(
             is_slow.clear()
             goes_on.clear()
         assert base_offset(one.ask(0, 9, producing())) == 15
-        assert server.worker.is_well(1.0)
+        assert server.worker.is_healthy(1.0)
 
 
 def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is small as sent, and large once decompressed. Those that need no place are served at once."""
-    monkeypatch.setattr(loop.Loop, "_relieve", lambda _: None)  # it has to step aside by itself
+    monkeypatch.setattr(loop.Loop, "_replace_stuck_leader", lambda _: None)  # it has to step aside by itself
     server = serve()
     packed = foreign([Sent(b"k", b"v" * 1_000_000)], CODECS["zstd"])
     assert len(packed) < MEDIUM_BYTES
     small = [foreign([Sent(b"k", b"v" * 2000)], codec) for codec in CODECS.values()]
-    places = server.worker.broker.unpacking
+    places = server.worker.broker.decompression_slots
     with ExitStack() as taken, ExitStack() as clients:
-        for number in range(UNPACKED_MAX):
-            taken.enter_context(places.place(number, int))
+        for number in range(DECOMPRESSED_MAX):
+            taken.enter_context(places.slot(number, int))
         waiting = [clients.enter_context(WireClient(server.bootstrap_servers)) for _ in range(3)]
         for number, client in enumerate(waiting, 1):
             client.send(0, 9, producing(packed))
@@ -424,12 +424,12 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
     assert sizes == {16_200, 16_300, 16_384, 30_000, 100, 65_000, 65_500}
 
 
-def connected(handle: Callable[[Connection, memoryview], Any]) -> tuple[Connection, socket.socket]:
+def connected(handle: Callable[[KafkaConnection, memoryview], Any]) -> tuple[KafkaConnection, socket.socket]:
     """Return a connection that nobody steps, and its client."""
     ours, theirs = socket.socketpair()
     transport = PlainTransport(ours, 10.0, 10.0)
     frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)
-    return Connection(transport, frames, handle, client_host="x", principal=ANONYMOUS, limit_bytes=1 << 20), theirs
+    return KafkaConnection(transport, frames, handle, client_host="x", principal=ANONYMOUS, limit_bytes=1 << 20), theirs
 
 
 @pytest.mark.parametrize("size", [16_384, 60_000])
@@ -437,7 +437,7 @@ def test_one_step_takes_a_request_that_is_there(size: int) -> None:
     """One that does not fit the small buffer is not waited for a second time, nor is what came with it."""
     seen: list[int] = []
 
-    def handle(_: Connection, frame: memoryview) -> list[bytes]:
+    def handle(_: KafkaConnection, frame: memoryview) -> list[bytes]:
         seen.append(len(frame))
         return [b"%d" % len(frame)]
 
@@ -445,7 +445,7 @@ def test_one_step_takes_a_request_that_is_there(size: int) -> None:
     with theirs:
         for length in (size, 100):
             theirs.sendall(length.to_bytes(4, "big") + b"\0\0" + bytes(length - 2))
-        assert connection.step() is Turn.STAYS
+        assert connection.step() is StepResult.STAYS
         assert seen == [size, 100]
         assert theirs.recv(100) == b"%d100" % size
         connection.end()
@@ -455,12 +455,12 @@ def test_who_is_still_to_be_answered_has_not_left() -> None:
     """A server that stops receives nothing more: that is not the client's end, who waits in a group, say."""
     connection, theirs = connected(lambda *_: None)
     with theirs:
-        assert not connection.is_left()
+        assert not connection.is_disconnected()
         connection.finish()
-        assert not connection.is_left()
+        assert not connection.is_disconnected()
         connection.end()
-        assert connection.is_left()
+        assert connection.is_disconnected()
     connection, theirs = connected(lambda *_: None)
     theirs.close()
-    assert connection.is_left()
+    assert connection.is_disconnected()
     connection.end()

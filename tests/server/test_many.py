@@ -50,7 +50,7 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ELEMENTS_MAX, uvarint
 from segmentlog.server.frames import BadFrame
 from segmentlog.server.server_settings import Limits, ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 from segmentlog.topics.topic_folders import TopicFolders
 
@@ -69,7 +69,9 @@ def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
         store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
         store.create_topic("t", partitions)
         settings = ServerSettings(limits=Limits(**limits))
-        brokers.append(Broker(store, Cluster("c", [Node(1, "localhost", 9092)], 1), settings, OpenAuthorizer()))
+        brokers.append(
+            Broker(store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), settings, OpenAuthorizer())
+        )
         return Desk(brokers[-1])
 
     yield make

@@ -339,7 +339,7 @@ def test_names_are_prometheus_own() -> None:
 
 
 def test_the_page_has_every_metric() -> None:
-    """Row by row, as `families` has it."""
+    """docs/server-metrics.md has a row for each metric, with its labels and its help text."""
     page = (ROOT / "docs" / "server-metrics.md").read_text()
     rows = re.findall(r"^\| `(segmentlog_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
@@ -381,7 +381,7 @@ def test_a_server_that_is_well_says_so(server: Server) -> None:
 
 def test_a_stuck_server_is_not_healthy(server: Server) -> None:
     """While somebody holds what every request needs; and healthy again after."""
-    with server.worker.broker.arrivals._mutex:
+    with server.worker.broker.purgatory._mutex:
         status, why = get(address_of(server), "/healthz")
     assert status == 503
     assert "is stuck" in why

@@ -22,7 +22,7 @@ from server.wire_client import Desk, WireClient
 
 import segmentlog
 from segmentlog.format.file_names import SHIP_FILE
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.ownership.binding import Binding, folder_id, write_binding
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
@@ -112,7 +112,7 @@ def test_another_store_at_the_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["restore", "takeover"])
 def test_the_same_store_again(tmp_path: Path, how: str) -> None:
     """A restored store, and one that another machine took over, is the cluster that it was: clients continue."""
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url) as server:
         server.store.create_topic("t").partition(0).append([b"a"], ack="shipped")
         address = server.bootstrap_servers
@@ -159,9 +159,9 @@ def test_a_damaged_binding_sends_nobody_on(make_broker: MakeBroker) -> None:
 
 
 def test_a_machine_that_was_taken_over(tmp_path: Path) -> None:
-    """Both call themselves the cluster. The old machine sends its clients on, and refuses writes (`test_shipped`)."""
-    bucket = Folder(str(tmp_path / "bucket"))
-    with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url, ship_interval_ms=100) as old:
+    """Both call themselves the cluster. The old machine refuses writes by NOT_LEADER_OR_FOLLOWER (`test_shipped`)."""
+    bucket = LocalBucket(str(tmp_path / "bucket"))
+    with segmentlog.serve(tmp_path / "one", port=0, ship=bucket.url) as old:
         old.store.create_topic("t").partition(0).append([b"a"], ack="shipped")
         cluster_id = cluster_of(old.bootstrap_servers).cluster_id
         assert asked(old.bootstrap_servers, cluster_id, 1) == _NONE

@@ -24,7 +24,7 @@ from segmentlog.server.codec.generated.delete_records import (
 from segmentlog.server.codec.generated.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 MAX_TIMESTAMP = -3
@@ -36,7 +36,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     """Provide a worker of a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
-    broker = Broker(store, Cluster("c", [Node(1, "localhost", 9093)], 1), ServerSettings(), OpenAuthorizer())
+    broker = Broker(
+        store, WorkerCluster("c", [WorkerNode(1, "localhost", 9093)], 1), ServerSettings(), OpenAuthorizer()
+    )
     yield Desk(broker)
     broker.close()
 

@@ -13,9 +13,9 @@ from wire import Sent, foreign
 from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
-from segmentlog.server.converted_batch_cache import Renderings
-from segmentlog.server.fetch_sessions import Wanted
-from segmentlog.server.partition_fetch import Bounds, read
+from segmentlog.server.converted_batch_cache import ConvertedBatchCache
+from segmentlog.server.fetch_sessions import SessionPartition
+from segmentlog.server.partition_fetch import Bounds, read_batches
 
 EVERYTHING = 1 << 30
 
@@ -35,14 +35,14 @@ class Fetches:
     """Fetches of one server; it counts what is looked at in the log."""
 
     def __init__(self) -> None:
-        self.renderings = Renderings()
+        self.converted_batches = ConvertedBatchCache()
         self.looked: list[int] = []
 
     def __call__(self, log: Partition, offset: int = 0, max_bytes: int = EVERYTHING) -> bytes:
         self.looked.clear()
         bounds = Bounds(log, is_committed=False, durable_only=False)
-        wanted = Wanted("t", bytes(16), 0, offset, max_bytes)
-        data = read(log, bounds, wanted, max_bytes, at_least_one=True, renderings=self.renderings)
+        wanted = SessionPartition("t", bytes(16), 0, offset, max_bytes)
+        data = read_batches(log, bounds, wanted, max_bytes, at_least_one=True, converted_batches=self.converted_batches)
         assert not data.error_code
         return b"".join(data.records) if isinstance(data.records, list) else bytes(data.records or b"")
 
@@ -142,8 +142,9 @@ def test_what_was_aborted_is_told_with_the_batches_of_it(tmp_path: Path, monkeyp
 
     def fetch() -> tuple[list[int], bytes]:
         bounds = Bounds(log, is_committed=True, durable_only=False)
-        data = read(log, bounds, Wanted("t", bytes(16), 0, 0, EVERYTHING), EVERYTHING, at_least_one=True,
-                    renderings=Renderings())  # fmt: skip
+        requested = SessionPartition("t", bytes(16), 0, 0, EVERYTHING)
+        converted_batches = ConvertedBatchCache()
+        data = read_batches(log, bounds, requested, EVERYTHING, at_least_one=True, converted_batches=converted_batches)
         records = b"".join(data.records) if isinstance(data.records, list) else bytes(data.records or b"")
         return [one.first_offset for one in data.aborted_transactions or ()], records
 

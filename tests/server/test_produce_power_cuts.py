@@ -24,7 +24,7 @@ from wire import Sent, foreign, read_foreign
 
 from segmentlog.format.wire import WIRE_HEADER, WireHeader
 from segmentlog.security.acls import OpenAuthorizer
-from segmentlog.server.ack_waiter import Durability, _Waiter
+from segmentlog.server.ack_waiter import AckWaiter, _Waiter
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header
@@ -37,9 +37,9 @@ from segmentlog.server.codec.generated.offset_for_leader_epoch import (
 )
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.response_queue import Later
+from segmentlog.server.response_queue import PendingResponse
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
@@ -106,7 +106,7 @@ class _Told:
         assert self.named.setdefault(where, value) == value, "one offset, two records"
 
 
-class _Late(Durability):
+class _Late(AckWaiter):
     """Syncs when it is told to."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _Late(Durability):
     def sync(self, count: int) -> None:
         """So many of those that are owed, the oldest first."""
         for partition, waiter in self.owed[:count]:
-            waiter.done(self._act(partition, [waiter]))
+            waiter.done(self._reach(partition, [waiter]))
         del self.owed[:count]
 
 
@@ -131,9 +131,9 @@ class _Machine:
         self.store = LogStore(PATH, fs=disk.process(), clock=clock, background=False)
         if "t" not in self.store.topics():
             self.store.create_topic("t", _PARTITIONS)
-        cluster = Cluster("c", [Node(1, "localhost", 9092)], 1)
+        cluster = WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1)
         self.broker = Broker(self.store, cluster, ServerSettings(durable_reads=durable_reads), OpenAuthorizer())
-        self.late = self.broker.durability = self.broker.acknowledgement = _Late()
+        self.late = self.broker.fsync_waiter = self.broker.ack_waiter = _Late()
         self.desk = Desk(self.broker)
         self._later: list[tuple[_Request, Any]] = []
 
@@ -151,7 +151,7 @@ class _Machine:
         """Take the answers that are there, in their order."""
         while self._later:
             request, answer = self._later[0]
-            buffers = answer.buffers if isinstance(answer, Later) else answer
+            buffers = answer.buffers if isinstance(answer, PendingResponse) else answer
             if buffers is None:
                 return
             del self._later[0]
@@ -380,6 +380,6 @@ def test_what_producers_and_consumers_were_told_survives_power_cuts(fsync: str, 
 
 def test_an_answer_before_the_disk_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is no formality: a server that acknowledges what is only written breaks its word."""
-    monkeypatch.setattr(_Late, "_act", lambda self, partition, waiters: None)
+    monkeypatch.setattr(_Late, "_reach", lambda self, partition, waiters: None)
     with pytest.raises(AssertionError, match="acks=all"):
         live(20, "lies", "never", durable_reads=False)

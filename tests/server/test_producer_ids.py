@@ -18,7 +18,7 @@ from wire import Sent, foreign
 from segmentlog.format.file_names import PRODUCER_IDS_FILE
 from segmentlog.format.producer_snapshot import CLIENT_IDS, OLD_IDS, STORE_IDS
 from segmentlog.log.producer_state import ProducerStamp
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.security.acls import OpenAuthorizer
@@ -28,13 +28,13 @@ from segmentlog.server.codec.generated.init_producer_id import InitProducerIdReq
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 from segmentlog.transactions import assigned_ids as transactions_assigned
 
 ANN, EVE = Principal("User", "ann"), Principal("User", "eve")
 REFUSED = ErrorCode.INVALID_PRODUCER_ID_MAPPING
-_NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+_NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 
 Serve = Callable[..., Broker]
 
@@ -48,7 +48,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         store = opened(LogStore(path, **{"background": False, "fs": NoSyncFileSystem(), **options}))
         if "t" not in store.topics():
             store.create_topic("t", 2)
-        cluster = Cluster("c", _NODES[number - 1 : number], number)
+        cluster = WorkerCluster("c", _NODES[number - 1 : number], number)
         broker = Broker(store, cluster, ServerSettings(), OpenAuthorizer())  # type: ignore[arg-type]
         brokers.append(broker)
         return broker
@@ -188,11 +188,11 @@ def test_a_restored_store_knows_the_ids(tmp_path: Path, serve: Serve, how: str) 
     url = f"file://{tmp_path}/bucket"
     with LogStore(tmp_path / "store", ship=url) as store:
         store.create_topic("t", 2)
-        broker = Broker(store, Cluster("c", _NODES[:1], 1), ServerSettings(), OpenAuthorizer())
+        broker = Broker(store, WorkerCluster("c", _NODES[:1], 1), ServerSettings(), OpenAuthorizer())
         numbers = assigned(broker)
         assert produce(broker, numbers, 0) == (ErrorCode.NONE, 0)
         broker.close()
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     if how == "restore":
         restore(bucket, str(tmp_path / "new"))
         new = serve(tmp_path / "new")
@@ -254,7 +254,7 @@ def test_a_store_that_cannot_be_written_to_assigns_no_ids(tmp_path: Path, serve:
     """The client is told at once, and not with its first batch."""
     serve().store.close()
     store = opened(LogStore(tmp_path / "store", background=False, read_only=True))
-    broker = Broker(store, Cluster("c", _NODES[:1], 1), ServerSettings(), OpenAuthorizer())
+    broker = Broker(store, WorkerCluster("c", _NODES[:1], 1), ServerSettings(), OpenAuthorizer())
     answer = Desk(broker).ask(22, 4, InitProducerIdRequest(None, 0))
     assert (answer.error_code, answer.producer_id) == (ErrorCode.POLICY_VIOLATION, -1)
     broker.close()

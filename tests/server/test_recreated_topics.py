@@ -34,7 +34,7 @@ from segmentlog.server.codec.generated.offset_fetch import (
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 
@@ -69,7 +69,7 @@ class _Race:
         self.other.create_topic("t", 2)
         self.other.open_partition("t", 0).append([b"old"])
         self.rules = _Recreating(self.other)
-        cluster = Cluster("c", [Node(1, "localhost", 9092)], 1)
+        cluster = WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1)
         self.broker = Broker(self.store, cluster, ServerSettings(), self.rules)
         self.desk = Desk(self.broker)
 

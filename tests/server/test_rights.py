@@ -15,7 +15,7 @@ from rights_world import SECRETS, TOPIC, USERS, World, fill, principal, shown
 from server.wire_client import Desk, message, request_bytes
 
 from segmentlog.security.principals import ResourceType
-from segmentlog.server.api_table import PLACES
+from segmentlog.server.api_table import HANDLERS
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -23,7 +23,7 @@ from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.groups.subscriptions import partitions_of, topics_of
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 
 _TOPICS = ("open", "hidden-topic", "_schemas", "__consumer_offsets", "__transaction_state")
 _GROUPS = ("open-group", "hidden-group")
@@ -163,14 +163,14 @@ def broker(world: World) -> Iterator[Broker]:
     """Its one worker."""
     groups = GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1)
     settings = ServerSettings(groups=groups, auto_create=False)
-    made = Broker(world.store, Cluster("c", [Node(1, "localhost", 9092)], 1), settings, world.authorizer)
+    made = Broker(world.store, WorkerCluster("c", [WorkerNode(1, "localhost", 9092)], 1), settings, world.authorizer)
     yield made
     made.close()
 
 
 def test_every_api_is_asked() -> None:
     """Whoever adds an API says here whether it shows anything."""
-    assert set(ASKS) | CHANGES == set(PLACES)
+    assert set(ASKS) | CHANGES == set(HANDLERS)
     assert not set(ASKS) & CHANGES
 
 

@@ -18,7 +18,7 @@ from wire import Sent, foreign
 
 import segmentlog
 from segmentlog.errors import InvalidConfig, StoreFenced
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.server.codec.generated import produce
@@ -32,13 +32,13 @@ _PRODUCE = 0
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Folder:
+def bucket(tmp_path: Path) -> LocalBucket:
     """Where it is shipped to."""
-    return Folder(str(tmp_path / "bucket"))
+    return LocalBucket(str(tmp_path / "bucket"))
 
 
 @pytest.fixture
-def server(tmp_path: Path, bucket: Folder) -> Iterator[Server]:
+def server(tmp_path: Path, bucket: LocalBucket) -> Iterator[Server]:
     """acks=all waits for the object store, which is asked seldom unless somebody waits."""
     with segmentlog.serve(
         tmp_path / "store", port=0, metrics="127.0.0.1:0", acks_all="shipped", ship=bucket.url,
@@ -56,8 +56,8 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def restored(bucket: Folder, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    """Return the values that a restore shows."""
+def restored(bucket: LocalBucket, folder: Path, isolation: Any = "read_uncommitted") -> list[bytes | None]:
+    """The values that a restore shows."""
     restore(bucket, str(folder))
     with LogStore(folder, background=False) as store:
         store.finish_transactions()
@@ -74,8 +74,8 @@ def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int 
 
 
 @contextlib.contextmanager
-def gone(bucket: Folder, tmp_path: Path) -> Iterator[None]:
-    """Yield the object store cannot be reached meanwhile."""
+def gone(bucket: LocalBucket, tmp_path: Path) -> Iterator[None]:
+    """The object store cannot be reached meanwhile."""
     place = tmp_path / "bucket"
     place.rename(tmp_path / "away")
     place.write_text("a file stands there")
@@ -87,7 +87,7 @@ def gone(bucket: Folder, tmp_path: Path) -> Iterator[None]:
 # ---------------------------------------------------------------- acknowledged
 
 
-def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, server: Server, bucket: Folder) -> None:
+def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
     """Whatever partition it is in; many who wait are shipped together."""
     producer = confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "acks": "all", "linger.ms": 0})
     failed: list[Any] = []
@@ -105,7 +105,7 @@ def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, serve
     ]
 
 
-def test_acks_1_waits_for_nobody(tmp_path: Path, server: Server, bucket: Folder) -> None:
+def test_acks_1_waits_for_nobody(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
     """It is shipped at the end of the interval."""
     assert told(server, [b"x"], acks=1) is ErrorCode.NONE
     assert server.store.topic("t").partition(0).shipped_offset == 0
@@ -114,7 +114,7 @@ def test_acks_1_waits_for_nobody(tmp_path: Path, server: Server, bucket: Folder)
 
 
 def test_a_transaction_is_in_the_object_store_when_its_end_is_answered(
-    tmp_path: Path, server: Server, bucket: Folder
+    tmp_path: Path, server: Server, bucket: LocalBucket
 ) -> None:
     """With all that it decides about, and a group's positions when their commit is."""
     producer = confluent_kafka.Producer(
@@ -142,7 +142,7 @@ def test_a_transaction_is_in_the_object_store_when_its_end_is_answered(
 
 
 def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
-    tmp_path: Path, server: Server, bucket: Folder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Kafka's words for too few replicas. acks=1 goes on, and the server stays ready; metrics tell."""
     address = server.metrics_address
@@ -167,12 +167,12 @@ def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
 
 @pytest.mark.long
 def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
-    tmp_path: Path, bucket: Folder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose partition has handed out all that was promised is told at once to try again."""
     for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
-    monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
+    monkeypatch.setattr("segmentlog.policy.upload_policy.GRANT_MIN", 10)
     with segmentlog.serve(
         tmp_path / "store", port=0, ship=bucket.url, ship_interval_ms=10, acks_all="shipped"
     ) as server:
@@ -191,7 +191,9 @@ def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
         until(lambda: told(server, [b"again"]) is ErrorCode.NONE)
 
 
-def test_clients_of_a_machine_that_was_taken_over_are_sent_away(tmp_path: Path, server: Server, bucket: Folder) -> None:
+def test_clients_of_a_machine_that_was_taken_over_are_sent_away(
+    tmp_path: Path, server: Server, bucket: LocalBucket
+) -> None:
     """As by a broker that leads nothing any more."""
     assert told(server, [b"first"]) is ErrorCode.NONE
     take_over(bucket, str(tmp_path / "elsewhere"))
@@ -209,13 +211,13 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def test_a_store_that_is_open_is_not_shipped_by_its_server(tmp_path: Path, bucket: Folder) -> None:
+def test_a_store_that_is_open_is_not_shipped_by_its_server(tmp_path: Path, bucket: LocalBucket) -> None:
     """Whoever opens it says so."""
     with LogStore(tmp_path / "store") as store, pytest.raises(InvalidConfig, match="given when the store is opened"):
         segmentlog.serve(store, port=0, ship=bucket.url)
 
 
-def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: Folder) -> None:
+def test_workers_of_the_command_ship_as_well(tmp_path: Path, bucket: LocalBucket) -> None:
     """One of them does; another one takes its place when it is killed."""
     command = arguments_of(
         tmp_path / "store", "serve", "--listen", "127.0.0.1:0", "--workers", "2", "--ship", bucket.url,

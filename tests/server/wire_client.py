@@ -23,8 +23,8 @@ from segmentlog.server.broker import Broker
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.framing import decode_response_header, frame_request
 from segmentlog.server.dispatch import Dispatcher
-from segmentlog.server.kafka_connection import Connection
-from segmentlog.server.response_queue import Answer, Later
+from segmentlog.server.kafka_connection import KafkaConnection
+from segmentlog.server.response_queue import Answer, PendingResponse
 
 WAIT_S = 20.0
 
@@ -153,7 +153,7 @@ class _Wire:
     def stop_receiving(self) -> None:
         pass
 
-    def is_left(self) -> bool:
+    def is_disconnected(self) -> bool:
         return self.is_shut
 
     def shut_down(self) -> None:
@@ -171,7 +171,7 @@ class Desk:
         self.dispatcher = Dispatcher(broker)
         self.wire: Any = _Wire()
         self._frames: Any = None
-        self.connection = Connection(
+        self.connection = KafkaConnection(
             self.wire, self._frames, self.dispatcher.handle, client_host="127.0.0.1", principal=principal,
             limit_bytes=1 << 30,
         )  # fmt: skip
@@ -184,7 +184,7 @@ class Desk:
         """The bytes of what the dispatcher returned, without their length; waits for them where they come later."""
         if answer is None:
             return None
-        if isinstance(answer, Later):
+        if isinstance(answer, PendingResponse):
             ends = threading.Event()
             while answer.buffers is None:
                 assert not ends.wait(0.0005)

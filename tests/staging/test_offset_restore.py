@@ -14,7 +14,7 @@ import segmentlog
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, DiskFull, RecordTooLarge
 from segmentlog.inspection.store_inspection import inspect_store
-from segmentlog.log.append.batch_encoding import RecordColumns
+from segmentlog.log.append.batch_encoding import CheckedColumns
 from segmentlog.log.partition import Partition
 from segmentlog.staging.offset_restore import OffsetStager, OffsetTaken, Restorer, restore_staged
 from segmentlog.staging.staged_files import Staged
@@ -45,7 +45,7 @@ def stage(path: Path, rows: Sequence[Row], *, size_bytes: int = 100, config: Top
     stager = OffsetStager(FS, str(path), 0, "t", config or TopicConfig())
     if rows:
         offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
-        columns = RecordColumns(list(values), list(keys), np.array(timestamps), list(headers))
+        columns = CheckedColumns(list(values), list(keys), np.array(timestamps), list(headers))
         try:
             stager.add(0, np.array(offsets), columns, size_bytes)
         except BaseException:

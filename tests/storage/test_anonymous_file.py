@@ -38,7 +38,7 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
 
 
 def test_no_room(tmp_path: Path) -> None:
-    """A full disk is an error of the one who adds."""
+    """A full disk raises an error from `add`."""
     file = AnonymousFile(FullFileSystem(), str(tmp_path), 100)
     with pytest.raises(DiskFull):
         file.add([b"one"])
@@ -47,7 +47,7 @@ def test_no_room(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    """Where there is no folder there is no file, and no descriptor is left."""
+    """A missing folder raises an error and leaves no descriptor open."""
     with pytest.raises(OSError, match="none"):
         AnonymousFile(FileSystem(), str(tmp_path / "none"), 100)
 

@@ -1,4 +1,4 @@
-"""The checkpoint file: one of its two slots is always whole, and which one counts is never in doubt."""
+"""The checkpoint file: at least one of its two slots is always valid, and it is always clear which one counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.testing.fault_injection import Died, FaultyFileSystem
 
 
 def numbered(number: int) -> Checkpoint:
-    """A checkpoint that is told from others by its numbers, one of them in the last byte."""
+    """Return a checkpoint that differs from others by its numbers, one of them in the last byte."""
     return Checkpoint(
         recovery_offset=number,
         offset_ceiling=1000 * number,
@@ -29,7 +29,7 @@ def numbered(number: int) -> Checkpoint:
 
 
 def with_history(length: int) -> Checkpoint:
-    """Return a checkpoint with so long a history of epochs and losses."""
+    """Return a checkpoint with ``length`` epochs."""
     return Checkpoint(
         epochs=tuple(EpochStart(epoch, 1000 * epoch) for epoch in range(length)),
         lost_ranges=tuple(LostRange(1000 * at - 10, 1000 * at, at, "the machine died", at) for at in range(1, length)),
@@ -42,7 +42,7 @@ def file_in(folder: Path, fs: FileSystem | None = None) -> CheckpointFile:
 
 
 def sequences(file: CheckpointFile) -> list[int | None]:
-    """The sequence numbers of both slots; None for one that is not valid."""
+    """Return the sequence numbers of both slots; None for an invalid slot."""
     data = Path(file.path).read_bytes()
     found: list[int | None] = []
     for slot in (data[: len(data) // 2], data[len(data) // 2 :]):
@@ -54,12 +54,12 @@ def sequences(file: CheckpointFile) -> list[int | None]:
 
 
 def test_a_partition_begins_without_a_checkpoint(tmp_path):
-    """Where there is no file there is no checkpoint, and no damage."""
+    """A missing file is neither a checkpoint nor damage."""
     assert file_in(tmp_path).read() == (None, False)
 
 
 def test_the_last_checkpoint_written_is_read(tmp_path):
-    """Each write is what the next read gives, by this object and by another one."""
+    """The next read returns what the last write wrote, through this object and through a new one."""
     file = file_in(tmp_path)
     for number in range(1, 8):
         file.write(numbered(number))
@@ -101,7 +101,7 @@ def test_a_write_is_on_disk_before_it_returns(tmp_path):
 @pytest.mark.parametrize("kept", [0, 1, 4, 9, 16, 23, 24, 25, 40, -1])
 @pytest.mark.parametrize("rest", [b"\0", b"\xff", None], ids=["zeros", "ones", "what was there"])
 def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
-    """A slot of which only the first bytes arrived does not count: the other one does, and the damage is told."""
+    """A slot with only its first bytes does not count: the earlier slot does, and the damage is reported."""
     file = file_in(tmp_path)
     for number in (1, 2, 3):
         file.write(numbered(number))
@@ -114,7 +114,7 @@ def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
     behind = before[start + kept : start + SLOT_SIZE] if rest is None else rest * (SLOT_SIZE - kept)
     torn = after[:start] + after[start : start + kept] + behind + after[start + SLOT_SIZE :]
     Path(file.path).write_bytes(torn)
-    intact = torn == before  # no byte that differs arrived: that cannot be seen, and does not matter
+    intact = torn == before  # only equal bytes arrived: that is invisible and harmless
     if torn == after:  # all that differs arrived
         assert file.read() == (numbered(4), False)
         return
@@ -127,7 +127,7 @@ def test_a_torn_write_leaves_the_checkpoint_before_it(tmp_path, kept, rest):
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 2 * SLOT_SIZE, b"\xff" * 2 * SLOT_SIZE, b"SLC\x01"])
 def test_a_file_that_is_no_checkpoint_is_damage_and_can_be_written_anew(tmp_path, data):
-    """A file without a valid slot is not taken for a new partition's, and the next write makes a good one."""
+    """A file without a valid slot is distinguished from a new partition's, and the next write repairs it."""
     file = file_in(tmp_path)
     Path(file.path).write_bytes(data)
     assert file.read() == (None, True)
@@ -136,7 +136,7 @@ def test_a_file_that_is_no_checkpoint_is_damage_and_can_be_written_anew(tmp_path
 
 
 def test_a_history_may_grow_beyond_a_slot(tmp_path):
-    """Slots double when a checkpoint outgrows them, and go on in turns at their new size."""
+    """Slots double when a checkpoint outgrows them, and alternate at their new size."""
     file = file_in(tmp_path)
     for length in (1, 30, 60, 61, 200, 201, 202, 3):
         file.write(with_history(length))
@@ -149,7 +149,7 @@ def test_a_history_may_grow_beyond_a_slot(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
-    """Without room a write raises DiskFull, the old checkpoint counts, and the next write goes through."""
+    """Without room a write raises DiskFull, the old checkpoint counts, and the next write succeeds."""
     fs = FaultyFileSystem()
     file = file_in(tmp_path, fs)
     fs.fail("pwritev", errno.ENOSPC)
@@ -188,7 +188,7 @@ def test_a_full_disk_while_growing_leaves_the_old_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("method", ["open", "pwritev", "fdatasync"])
 def test_a_disk_that_fails_is_told(tmp_path, method):
-    """An I/O error while writing comes through as it is; a checkpoint that may not be durable is never confirmed."""
+    """An I/O error while writing is raised unchanged; a checkpoint that may not be durable is never confirmed."""
     fs = FaultyFileSystem()
     file = file_in(tmp_path, fs)
     file.write(numbered(1))
@@ -200,7 +200,7 @@ def test_a_disk_that_fails_is_told(tmp_path, method):
 
 
 def test_a_process_that_dies_while_writing_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
-    """Killed at any call, whether a slot is rewritten or the file made anew: a read gives one of the two."""
+    """After a kill at any call, with a slot rewritten or a new file, a read returns the old or the new checkpoint."""
     small, large = numbered(1), with_history(150)
     for following in (numbered(2), large):
         call, finished = 0, False
@@ -220,7 +220,7 @@ def test_a_process_that_dies_while_writing_leaves_the_old_checkpoint_or_the_new_
 
 
 def test_sequence_numbers_never_go_back(tmp_path):
-    """Whatever was repaired and grown in between, each write has a higher number than every one before it."""
+    """Each write has a higher number than all before it, whatever was repaired or grown in between."""
     file = file_in(tmp_path)
     highest = 0
     for number in range(1, 12):
@@ -237,7 +237,7 @@ def test_sequence_numbers_never_go_back(tmp_path):
 
 
 def test_the_boot_id_and_every_field_are_kept(tmp_path):
-    """What is written with a change to one field has every other field as it was."""
+    """A write that changes one field leaves every other field as it was."""
     file = file_in(tmp_path)
     first = msgspec.structs.replace(with_history(3), boot_id="x" * 36, log_start_offset=4, recovery_position=9)
     file.write(first)

@@ -51,7 +51,7 @@ def test_short_writes_are_gone_on_with(tmp_path_factory, buffers, at_most, posit
 
 
 def test_a_write_that_takes_nothing_is_an_error(fd):
-    """A file system that writes nothing and reports nothing does not keep an append in a loop for ever."""
+    """A file system that writes nothing and reports no error does not keep an append in an endless loop."""
     fs = FaultyFileSystem()
     fs.short_writes(0)
     with pytest.raises(OSError, match="wrote nothing") as caught:
@@ -69,7 +69,7 @@ def test_any_number_of_buffers_is_written(fd, count):
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_an_error_of_any_write_comes_through(fd, call):
-    """An error in the middle of a write that goes on after short ones is raised as it is; no room, as `DiskFull`."""
+    """An error after a short write is raised unchanged; a lack of room raises `DiskFull`."""
     for code, error in ((errno.EDQUOT, DiskFull), (errno.EIO, OSError)):
         fs = FaultyFileSystem()
         fs.short_writes(10)
@@ -81,7 +81,7 @@ def test_an_error_of_any_write_comes_through(fd, call):
 
 
 def test_a_file_is_read_whole_though_reads_are_short(tmp_path):
-    """Reading goes on until the end of the file, however little a read gives."""
+    """Reading continues to the end of the file, however few bytes a read returns."""
     (tmp_path / "file").write_bytes(NEW)
     fs = FaultyFileSystem()
     real = fs.pread
@@ -104,7 +104,7 @@ STEPS = ["open", "flock", "fstat", "stat", "ftruncate", "pwritev", "fsync", "rep
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=["EIO", "ENOSPC", "EDQUOT"])
 @pytest.mark.parametrize("exists", [True, False], ids=["replaced", "made"])
 def test_a_replacement_that_fails_leaves_the_old_file(tmp_path, step, number, exists):
-    """Whichever call fails: the old file is there, whole, nothing is left beside it, and a full disk is DiskFull."""
+    """Whichever call fails, the old file is complete, no other file is left, and a full disk raises DiskFull."""
     path = tmp_path / "file"
     if exists:
         path.write_bytes(OLD)
@@ -135,7 +135,7 @@ def test_a_replacement_cut_short_by_a_full_disk_leaves_the_old_file(tmp_path):
 
 
 def test_a_failed_sync_of_the_folder_is_told(tmp_path):
-    """When the new name may not be durable the caller hears of it; the file is the new one, whole."""
+    """If the new name may not be durable, the caller gets an error; the file is the new one, complete."""
     path = tmp_path / "file"
     path.write_bytes(OLD)
     fs = FaultyFileSystem()
@@ -146,7 +146,7 @@ def test_a_failed_sync_of_the_folder_is_told(tmp_path):
 
 
 def test_the_data_is_synced_before_the_rename_and_the_name_after_it(tmp_path):
-    """In the order in which a power cut may come: data on disk, rename, folder on disk."""
+    """The order survives a power cut at any point: data on disk, rename, folder on disk."""
     fs = FaultyFileSystem()
     replace_file(fs, str(tmp_path / "file"), NEW)
     order = [name for name, _ in fs.calls if name in ("pwritev", "fsync", "replace", "sync_folder")]
@@ -154,7 +154,7 @@ def test_the_data_is_synced_before_the_rename_and_the_name_after_it(tmp_path):
 
 
 def test_a_process_that_dies_while_replacing_leaves_the_old_file_or_the_new_one(tmp_path):
-    """Killed at any call: the file is whole, and the next replacement goes through and leaves nothing beside it."""
+    """After a kill at any call the file is complete, and the next replacement succeeds and leaves no other file."""
     path = tmp_path / "file"
     call, seen = 0, set()
     while True:
@@ -175,7 +175,7 @@ def test_a_process_that_dies_while_replacing_leaves_the_old_file_or_the_new_one(
 
 
 def test_writers_that_replace_one_file_at_once_do_not_meet(tmp_path):
-    """With several writers at it all the time, every reader finds one writer's file, whole, and nothing is left."""
+    """While several writers replace a file, every reader gets a complete file of one writer."""
     path = tmp_path / "file"
     contents = [bytes([65 + number]) * 20_000 for number in range(4)]
     path.write_bytes(contents[0])
@@ -198,7 +198,10 @@ def test_writers_that_replace_one_file_at_once_do_not_meet(tmp_path):
 
 
 def test_a_second_writer_does_not_empty_the_first_ones_file(tmp_path):
-    """Two processes replace a file; the second begins when the first is about to rename: the first one's is whole."""
+    """Two processes replace a file; the second starts when the first is about to rename.
+
+    The first file stays complete.
+    """
     path = tmp_path / "file"
     fs = FaultyFileSystem()
     second = FaultyFileSystem()
@@ -220,7 +223,7 @@ def test_a_second_writer_does_not_empty_the_first_ones_file(tmp_path):
     "number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV]
 )
 def test_preallocation_is_a_wish(fd, number):
-    """Without room for it, or where the file system cannot, there is none, and no error."""
+    """Without room, or if the file system cannot preallocate, the call returns False and raises nothing."""
     fs = FaultyFileSystem()
     fs.fail("fallocate", number)
     assert try_fallocate(fs, fd, 0, 4096) is False
@@ -237,7 +240,7 @@ def test_a_disk_that_fails_is_no_missing_wish(fd):
 
 
 def test_folders_are_made_below_what_nobody_may_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names are put on disk as far as that goes; what is no folder is told, and a name without one is at home."""
+    """Parents that cannot be read are skipped; a file in place of a folder is an error; a bare name is relative."""
     synced: list[str] = []
 
     class Strict(FileSystem):

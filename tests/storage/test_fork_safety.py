@@ -27,7 +27,7 @@ PACKAGE = Path(segmentlog.__file__).parent
 
 
 def in_child(act: Callable[[], object]) -> str:
-    """What a forked child says about it: the repr of the result, or of the exception. Ten seconds are a hang."""
+    """Return the repr of the result, or of the exception, in a forked child. Ten seconds count as a hang."""
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if not child:
@@ -90,7 +90,7 @@ def in_another_thread(begin: Callable[[], object], end: Callable[[], object]) ->
 
 
 def test_locks_are_free_in_a_child_and_taken_in_the_parent() -> None:
-    """Whatever another thread holds: the child has new locks, and is told to forget; the parent's stay as they are."""
+    """The child gets new locks and its methods are called, whatever another thread holds; the parent's locks stay."""
     owner = Owner()
     owner.event.set()
 
@@ -117,7 +117,7 @@ def test_locks_are_free_in_a_child_and_taken_in_the_parent() -> None:
 
 
 def test_an_owner_is_not_kept_alive() -> None:
-    """The list refers weakly: who drops an object with locks has dropped it, and the list is as long as before."""
+    """The registry refers to owners weakly: dropping an object with locks frees it and its entry."""
     owners = [Owner() for _ in range(100)]
     mine = {number for number, entry in fork_safety._entries.items() if isinstance(entry(), Owner)}
     assert len(mine) == 500
@@ -129,7 +129,7 @@ def test_an_owner_is_not_kept_alive() -> None:
 def test_one_that_fails_keeps_no_other_from_forgetting(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A method that raises in the child is told of on stderr, once all the others were called."""
+    """A method that raises in the child is reported on stderr, after all other methods were called."""
 
     class Broken(Owner):
         def _forget(self) -> None:
@@ -179,7 +179,7 @@ def test_a_child_lets_go_of_nothing_that_is_not_its_own(tmp_path: Path) -> None:
 
 
 def test_no_fork_between_opening_and_noting(tmp_path: Path) -> None:
-    """A fork waits while another thread is opening a file: the child does not keep what nobody noted yet."""
+    """A fork waits while another thread opens a file: the child has no unregistered descriptor."""
 
     class Slow(FileSystem):
         def __init__(self) -> None:
@@ -261,7 +261,7 @@ store.close()
 
 @pytest.mark.parametrize("does", ["nothing", "appends"])
 def test_the_exit_of_a_child_is_not_the_parents(does: str, tmp_path: Path) -> None:
-    """A child that ends sends nothing that the parent has yet to send, and closes for nobody but itself."""
+    """A child that exits sends nothing that the parent has queued, and closes only its own files."""
     path = tmp_path / "store"
     with segmentlog.open(path, background=False) as store:
         store.create_topic("t", fsync="never")
@@ -278,7 +278,7 @@ def test_the_exit_of_a_child_is_not_the_parents(does: str, tmp_path: Path) -> No
 
 
 def test_a_child_consumes_beside_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parent and child go on with one consumer each: neither takes the events that the other is to be woken by."""
+    """Parent and child continue with a consumer each: neither takes events that should wake the other process."""
     monkeypatch.setattr(wakeup, "WAIT_S", 3_600.0)  # time alone wakes neither
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", fsync="never")
@@ -376,8 +376,8 @@ _ALLOWED = {
     ("storage/fork_safety.py", "threading.Condition"): "the list",
     ("storage/fork_safety.py", "threading.Event"): "the list",
     ("storage/fork_safety.py", "os.register_at_fork"): "the list",
-    ("storage/watch.py", "os.pipe2"): "within `forks.opening`, and closed by its owner's `on_fork`",
-    ("storage/watch.py", "inotify_init1"): "within `forks.opening`, and closed by its owner's `on_fork`",
+    ("storage/watch.py", "os.pipe2"): "within `fork_safety.forks_blocked`, and closed by its owner's `on_fork`",
+    ("storage/watch.py", "inotify_init1"): "within `fork_safety.forks_blocked`, and closed by its owner's `on_fork`",
     ("storage/fs.py", "fcntl.flock"): "the seam itself",
     (
         "log/append/group_commit.py",
@@ -525,7 +525,7 @@ print(os.waitpid(child, 0)[1])
 
 @pytest.mark.parametrize("script", [_IMPORTS, _TWO_IMPORTS], ids=["one", "two in turn"])
 def test_no_child_waits_for_a_module_that_its_parent_is_importing(tmp_path: Path, script: str) -> None:
-    """What is imported when it is first needed: a child can import it, though threads of the parent were at it."""
+    """A child can import a module on first use, although threads of the parent were importing it."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "store")], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=30, check=False,
@@ -534,7 +534,7 @@ def test_no_child_waits_for_a_module_that_its_parent_is_importing(tmp_path: Path
 
 
 def test_a_store_of_nothing_but_copies_closes(tmp_path: Path) -> None:
-    """A child that only closes what it inherited, with the worker threads that it has not, ends at once."""
+    """A child that only closes what it inherited, without the parent's worker threads, ends at once."""
     store = segmentlog.open(tmp_path / "store")
     store.create_topic("t")
     store.topic("t").partition(0).append([b"x"])
@@ -545,7 +545,7 @@ def test_a_store_of_nothing_but_copies_closes(tmp_path: Path) -> None:
 
 
 def test_a_held_descriptor_is_closed_when_it_is_dropped_and_not_by_the_collector(tmp_path: Path) -> None:
-    """Whoever was interrupted leaves none open; what a finalizer brings back can be used."""
+    """An interrupt leaves no descriptor open; a descriptor that a finalizer resurrects can be used."""
 
     class Owner:
         def __init__(self) -> None:
@@ -581,7 +581,7 @@ def test_nothing_runs_when_what_was_let_go_of_is_dropped(tmp_path: Path) -> None
     def hold_and_drop() -> None:
         fd = fork_safety.open_lockable(fs, str(tmp_path / "lock"), os.O_RDWR | os.O_CREAT)
         fork_safety.close_lockable(fs, fd)
-        fork_safety.close_lockable(fs, fd)  # who was interrupted says it again
+        fork_safety.close_lockable(fs, fd)  # the interrupted caller repeats the call
         with fork_safety.opened_lockable(fs, str(tmp_path / "lock"), os.O_RDWR):
             pass
 
@@ -632,7 +632,7 @@ def test_collections_run_nothing_of_ours_while_there_is_nothing_to_do(tmp_path: 
 
 
 def test_no_interrupt_is_lost_in_a_collection() -> None:
-    """Each of them is raised where the program is, as often as they come while it collects."""
+    """Each interrupt is raised in the program, however often they come during garbage collections."""
     script = (
         "import gc, segmentlog.storage.fork_safety, signal, sys\n"
         "class Came(Exception): pass\n"

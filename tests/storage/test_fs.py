@@ -13,7 +13,7 @@ from segmentlog.testing.interrupts import interrupt_at, list_points
 
 
 def test_the_boot_has_a_name():
-    """The name of a boot is the same whoever asks, and not empty."""
+    """The boot id is the same for every process, and not empty."""
     first, second = FileSystem().boot_id(), FileSystem().boot_id()
     assert first == second
     assert first
@@ -32,7 +32,10 @@ def test_where_there_is_no_proc_the_boot_has_a_name_too(monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
 def test_a_process_that_cannot_ask_for_the_boot_takes_it_for_no_other(monkeypatch, number):
-    """A want of descriptors is told: under another boot's name a log that others have open would be recovered."""
+    """A lack of descriptors is an error.
+
+    With a wrong boot id this process would recover a log that others have open.
+    """
 
     def refused(path: str) -> None:
         raise OSError(number, os.strerror(number), path)
@@ -43,7 +46,7 @@ def test_a_process_that_cannot_ask_for_the_boot_takes_it_for_no_other(monkeypatc
 
 
 def test_an_open_without_a_descriptor_is_tried_once_more_when_some_are_freed(tmp_path, monkeypatch):
-    """Whoever can close files that are opened again on use is asked; with nothing to close the error is told."""
+    """The relief callbacks are asked to close files; if none is closed, the error is raised."""
     (tmp_path / "file").write_bytes(b"some bytes")
     real, failures, asked = os.open, [errno.EMFILE], []
 
@@ -66,7 +69,7 @@ def test_an_open_without_a_descriptor_is_tried_once_more_when_some_are_freed(tmp
 
 
 def test_a_folder_is_removed_with_all_in_it_and_no_link_is_followed(tmp_path):
-    """What links lead to stays; a link in place of the folder, and one that is not there, are errors."""
+    """The targets of links stay; a link in place of the folder, and a missing folder, are errors."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept").touch()
@@ -87,7 +90,7 @@ def test_a_folder_is_removed_with_all_in_it_and_no_link_is_followed(tmp_path):
 
 
 def test_an_interrupt_of_a_removal_leaves_no_descriptor(tmp_path):
-    """Wherever it comes; and the rest is removed by who does it again."""
+    """The interrupt may come anywhere; a second call removes the rest."""
     folder = tmp_path / "folder"
 
     def make() -> None:

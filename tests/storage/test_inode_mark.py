@@ -1,4 +1,4 @@
-"""What the kernel knows of a file and no content of it can tell."""
+"""Facts that the kernel knows about a file and its content cannot show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segmentlog.storage.fs import FileSystem
 
 
 def test_a_mark_stays_with_the_file_and_not_with_the_descriptor(tmp_path: Path) -> None:
-    """Whoever opens the file sees it, under another name too; a copy has none."""
+    """Every process that opens the file sees the mark, under any name; a copy has none."""
     path = tmp_path / "file"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -36,7 +36,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def test_a_kernel_without_hints_vouches_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No error either: a page is merely not believed then."""
+    """The page is not trusted, and no error is raised."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "no hints")
@@ -51,7 +51,7 @@ def test_a_kernel_without_hints_vouches_for_nothing(tmp_path: Path, monkeypatch:
 
 
 def test_files_of_one_mount_have_its_number(tmp_path: Path) -> None:
-    """Where the kernel tells it (Linux 6.8 on), and another one elsewhere; 0 where it does not."""
+    """Files of one mount have the same id, and files elsewhere another (Linux 6.8 or later; otherwise 0)."""
     numbers = set()
     for path in (tmp_path / "a", tmp_path / "b"):
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -65,7 +65,7 @@ def test_files_of_one_mount_have_its_number(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_has_no_mount() -> None:
-    """A descriptor that is closed is no crash."""
+    """A closed descriptor gives 0 instead of a crash."""
     fd = os.open("/", os.O_RDONLY)
     os.close(fd)
     assert inode_mark.mount_id(fd) == 0

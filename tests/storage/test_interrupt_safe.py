@@ -28,7 +28,7 @@ def _called(context: ast.expr) -> str:
 
 
 def _deaf(function: ast.FunctionDef, hears: set[str]) -> Iterator[int]:
-    """Lines that want to hear of an error in the body of a context that is told of none."""
+    """Yield the lines that handle an error in the body of a context that gets no errors."""
 
     def yields(nodes: list[ast.stmt]) -> bool:
         return any(isinstance(inner, ast.Yield) for node in nodes for inner in ast.walk(node))

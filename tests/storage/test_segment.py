@@ -1,4 +1,4 @@
-"""Appending to a segment's file is all or nothing, and who maps it sees what was appended."""
+"""An append to a segment's file is all or nothing, and maps of the file show what was appended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def size_of(segment: ActiveSegment) -> int:
 
 
 def test_segments_are_listed_by_their_offsets(tmp_path):
-    """Only segment files are listed, oldest first, whatever else lies in the folder."""
+    """Only segment files are listed, oldest first, whatever other files the folder contains."""
     for base in (300, 0, 5, 10**15):
         Path(segment_stem(str(tmp_path), base) + ".log").touch()
         Path(segment_stem(str(tmp_path), base) + ".index").touch()
@@ -41,14 +41,14 @@ def test_segments_are_listed_by_their_offsets(tmp_path):
 
 
 def test_a_segment_that_is_not_there_is_not_made_in_passing(tmp_path):
-    """Only who begins a segment makes its file; for everybody else a missing one is an error."""
+    """Only the process that begins a segment creates its file; for all others a missing file is an error."""
     with pytest.raises(FileNotFoundError):
         active_in(tmp_path, FileSystem(), create=False)
     assert os.listdir(tmp_path) == []
 
 
 def test_space_is_allocated_ahead_in_growing_steps(tmp_path):
-    """The file is longer than what was written, in steps that double from 64 KiB to 8 MiB, and zero there."""
+    """The file is longer than the data, in steps that double from 64 KiB to 8 MiB, and zero there."""
     segment = active_in(tmp_path, FaultyFileSystem())
     sizes, position = [], 0
     for step in (100, 64 * KIB, 64 * KIB, 128 * KIB, 4 << 20, 9 << 20, 9 << 20):
@@ -82,7 +82,7 @@ def writes_of(fs: FaultyFileSystem) -> int:
 
 @pytest.mark.parametrize(("every", "writes"), [(1, 122), (10, 122), (60, 120), (None, 120)])
 def test_zeros_are_written_ahead_where_it_is_synced_often(tmp_path, every, writes):
-    """From the second 128 KiB on, when the first had four fsyncs or more: what is there then is what was appended."""
+    """From the second 128 KiB on, if the first had four fsyncs or more; the appended data is unchanged."""
     fs, syncs = FaultyFileSystem(), [0]
     segment = opened(ActiveSegment(fs, str(tmp_path), 0, 64 << 20, create=True, count_syncs=lambda: syncs[0]))
     segment.write([b"x" * 128 * KIB], 128 * KIB, 0)  # so that much more is allocated
@@ -112,7 +112,7 @@ def test_zeros_that_cannot_be_written_keep_no_append_out(tmp_path):
 
 
 def test_no_more_is_allocated_than_a_segment_may_hold(tmp_path):
-    """Allocation stops at the segment's limit; a batch larger than that gets what it needs and no more."""
+    """Preallocation stops at the segment's limit; a larger batch gets exactly the space that it needs."""
     segment = active_in(tmp_path, FileSystem(), limit=10_000)
     segment.write([b"x" * 100], 100, 0)
     assert size_of(segment) == 10_000
@@ -123,7 +123,7 @@ def test_no_more_is_allocated_than_a_segment_may_hold(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["ENOSPC", "EDQUOT"])
 @pytest.mark.parametrize("short", [None, 60], ids=["at once", "after a short write"])
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, number, short):
-    """An append without room raises DiskFull, cuts off what it wrote, and works again once there is room."""
+    """An append without room raises DiskFull, removes its bytes, and works again once there is room."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     segment.write([b"a" * 100], 100, 0)
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, number, short):
 
 
 def test_a_disk_that_fills_up_is_used_to_its_last_byte(tmp_path):
-    """Without room to allocate ahead appends go on while they fit; the first that does not is cut off whole."""
+    """Without room to preallocate, appends continue while they fit; the first that does not fit leaves no bytes."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     fs.room_bytes = 1000
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_is_used_to_its_last_byte(tmp_path):
 
 
 def test_a_disk_that_fails_is_told_as_it_is(tmp_path):
-    """An I/O error is no full disk; the file is cut back all the same."""
+    """An I/O error is not reported as a full disk; the file is truncated all the same."""
     fs = FaultyFileSystem()
     segment = active_in(tmp_path, fs)
     segment.write([b"a" * 100], 100, 0)
@@ -181,7 +181,7 @@ def test_a_cut_that_fails_is_told_before_what_made_it_necessary(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EOPNOTSUPP])
 def test_appends_work_where_space_cannot_be_allocated(tmp_path, number):
-    """A file system that cannot preallocate, or has no room to, still takes what fits."""
+    """A file system that cannot preallocate, or lacks the room, still accepts what fits."""
     fs = FaultyFileSystem()
     fs.fail("fallocate", number, times=None)
     segment = active_in(tmp_path, fs)
@@ -191,7 +191,7 @@ def test_appends_work_where_space_cannot_be_allocated(tmp_path, number):
 
 
 def test_processes_take_turns_in_one_file(tmp_path):
-    """Two who append in turns, one ahead of the other or having cut the file, write side by side."""
+    """Two processes append in turns, after the other preallocated or truncated: no write overwrites another."""
     fs = FaultyFileSystem()
     first, second = active_in(tmp_path, fs), active_in(tmp_path, FileSystem(), create=False)
     position = 0
@@ -208,7 +208,7 @@ def test_processes_take_turns_in_one_file(tmp_path):
 
 
 def test_a_mapped_segment_grows_with_its_file(tmp_path):
-    """Who mapped a segment while it was short sees what is appended later, and keeps what it had."""
+    """A map of a short segment sees what is appended later, and earlier views stay valid."""
     fs = FileSystem()
     active = active_in(tmp_path, fs)
     mapped = MappedSegment(fs, str(tmp_path), 0)
@@ -244,7 +244,7 @@ def test_a_file_shorter_than_the_log_is_damage(tmp_path):
 
 
 def test_a_segment_that_was_deleted_stays_readable_to_who_has_it(tmp_path):
-    """Retention does not take a segment from under a reader; what it never mapped is gone, and said to be."""
+    """Retention does not invalidate a reader's map; reading what was never mapped raises an error."""
     Path(segment_stem(str(tmp_path), 0) + ".log").write_bytes(b"x" * 50)
     mapped = MappedSegment(FileSystem(), str(tmp_path), 0)
     os.unlink(mapped.path)

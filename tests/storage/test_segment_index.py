@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment's bytes and the plain list of what is in them."""
+    """The bytes of a segment, and a plain list of its batches."""
 
     base_offset: int
     view: memoryview
@@ -66,7 +66,7 @@ EXAMPLE = make_segment(SHAPE, 5000)
 def new_index(
     folder: Path | None, segment: Segment, interval: int = INTERVAL, fs: FileSystem | None = None
 ) -> SegmentIndex:
-    """An index that has looked at nothing yet, and writes nothing when it has no folder."""
+    """Return an empty index, which writes files only if it has a folder."""
     if folder is not None:
         (folder / f"segment{LOG_SUFFIX}").touch()
     stem = f"{folder}/segment"
@@ -74,13 +74,13 @@ def new_index(
 
 
 def observe(index: SegmentIndex, batches: list[Batch]) -> None:
-    """Let the index follow appends, as the one who appends does."""
+    """Update the index as an appender does."""
     for one in batches:
         index.observe(*one)
 
 
 def catch_up(index: SegmentIndex, segment: Segment, end: int | None = None) -> None:
-    """Let the index read in the log what it has not seen, as everybody else does."""
+    """Update the index from the log, as a reader does."""
     index.catch_up(segment.view, len(segment.view) if end is None else end)
 
 
@@ -107,7 +107,7 @@ def reference(segment: Segment, interval: int = INTERVAL) -> list[tuple[int, int
 
 
 def assert_right(index: SegmentIndex, segment: Segment, entries: list[tuple[int, int, int]]) -> None:
-    """Every lookup gives what a search through the plain list gives."""
+    """Compare every lookup with a search through the plain list."""
     start = (segment.base_offset, 0, -1)
     for offset in range(segment.base_offset - 2, segment.end_offset + 3):
         base_offset, position, _ = max([start, *(one for one in entries if one[0] <= offset)])
@@ -137,7 +137,7 @@ def test_lookups_are_those_of_a_plain_list(shape, base_offset, interval):
 
 
 def test_lookups_far_outside_the_segment_have_an_answer(tmp_path):
-    """An offset below the segment is looked for at its start, one beyond what an entry can hold at its end."""
+    """An offset below the segment maps to its start, an offset beyond the range of an entry to its end."""
     index = new_index(tmp_path, EXAMPLE)
     observe(index, EXAMPLE.batches)
     base_offset, position, _ = reference(EXAMPLE)[-1]
@@ -182,7 +182,7 @@ def test_an_index_rebuilt_is_the_live_one_byte_for_byte(shape, cuts):
 
 
 def test_an_index_that_was_flushed_loads_as_it_was(tmp_path):
-    """What a closed index wrote is what the next one reads: whole, mapped or not, without a look at the log."""
+    """Loading returns what a closed index wrote, all of it, mapped or not, without reading the log."""
     index = new_index(tmp_path, EXAMPLE)
     observe(index, EXAMPLE.batches)
     index.close(EXAMPLE.end_offset, len(EXAMPLE.view))
@@ -287,14 +287,14 @@ def test_an_index_cut_short_anywhere_is_completed(tmp_path, written):
 
 @pytest.mark.parametrize("first", [0, 5, 8, 40])
 def test_an_index_of_zeros_is_completed(tmp_path, written, first):
-    """Pages that a crash left zero end the entries; what lies behind them is not believed."""
+    """Zero pages left by a crash end the entries; later entries are ignored."""
     for path, data, size in zip(files(tmp_path), written, (1, 2), strict=True):
         path.write_bytes(data[: first * size] + bytes(24 * size) + data[first * size + 24 * size :])
     assert_recovers(tmp_path, sealed=False)
 
 
 def test_a_repaired_index_is_written_back(tmp_path, written):
-    """Once a damaged index was completed and closed, its files are whole again, without leftovers behind the end."""
+    """After a damaged index was completed and closed, its files are valid, without extra bytes at the end."""
     for path, data in zip(files(tmp_path), written, strict=True):
         path.write_bytes(data[:32] + b"\xff" * 5000)
     index = new_index(tmp_path, EXAMPLE)
@@ -306,7 +306,7 @@ def test_a_repaired_index_is_written_back(tmp_path, written):
 
 @given(first=st.binary(max_size=200), second=st.binary(max_size=400))
 def test_files_of_arbitrary_bytes_are_no_index(tmp_path_factory, first, second):
-    """Whatever the files hold, loading raises nothing, and catching up gives the right index."""
+    """Loading never raises for any content of the files, and catching up gives the right index."""
     folder = tmp_path_factory.getbasetemp() / "arbitrary"
     folder.mkdir(exist_ok=True)
     for path, data in zip(files(folder), (first, second), strict=True):
@@ -315,7 +315,7 @@ def test_files_of_arbitrary_bytes_are_no_index(tmp_path_factory, first, second):
 
 
 def test_entries_beyond_the_end_of_the_log_are_not_loaded(tmp_path, written):
-    """Entries for batches that a crash took back are not believed, though they are whole."""
+    """Valid entries for batches that a crash lost are ignored."""
     for one in EXAMPLE.batches:
         index = new_index(tmp_path, EXAMPLE)
         index.load(limit=one.position)
@@ -327,7 +327,7 @@ def test_entries_beyond_the_end_of_the_log_are_not_loaded(tmp_path, written):
 
 
 def test_a_damaged_batch_is_stepped_over(tmp_path):
-    """Where a header is damaged the index goes on at the next batch, and knows every other one."""
+    """The index skips a damaged header, continues with the next batch, and contains every other batch."""
     victim = EXAMPLE.batches[20]
     data = bytearray(EXAMPLE.view)
     data[victim.position + 10] ^= 1
@@ -339,7 +339,7 @@ def test_a_damaged_batch_is_stepped_over(tmp_path):
 
 
 def test_a_log_of_noise_is_scanned_to_its_end(tmp_path):
-    """Bytes in which there is no batch give no entry and do not keep the scan from ending."""
+    """Bytes without a batch add no entry, and the scan still reaches its end."""
     index = new_index(tmp_path, EXAMPLE)
     noise = memoryview(np.random.default_rng(1).bytes(100_000))
     index.catch_up(noise, len(noise))
@@ -350,7 +350,7 @@ def test_a_log_of_noise_is_scanned_to_its_end(tmp_path):
 
 
 def test_files_that_others_have_mapped_never_shrink(tmp_path, written):
-    """An index that knows less than the files, or found them damaged, does not cut what a reader may be touching."""
+    """An index with fewer entries than the files, or with damaged files, does not truncate what a reader may touch."""
     late = new_index(tmp_path, EXAMPLE)
     observe(late, EXAMPLE.batches[:30])
     reader = new_index(tmp_path, EXAMPLE)
@@ -374,7 +374,7 @@ def test_files_that_others_have_mapped_never_shrink(tmp_path, written):
 
 
 def test_no_index_is_left_of_a_segment_that_was_deleted(tmp_path):
-    """Who still follows a segment that retention took away does not bring its index back."""
+    """A process that still follows a deleted segment does not create its index again."""
     index = new_index(tmp_path, EXAMPLE)
     observe(index, EXAMPLE.batches)
     (tmp_path / f"segment{LOG_SUFFIX}").unlink()
@@ -410,7 +410,7 @@ def test_an_index_that_cannot_be_written_is_no_failure(tmp_path, method, call):
 
 
 def test_processes_that_index_the_same_segment_do_not_spoil_it(tmp_path):
-    """Each of two writes what it has seen, when it likes, with whatever interval: the files stay a valid index."""
+    """Two processes write their entries at any time and at any interval: the files stay a valid index."""
     ahead, behind = new_index(tmp_path, EXAMPLE), new_index(tmp_path, EXAMPLE, interval=2 * INTERVAL)
     for at, one in enumerate(EXAMPLE.batches):
         ahead.observe(*one)
@@ -462,7 +462,7 @@ def test_readers_may_look_while_the_index_catches_up():
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["observe", "catch up", "load"])
 def test_an_interrupt_anywhere_leaves_it_whole(tmp_path, how):
-    """Who goes on with it gets what was never interrupted: its entries are counted and looked up alike."""
+    """After an interrupt at any point, the index has the same entries and lookups as without it."""
     segment = make_segment([(1, 20, 0, 1000 + at) for at in range(70)], 5000)
     clean = new_index(tmp_path, segment, 1)
     observe(clean, segment.batches)

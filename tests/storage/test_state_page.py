@@ -1,4 +1,7 @@
-"""The shared page: a reader sees one writer's fields, whole, whoever is killed where; damage does not pass for data."""
+"""The shared page: a reader sees the fields of one write, whichever process is killed.
+
+Damage is never taken for data.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def copy_of(page: StatePage) -> bytearray:
     st.integers(0, 2**64 - 1),
 )
 def test_fields_come_back(fields, number):
-    """Every field of both blocks is what the last write said, to this page and to another one on the same bytes."""
+    """Every field of both blocks has the last written value, in this page and in another on the same bytes."""
     buffer = bytearray(PAGE_SIZE)
     writer, reader = StatePage(buffer), StatePage(buffer)
     for state in (log_state(number), LogState(*fields), log_state(5), LogState(*fields)):
@@ -91,7 +94,7 @@ def test_fields_come_back(fields, number):
 
 
 def test_the_page_is_shared(tmp_path, page):
-    """What one mapping says, another mapping of the same file sees at once: blocks and flags."""
+    """Another mapping of the same file sees a change of blocks and flags at once."""
     other = open_page(tmp_path)
     assert (number_of(other.log.read()), number_of(other.sync.read())) == (1, 2)
     page.log.write(log_state(7))
@@ -113,7 +116,7 @@ def test_a_state_that_did_not_change_is_the_same_object(page):
 
 
 def test_initialising_clears_what_a_dead_writer_left(tmp_path, page):
-    """A page that is made anew has no append in progress and no failure; counts that others follow go on."""
+    """A newly initialised page has no running append and no failure; counters that others follow continue."""
     page.writing = page.failed = 1
     page.count_config_change()
     page.initialise(BOOT, tmp_path.stat(), log_state(8), sync_state(9))
@@ -125,7 +128,7 @@ def test_initialising_clears_what_a_dead_writer_left(tmp_path, page):
 
 @pytest.mark.parametrize("fill", [b"\xff", b"\0", b"\x01", b"SLSTATE\x01"])
 def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
-    """Whatever a page holds, counters at their end included: it is no page until it is initialised, then it is one."""
+    """A page with any content, counters at their maximum included, is valid exactly once it is initialised."""
     page = StatePage(bytearray((fill * PAGE_SIZE)[:PAGE_SIZE]))
     assert not page.is_valid_for(BOOT, tmp_path.stat())
     with pytest.raises(StateDamaged):
@@ -141,7 +144,7 @@ def test_a_page_of_any_bytes_can_be_made_anew(tmp_path, fill):
 
 
 def test_a_page_describes_its_folder_in_its_boot(tmp_path, page):
-    """A page says nothing after a restart of the machine, and nothing about a folder that was copied."""
+    """A page is invalid after a restart of the machine, and for a copy of its folder."""
     (tmp_path / "copy").mkdir()
     assert page.is_valid_for(BOOT, tmp_path.stat())
     assert not page.is_valid_for(BOOT.replace("5", "6"), tmp_path.stat())
@@ -151,7 +154,7 @@ def test_a_page_describes_its_folder_in_its_boot(tmp_path, page):
 
 @pytest.mark.parametrize("boot", ["init-1700000000", "", "größe"])
 def test_a_boot_id_need_not_be_a_uuid(tmp_path, boot):
-    """Where the system names its boots otherwise, pages are told apart by any text."""
+    """If the system's boot id is not a UUID, any text distinguishes pages of different boots."""
     page = StatePage.private()
     page.initialise(boot, tmp_path.stat(), log_state(1), sync_state(2))
     assert page.is_valid_for(boot, tmp_path.stat())
@@ -159,7 +162,7 @@ def test_a_boot_id_need_not_be_a_uuid(tmp_path, boot):
 
 
 def test_a_flip_of_any_byte_is_noticed_or_changes_nothing(tmp_path, page):
-    """Whichever byte of a page changes: the page is not believed, or it says what it said (flags are plain words)."""
+    """If any byte of a page changes, the page is not trusted, or its fields are unchanged (flags are plain words)."""
     for number in (3, 4, 5):
         page.log.write(log_state(number))
     page.sync.write(sync_state(6))
@@ -230,7 +233,7 @@ def stores_of_a_write(page: bytearray, number: int) -> Iterator[bytearray]:
 
 
 def test_a_writer_killed_at_any_store_leaves_the_old_state_or_the_new_one():
-    """After every single store of a write a reader gets the old fields or the new ones; the next write goes through."""
+    """After each store of a write a reader gets the old or the new fields, and the next write succeeds."""
     buffer = bytearray(PAGE_SIZE)
     StatePage(buffer).log.write(log_state(1))
     for number in range(2, 5):
@@ -246,7 +249,7 @@ def test_a_writer_killed_at_any_store_leaves_the_old_state_or_the_new_one():
 
 
 def test_a_reader_overtaken_by_writers_reads_again():
-    """A reader that stands still while writers go on, anywhere in its read, still gets the fields of one write."""
+    """A reader that pauses anywhere while writers continue gets the fields of one write."""
     buffer = bytearray(PAGE_SIZE)
     writer = StatePage(buffer)
     writer.log.write(log_state(1))
@@ -273,7 +276,7 @@ def test_a_reader_overtaken_by_writers_reads_again():
 
 
 def hammer(folder: Path) -> None:
-    """Write as fast as possible, for ever."""
+    """Write as fast as possible, forever."""
     page = open_page(folder)
     first = number_of(page.log.read())
     for number in itertools.count(first + 1):
@@ -297,7 +300,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def test_readers_never_see_a_torn_state_while_a_process_writes(tmp_path, page):
-    """While another process does nothing but write, every read is the fields of one write, and they go forward."""
+    """While another process writes without a pause, every read returns the fields of one write, in their order."""
     process = start(tmp_path)
     try:
         seen, last = set(), 0
@@ -314,7 +317,7 @@ def test_readers_never_see_a_torn_state_while_a_process_writes(tmp_path, page):
 
 
 def test_readers_never_see_a_torn_state_while_a_thread_writes(page):
-    """Threads of one process that share a page object read what one write said, however they are interleaved."""
+    """Threads that share a page object read the fields of one write, however they interleave."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -344,7 +347,7 @@ def test_readers_never_see_a_torn_state_while_a_thread_writes(page):
 @pytest.mark.parametrize("seed", seeds("killed page writers", (5,)))
 @pytest.mark.long
 def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page, seed):
-    """kill -9 in the middle of writing, again and again: the page is sound, and the next writer goes on with it."""
+    """After kill -9 during a write, again and again, the page is valid, and the next writer continues."""
     chance = random.Random(seed)
     last = 1
     for killed in range(share(25, "killed page writers")):
@@ -357,7 +360,7 @@ def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page, seed):
         fresh = StatePage(copy_of(page))
         log, sync = number_of(fresh.log.read()), number_of(fresh.sync.read())
         assert log > last
-        assert 0 <= log - sync <= killed + 1  # a kill between the two blocks leaves one behind for good
+        assert 0 <= log - sync <= killed + 1  # a kill between the two blocks leaves one outdated forever
         last = log
 
 
@@ -365,7 +368,7 @@ def test_a_killed_writer_leaves_a_page_that_can_be_read(tmp_path, page, seed):
 
 
 def test_a_missing_page_is_made_but_not_by_who_may_not_write(tmp_path):
-    """Whoever may write makes a short file a page long, in full; whoever may not gets none, and changes nothing."""
+    """A writable handle extends a short file to a page; a read-only handle gets no page and changes nothing."""
     for size in (0, 100, PAGE_SIZE - 1):
         path = tmp_path / "state"
         path.write_bytes(b"x" * size)
@@ -393,7 +396,7 @@ def test_short_writes_still_make_a_whole_page(tmp_path):
 
 @pytest.mark.parametrize("call", ["fstat", "flock", "pwritev"])
 def test_making_a_page_does_not_wipe_one_that_others_use(tmp_path, call):
-    """Two processes open a new partition at once, the slower one interrupted anywhere: the faster one's page stays."""
+    """Two processes open a new partition, and the slower one is interrupted anywhere: the faster one's page stays."""
     fs = FaultyFileSystem()
     made: list[StatePage] = []
 
@@ -425,7 +428,7 @@ def test_a_page_without_a_file_works_alike(tmp_path):
 
 
 def test_a_number_that_arrives_before_its_fields_is_read_again(page, monkeypatch):
-    """On a processor that reorders stores: what does not match for a moment is no damage; for good, it is."""
+    """On a processor that reorders stores a brief mismatch is not damage; a lasting mismatch is."""
     from segmentlog.storage import state_page
 
     page.log.write(log_state(3))

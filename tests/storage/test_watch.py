@@ -1,4 +1,4 @@
-"""Sleeping until something happens: woken soon by whoever writes, by `interrupt`, and by the clock; never for good."""
+"""Sleep until an event: a writer, `interrupt` or the clock wakes a sleeper soon."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def polling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def timed(wait: Callable[[], bool]) -> tuple[bool, float]:
-    """(what waiting gave, how many seconds it took)."""
+    """Return (result of the wait, its duration in seconds)."""
     started = time.monotonic()
     return wait(), time.monotonic() - started
 
 
 def rewrite_byte(path: Path) -> None:
-    """What an appender does for those who wait."""
+    """Do what an appender does to wake followers."""
     fd = os.open(path, os.O_RDWR)
     os.pwrite(fd, b"\0", 0)
     os.close(fd)
@@ -75,7 +75,7 @@ def test_a_write_in_another_process_wakes(tmp_path, watch):
 
 
 def test_a_write_that_came_before_the_wait_wakes(tmp_path, watch):
-    """What happened between looking and waiting is not slept through."""
+    """A write between the check and the wait ends the wait at once."""
     path = tmp_path / "lock"
     path.touch()
     watch.add(str(path))
@@ -98,7 +98,7 @@ def test_any_of_several_files_wakes(tmp_path, watch):
 
 
 def test_a_new_name_in_a_folder_wakes(tmp_path, watch):
-    """A topic that is made, or renamed into place, wakes who watches the store's folder."""
+    """Creating a topic, or renaming one into place, wakes watchers of the store's folder."""
     (tmp_path / "store").mkdir()
     assert watch.add(str(tmp_path / "store"), folder=True)
     (tmp_path / "store" / "made").mkdir()
@@ -139,7 +139,7 @@ def test_an_interrupt_wakes(watch):
 
 
 def test_any_number_of_interrupts_is_taken(watch):
-    """More interrupts than a pipe holds block nobody."""
+    """More interrupts than a pipe holds do not block."""
     for _ in range(70_000):
         watch.interrupt()
     assert watch.wait(0) is True
@@ -147,7 +147,7 @@ def test_any_number_of_interrupts_is_taken(watch):
 
 
 def test_draining_forgets(tmp_path, watch):
-    """After draining, what happened before it wakes nobody: the logs are looked at next."""
+    """After draining, earlier events wake no thread: the logs are checked next."""
     path = tmp_path / "lock"
     path.touch()
     watch.add(str(path))
@@ -174,19 +174,19 @@ def test_polling_looks_often_at_first_and_less_often_when_nothing_happens(pollin
 
 
 def test_polling_needs_no_files(tmp_path, polling):
-    """Where nothing can be watched adding is no error: whoever waits looks again anyway."""
+    """Without inotify, adding a path is not an error: the waiting thread polls."""
     assert polling.add(str(tmp_path / "missing")) is True
     assert polling.wait(0.0001) is False
 
 
 def test_a_watch_that_could_be_woken_can_be_told_to_poll(watch):
-    """For a log whose appenders cannot be asked to wake anybody, a wait is a short sleep as well."""
+    """For a log whose appenders cannot be asked to wake followers, a wait is a short sleep, too."""
     assert not watch.must_poll
     assert watch.wait(LONG_S, poll=True) is False, "it looked again, long before its time was up"
 
 
 def test_a_watch_gives_back_its_descriptors():
-    """Closing gives back every descriptor; closing again, and an interrupt that comes too late, are no errors."""
+    """Closing releases every descriptor; closing again, and a late interrupt, are not errors."""
     before = sorted(os.listdir("/proc/self/fd"))
     watch = Watch()
     assert len(os.listdir("/proc/self/fd")) > len(before)
@@ -197,7 +197,7 @@ def test_a_watch_gives_back_its_descriptors():
 
 
 def test_a_file_that_takes_the_place_of_one_that_goes_on_is_watched(watch: Watch, tmp_path: Path) -> None:
-    """Nobody says that the former is gone: it has another name, say. Whoever adds the path knows that it is another."""
+    """No event reports that the former file is gone, as it may have another name. The name given to `add` shows it."""
     path = tmp_path / "lock"
     for number in range(3):
         path.write_bytes(b"x")
@@ -206,7 +206,7 @@ def test_a_file_that_takes_the_place_of_one_that_goes_on_is_watched(watch: Watch
         path.write_bytes(b"y")
         assert watch.wait_for_changes(LONG_S) == {str(path)}
         path.rename(tmp_path / f"former-{number}")
-    for number in range(3):  # the former are forgotten when they go, and nothing of the last one with them
+    for number in range(3):  # entries of deleted files are removed, and the last file is unaffected
         (tmp_path / f"former-{number}").unlink()
     watch.wait_for_changes(0)
     path.write_bytes(b"x")

@@ -359,15 +359,15 @@ def _rename_between(
     rename = Meanwhile(rename_now)  # in a thread for the buffers, too: those of this one may hold what it is to write
     if when == "sent":
         return rename, rename
-    real = faulty.transactions._decisions.complete
+    real = faulty.transactions._completer.complete
 
     def complete(*args: object) -> object:
-        faulty.transactions._decisions.complete = real  # type: ignore[method-assign]
+        faulty.transactions._completer.complete = real  # type: ignore[method-assign]
         rename()
         return real(*args)  # type: ignore[arg-type]
 
     if when == "decided":
-        faulty.transactions._decisions.complete = complete  # type: ignore
+        faulty.transactions._completer.complete = complete  # type: ignore
         return (lambda: None), rename
     return (lambda: fs.before(when, rename)), rename
 
@@ -421,7 +421,7 @@ def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> 
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
         producer.flush()
-        opened.transactions._decisions.complete = lambda *args: os._exit(9)  # type: ignore
+        opened.transactions._completer.complete = lambda *args: os._exit(9)  # type: ignore
         producer.commit_transaction()
 
     process = multiprocessing.get_context("fork").Process(target=die)
@@ -443,13 +443,13 @@ def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store
         producer.send_many("t", [b"1"])
         producer.send_many("u", [b"2"])
         producer.flush()
-        tell = other.transactions._decisions.complete
+        tell = other.transactions._completer.complete
 
         def damage_and_tell(*args: object) -> object:
             path.write_bytes(b"{")
             return tell(*args)  # type: ignore[arg-type]
 
-        other.transactions._decisions.complete = damage_and_tell  # type: ignore[method-assign,assignment]
+        other.transactions._completer.complete = damage_and_tell  # type: ignore[method-assign,assignment]
         producer.commit_transaction()
     with (
         segmentlog.open(store.path, background=False) as other,
@@ -482,7 +482,7 @@ def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
     path.write_bytes(whole)
     assert store.group_offsets.committed("g")[_T0].offset == 1
     store._tidy_up(1_000_000)
-    assert len(store.group_offsets.positions("g")) == 1
+    assert len(store.group_offsets.by_topic_id("g")) == 1
 
 
 def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) -> None:
@@ -532,10 +532,10 @@ def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> N
     assert store.group_offsets.committed("g") == {}
     with store.consumer("t", group="g") as consumer:
         assert [record.value for record in consumer] == [b"new"]
-    assert len(store.group_offsets.positions("g")) == 1
+    assert len(store.group_offsets.by_topic_id("g")) == 1
     store._tidy_up(1)
-    assert store.group_offsets.positions("g") == {}
-    assert store.group_offsets.all_groups() == []
+    assert store.group_offsets.by_topic_id("g") == {}
+    assert store.group_offsets.groups_with_any_offset() == []
 
 
 def test_a_topic_made_anew_while_the_one_before_is_deleted_stays_open(

@@ -36,8 +36,8 @@ from segmentlog.log.append.batch_encoding import check_columns, encode_columns_a
 from segmentlog.records import PartitionId
 from segmentlog.transactions import name_locks as names_module
 from segmentlog.transactions import producer_lease, transaction_coordinator
-from segmentlog.transactions.producer_identity import Identity
-from segmentlog.transactions.transaction_log import TransactionState, Unsettled
+from segmentlog.transactions.producer_identity import ProducerIdentity
+from segmentlog.transactions.transaction_log import TransactionState, UnconfirmedMarker
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def in_child(work: Any) -> None:
 
 def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupt comes right after one partition's append; the next flush does the rest."""
-    real = Identity.append
+    real = ProducerIdentity.append
     interrupts = iter([False, True])
 
-    def append(self: Identity, *args: Any) -> int:
+    def append(self: ProducerIdentity, *args: Any) -> int:
         offset = real(self, *args)
         if next(interrupts, False):
             self._sequences.update(dict.fromkeys(self._sequences, 0))  # as before the append
@@ -85,7 +85,7 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
 
     with store.producer(linger_ms=10_000) as producer:
         sent = [producer.send("a", b"%d" % number, partition=number % 2) for number in range(10)]
-        monkeypatch.setattr(Identity, "append", append)
+        monkeypatch.setattr(ProducerIdentity, "append", append)
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
         monkeypatch.undo()
@@ -202,15 +202,15 @@ def test_encoded_batches_behind_an_interrupt_are_appended(
 
 def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next append of a producer is interrupted before it has done anything."""
-    real = Identity.append
+    real = ProducerIdentity.append
     interrupts = iter([True])
 
-    def append(self: Identity, *args: Any) -> int:
+    def append(self: ProducerIdentity, *args: Any) -> int:
         if next(interrupts, False):
             raise KeyboardInterrupt
         return real(self, *args)
 
-    monkeypatch.setattr(Identity, "append", append)
+    monkeypatch.setattr(ProducerIdentity, "append", append)
 
 
 def test_closing_that_was_interrupted_goes_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -812,7 +812,7 @@ def test_what_was_aborted_stays_so_though_a_commit_names_its_partition(tmp_path:
         producer.send_many("a", [b"1"])
         log = store.topic("b").partition(0)
         identity: Any = producer._identity
-        identity._take_part([log])
+        identity._add_partitions([log])
     assert store.transactions.states()["n"].status == "CompleteCommit"
     assert len(store.transactions.states()["n"].partitions) == 2
     _lose_markers(store, "b")
@@ -939,17 +939,19 @@ def test_a_full_disk_behind_the_decision_takes_nothing_back(
 def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told what was decided, with the numbers that it goes on under."""
     log = store.topic("b").partition(0)
-    remote = store.transactions.remote
-    numbers = remote.begin("client", 60_000)
-    remote.add("client", numbers, [log])
-    stamp = segmentlog.ProducerStamp(numbers.producer_id, numbers.epoch, 0, True, remote.guard("client", numbers, log))
+    remote = store.transactions.server_transactions
+    numbers = remote.register("client", 60_000)
+    remote.add_partitions("client", numbers, [log])
+    stamp = segmentlog.ProducerStamp(
+        numbers.producer_id, numbers.epoch, 0, True, remote.append_check("client", numbers, log)
+    )
     log.append([b"1"], producer=stamp)
     _no_room_for(monkeypatch, store, "CompleteCommit")
-    following = remote.end("client", numbers, committed=True, bumps=True)
+    following = remote.end_transaction("client", numbers, committed=True, bumps=True)
     assert following.epoch == numbers.epoch + 1
     assert values_of(store, "b") == [b"1"]
     monkeypatch.undo()
-    assert remote.end("client", numbers, committed=True, bumps=True) == following
+    assert remote.end_transaction("client", numbers, committed=True, bumps=True) == following
     assert store.transactions.states()["client"].status == "CompleteCommit"
 
 
@@ -1015,9 +1017,9 @@ def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog
         producer.send_many("a", [b"elsewhere"], partition=0)
     state = store.transactions.states()["n"]
     log.append([b"committed"], producer=ProducerStamp(state.producer_id, state.epoch, 0, True))
-    lost = Unsettled(log.topic_id, 0, 1, log.epoch - 1)
+    lost = UnconfirmedMarker(log.topic_id, 0, 1, log.epoch - 1)
     partition = PartitionId(log.topic_id, 0)
-    _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unsettled=(lost,))
+    _state_of(store, "n", status="PrepareAbort", partitions=(partition,), ends=(), unconfirmed_markers=(lost,))
     store.finish_transactions()
     assert values_of(store, "b") == [b"committed"]
 
@@ -1040,11 +1042,11 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
 ) -> None:
     """It was sent between the sync and the decision, and belongs to the transaction."""
     log = store.topic("b").partition(0)
-    real_commit, real_write = Identity.commit, store.transactions._log.write
+    real_commit, real_write = ProducerIdentity.commit, store.transactions._log.write
     ends: list[tuple[int, int]] = []
     producer = store.producer(name="n", linger_ms=0)
 
-    def commit(self: Identity, note: str | None = None) -> None:
+    def commit(self: ProducerIdentity, note: str | None = None) -> None:
         thread = threading.Thread(target=producer.send_many, args=("b", [b"2"]))
         thread.start()
         thread.join()
@@ -1055,7 +1057,7 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
             ends.append((log.durable_offset, log.log_end_offset))
         real_write(name, state, ack)
 
-    monkeypatch.setattr(Identity, "commit", commit)
+    monkeypatch.setattr(ProducerIdentity, "commit", commit)
     monkeypatch.setattr(store.transactions._log, "write", write)
     with producer.transaction():
         producer.send_many("b", [b"1"])

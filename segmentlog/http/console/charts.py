@@ -85,6 +85,49 @@ def _merge_pairs(blocks: list[SegmentBlock]) -> list[SegmentBlock]:
     return paired
 
 
+# ------------------------------------------------------------ records/s as a sparkline
+
+SPARK_WIDTH: Final = 96
+SPARK_HEIGHT: Final = 20
+_SPARK_S: Final = 300.0
+"""Older samples are not shown."""
+
+
+class RateSample(NamedTuple):
+    """Records per second at one time."""
+
+    at_s: float
+    """Monotonic time in seconds."""
+    rate: float
+
+
+class Sparkline(NamedTuple):
+    """Points of a small chart without axes, in a box of `SPARK_WIDTH` by `SPARK_HEIGHT`."""
+
+    points: str
+    area: str
+    """These points as a polygon, closed along the bottom of the box."""
+    max_rate: float
+    duration_s: float
+    width: int = SPARK_WIDTH
+    height: int = SPARK_HEIGHT
+
+
+def sparkline(samples: Sequence[RateSample]) -> Sparkline | None:
+    """Return the chart of the last five minutes; None if they have fewer than two samples."""
+    shown = [sample for sample in samples if sample.at_s >= samples[-1].at_s - _SPARK_S]
+    if len(shown) < 2:
+        return None
+    begin_s, duration_s = shown[0].at_s, max(shown[-1].at_s - shown[0].at_s, 0.001)
+    max_rate = max(sample.rate for sample in shown)
+    points = " ".join(
+        f"{(at_s - begin_s) / duration_s * SPARK_WIDTH:.1f},{SPARK_HEIGHT - rate / (max_rate or 1) * SPARK_HEIGHT:.1f}"
+        for at_s, rate in shown
+    )
+    area = f"0,{SPARK_HEIGHT} {points} {SPARK_WIDTH},{SPARK_HEIGHT}"
+    return Sparkline(points, area, max_rate, duration_s)
+
+
 # ------------------------------------------------------------ lag over time
 
 PLOT_WIDTH: Final = 720

@@ -6,7 +6,6 @@ direction, and bytes that are not UTF-8. The templates escape markup.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from segmentlog.quantities import format_size
 from segmentlog.texts import in_line, visible
 
 LIST_CHARS: Final = 240
@@ -161,11 +161,18 @@ def rate(amount: float | None) -> str:
     return f"{amount:,.1f}" if 0 < amount < 10 else f"{amount:,.0f}"
 
 
+def size(size_bytes: int) -> str:
+    """Format a size with a space before its unit: `64 MiB`."""
+    text = format_size(size_bytes)
+    number = text.rstrip("BKMGTPi")
+    return f"{number} {text[len(number) :]}".rstrip()
+
+
+def count(amount: int, noun: str, plural: str | None = None) -> str:
+    """Format a number with its noun: `1 record`, `2 records`."""
+    return f"{amount:,} {noun if amount == 1 else plural or f'{noun}s'}"
+
+
 def command(*words: object) -> str:
     """Return a command line for the shell."""
     return " ".join(shlex.quote(visible(str(word))) for word in ("segmentlog", *words))
-
-
-def to_script(value: object) -> str:
-    """JSON for an element's attribute or an event."""
-    return json.dumps(value, separators=(",", ":"))

@@ -130,7 +130,13 @@ class GroupPages:
         return self._get_group(request)
 
     def _plan_moves(
-        self, request: Request, group: GroupDescription, target: str, where: str, topic: str, errors: dict[str, str]
+        self,
+        request: Request,
+        group: GroupDescription,
+        target: str,
+        target_text: str,
+        topic: str,
+        errors: dict[str, str],
     ) -> list[Move] | None:
         place: Place | None = None
         shift = 0
@@ -138,11 +144,11 @@ class GroupPages:
             if target in ("earliest", "latest"):
                 place = parse_place(target, 0)
             elif target == "shift":
-                shift = _parse_shift(where)
+                shift = _parse_shift(target_text)
             else:
-                place = parse_place(where, self._console.now_ms())
+                place = parse_place(target_text, self._console.now_ms())
                 if (place.kind == "time") != (target == "time"):
-                    raise ValueError(f"{where!r} is not {'a time' if target == 'time' else 'an offset'}")
+                    raise ValueError(f"{target_text!r} is not {'a time' if target == 'time' else 'an offset'}")
         except ValueError as error:
             errors["where"] = str(error)
             return None

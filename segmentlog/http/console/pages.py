@@ -28,7 +28,7 @@ from segmentlog.http.console.forms import Form, parse_number, read_form
 from segmentlog.http.console.topic_overview import OverviewCache, StoreOverview
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.middleware import PAGES
-from segmentlog.quantities import format_duration_ms, format_size
+from segmentlog.quantities import format_duration_ms
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.security.viewer import Thing
 from segmentlog.texts import visible
@@ -42,6 +42,8 @@ logger = logging.getLogger("segmentlog.http")
 Page = Callable[[Request], Response]
 
 _STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_COUNTED_MAX: Final = 1000
+"""With more topics, groups and producers than this the navigation shows counts only if there is no ACL file."""
 _YEAR: Final = "public, max-age=31536000, immutable"
 # Messages on the page after a form, by the `done` parameter of its address.
 _DONE: Final = {
@@ -64,6 +66,8 @@ class Console:
         self.now_ms = clock.now_ms
         self.overviews = OverviewCache(context.store, clock, lambda: self.is_closing)
         self.lags = LagHistory()
+        self._named: tuple[StoreOverview, list[str], list[str]] | None = None
+        """An overview, and the groups and the producers with an open transaction at that time."""
         self._files = {name: _read_static(name) for name in _STATIC}
         self._templates = _templates()
         self._templates.filters["redacted"] = lambda text: visible(context.redact_paths(str(text)))
@@ -80,11 +84,42 @@ class Console:
             allow_writes=self.context.allow_writes,
             params=params,
             done=_DONE.get(params.get("done", "")),
+            counts=self._counts(request),
             **values,
         )
         # Refresh the overview once the response is sent.
         refresh = BackgroundTask(self.refresh_overview) if self.overviews.is_stale() else None
         return HTMLResponse(text, status, background=refresh)
+
+    def _counts(self, request: Request) -> dict[str, int]:
+        """Return the counts in the navigation, of the things that the principal may see.
+
+        They are as old as the cached overview. An ACL file with many topics makes them too expensive, so that they are
+        omitted.
+        """
+        overview = self.overviews.latest
+        if overview is None:
+            return {}
+        try:
+            if self._named is None or self._named[0] is not overview:
+                open_producers = [name for name, state in self.store.transactions.states().items() if state.is_open]
+                self._named = (overview, self.store.groups.names(), open_producers)
+        except (SegmentlogError, OSError):
+            return {}
+        _, groups, open_producers = self._named
+        topics = [topic for topic in overview.topics.values() if not topic.is_internal]
+        if not self.context.authorizer.is_open:
+            if len(topics) + len(groups) + len(open_producers) > _COUNTED_MAX:
+                return {}
+            topics = [topic for topic in topics if self.may_see_topic(request, topic.name)]
+            groups = [name for name in groups if self.may_see(request, Thing.GROUP, name)]
+            open_producers = [name for name in open_producers if self.may_see(request, Thing.TRANSACTIONAL_ID, name)]
+        return {
+            "topics": len(topics),
+            "groups": len(groups),
+            "transactions": len(open_producers),
+            "damage": sum(topic.severity > 0 for topic in topics),
+        }
 
     def refresh_overview(self) -> None:
         """Refresh the cached overview so that the next page need not wait for it."""
@@ -237,7 +272,8 @@ def _templates() -> jinja2.Environment:
     )  # fmt: skip
     environment.filters.update(
         num=lambda amount: f"{amount:,}",
-        size=format_size,
+        count=formatting.count,
+        size=formatting.size,
         duration=format_duration_ms,
         seconds=formatting.seconds,
         rate=formatting.rate,

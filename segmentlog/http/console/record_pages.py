@@ -104,7 +104,7 @@ class RecordPages:
         return self._documents if self._console.may_see(request, Thing.SCHEMAS) else None
 
     def _begins(
-        self, logs: list[Partition], at: str, where: str, isolation: Isolation, errors: dict[str, str]
+        self, logs: list[Partition], at: str, start_text: str, isolation: Isolation, errors: dict[str, str]
     ) -> dict[int, int]:
         """Return the offset to start at in each partition. A problem is added to ``errors``."""
         ends = {log.number: log.end_offset(isolation=isolation) for log in logs}
@@ -112,13 +112,13 @@ class RecordPages:
             return ends
         if at == "start":
             return {log.number: log.log_start_offset for log in logs}
-        if not where.strip():
+        if not start_text.strip():
             errors["where"] = f"enter {'an offset' if at == 'offset' else f'a {at}'}"
             return ends
         if at == "key":
-            return self._behind_key(logs, ends, where, isolation, errors)
+            return self._behind_key(logs, ends, start_text, isolation, errors)
         try:
-            place = parse_place(where, self._console.now_ms())
+            place = parse_place(start_text, self._console.now_ms())
         except ValueError as error:
             errors["where"] = str(error)
             return ends

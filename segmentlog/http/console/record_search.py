@@ -133,13 +133,13 @@ def _by_time(record: Record) -> tuple[int, int, int]:
 
 
 def _search_forward(
-    log: Partition, begin: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, start_offset: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """Return (records, offset to continue at, whether the end was reached)."""
     records: list[Record] = []
     end = log.end_offset(isolation=isolation)
-    at = begin
-    for batch in _batches(log, begin, isolation, budget):
+    at = start_offset
+    for batch in _batches(log, start_offset, isolation, budget):
         budget.count_batch(batch)
         for record in record_filter.records(batch):
             records.append(record)
@@ -153,11 +153,11 @@ def _search_forward(
 
 
 def _search_backward(
-    log: Partition, begin: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
+    log: Partition, start_offset: int, record_filter: Filter, limit: int, isolation: Isolation, budget: _Budget
 ) -> tuple[list[Record], int, bool]:
     """Return (records, newest first; offset to continue at; whether the log's start was reached)."""
     records: list[Record] = []
-    high = min(begin, log.end_offset(isolation=isolation))
+    high = min(start_offset, log.end_offset(isolation=isolation))
     width = max(limit, _FIRST_WIDTH)
     while high > log.log_start_offset and len(records) < limit:
         low = max(high - width, log.log_start_offset)
@@ -182,9 +182,9 @@ def _search_backward(
     return records, high, high <= log.log_start_offset
 
 
-def _batches(log: Partition, begin: int, isolation: Isolation, budget: _Budget) -> Iterable[RecordBatch]:
+def _batches(log: Partition, start_offset: int, isolation: Isolation, budget: _Budget) -> Iterable[RecordBatch]:
     """Yield batches from an offset, or from the next readable one. Damaged batches are recorded and skipped."""
-    return log.read(readable_from(log, begin), isolation=isolation, on_skip=_damage_recorder(log, budget))
+    return log.read(readable_from(log, start_offset), isolation=isolation, on_skip=_damage_recorder(log, budget))
 
 
 def _damage_recorder(log: Partition, budget: _Budget) -> Callable[[int, int, CorruptBatch], None]:

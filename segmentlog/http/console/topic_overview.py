@@ -8,6 +8,7 @@ server reads the first overview when it starts.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ import msgspec
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError, StoreClosed
 from segmentlog.format.file_names import INTERNAL_TOPICS
+from segmentlog.http.console.charts import RateSample
 from segmentlog.storage import fork_safety
 from segmentlog.storage.segment import list_segments
 from segmentlog.topics.partition_states import Partitions, PartitionState, TopicStates
@@ -35,6 +37,10 @@ _OLD_S: Final = 30.0
 """Maximum age of an overview shown on a page."""
 _RATE_MIN_S: Final = 1.0
 """Minimum interval over which rates are computed."""
+_RATES_MAX: Final = 120
+"""Samples of records/s kept for each topic."""
+_IN_USE_S: Final = 600.0
+"""Seconds after the last page for which the server keeps sampling rates."""
 _OPEN_S: Final = 0.2
 """Time that one refresh may spend on opening partitions not opened since the machine started."""
 
@@ -100,9 +106,13 @@ class OverviewCache:
         self._last: StoreOverview | None = None
         self._before: StoreOverview | None = None
         self._took_s = 0.0
+        self._rates: dict[str, deque[RateSample]] = {}
+        """By topic id."""
+        self._used_s = -_IN_USE_S
 
     def current(self) -> StoreOverview:
         """Return the cached overview, refreshed if it is old. Raises `StoreClosed`."""
+        self._used_s = time.monotonic()
         last = self._last
         if last is not None:
             age_s = time.monotonic() - last.at_s
@@ -129,8 +139,33 @@ class OverviewCache:
             if self._last is not None and began_s - self._last.at_s >= _RATE_MIN_S:
                 self._before = self._last
             self._last = self._build(found, unread, began_s)
+            self._add_rates(self._last)
             self._took_s = time.monotonic() - began_s
             return self._last
+
+    def _add_rates(self, overview: StoreOverview) -> None:
+        for topic in overview.topics.values():
+            if topic.rate is not None:
+                samples = self._rates.setdefault(topic.id, deque(maxlen=_RATES_MAX))
+                samples.append(RateSample(overview.at_s, topic.rate))
+        if len(self._rates) > 2 * len(overview.topics):
+            existing = {topic.id for topic in overview.topics.values()}
+            self._rates = {topic_id: samples for topic_id, samples in self._rates.items() if topic_id in existing}
+
+    def rates(self, topic_id: str) -> list[RateSample]:
+        """Return recent samples of a topic's records/s, oldest first. Each refresh adds one."""
+        with self._mutex:
+            return list(self._rates.get(topic_id, ()))
+
+    @property
+    def latest(self) -> StoreOverview | None:
+        """The cached overview, however old it is; None before the first refresh."""
+        return self._last
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a page was shown recently, so that the server should keep sampling rates."""
+        return time.monotonic() - self._used_s < _IN_USE_S
 
     def is_stale(self) -> bool:
         """Return whether `refresh` would read the states again."""

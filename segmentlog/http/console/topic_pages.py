@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from segmentlog.errors import InvalidConfig, SegmentlogError, UnknownTopic
-from segmentlog.http.console.charts import SegmentBlock, segment_state, segment_strip
+from segmentlog.http.console.charts import SegmentBlock, Sparkline, segment_state, segment_strip, sparkline
 from segmentlog.http.console.forms import Form, first_value, parse_number
 from segmentlog.http.console.pages import Console, Paging, address, redirect_after_post
 from segmentlog.http.console.topic_overview import TopicOverview
@@ -71,12 +71,15 @@ class TopicPages:
         return self._console.render(
             request, "topics.html", nav="topics", overview=overview, seen=seen, found=found, paging=paging,
             totals=_totals(found),
-            topics=[(topic, console.may_see(request, Thing.TOPIC_CONFIG, topic.name))
+            topics=[(topic, console.may_see(request, Thing.TOPIC_CONFIG, topic.name), self._sparkline(topic))
                     for topic in found[paging.begin : paging.end]], sort=sort, descends=descends, q=params.get("q", ""),
             with_internal=with_internal, age_s=max((self._console.now_ms() - overview.at_ms) / 1000, 0.0),
             are_rates_due=overview.rate_window_s == 0.0,
             sort_address=self._sort_address(request, sort, descends=descends),
         )  # fmt: skip
+
+    def _sparkline(self, topic: TopicOverview) -> Sparkline | None:
+        return sparkline(self._console.overviews.rates(topic.id))
 
     def _sort_address(self, request: Request, sort: str, *, descends: bool) -> Callable[[str], str]:
         params = request.query_params
@@ -107,7 +110,8 @@ class TopicPages:
         ]
         sees_config = console.may_see(request, Thing.TOPIC_CONFIG, name)
         return console.render(
-            request, "topic.html", nav="topics", topic=seen, partitions=partitions, paging=paging, overview=overview,
+            request, "topic.html", nav="topics", topic=seen, line=self._sparkline(seen), partitions=partitions,
+            paging=paging, overview=overview,
             config=topic.config.describe() if sees_config else None,
             may_read=console.may_see(request, Thing.RECORDS, name),
             may_alter=console.may_write(request, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name),
@@ -257,7 +261,7 @@ def _segment_blocks(log: Partition) -> list[SegmentBlock]:
 def _retention(log: Partition) -> dict[str, Any]:
     """Return what retention would delete now."""
     try:
-        report = log.retain(dry_run=True)
+        report = log.apply_retention(dry_run=True)
     except (SegmentlogError, OSError) as error:
         return {"error": client_message(error)}
     return {"error": "", "removed": report.removed, "size_bytes": report.size_bytes, "busy": report.busy}

@@ -91,7 +91,7 @@ class TransactionPages:
         )  # fmt: skip
 
     def _row(self, request: Request, name: str, state: TransactionState) -> Row:
-        if state.remote:
+        if state.is_server_name:
             life = "a client"
         else:
             life = "alive" if self._store.transactions.is_alive(name, state) else "gone"

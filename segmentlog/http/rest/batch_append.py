@@ -28,7 +28,7 @@ _NON_BLOCKING_PARTITIONS: Final = 16
 AckName = Literal["written", "durable", "shipped"]
 
 
-class RecordColumns(msgspec.Struct):
+class RecordLists(msgspec.Struct):
     """Records to append, as lists of equal length; None for a column that no record uses."""
 
     values: list[bytes | None]
@@ -80,8 +80,8 @@ class BatchAppender:
         """Return whether an append to this topic cannot block, so that the event loop may run it itself.
 
         A thread costs as much as the append, because both compete for the interpreter's lock. An append without a
-        thread requires open partitions, a policy without fsync, and no running append of another process: if that
-        process were suspended, it would block all clients of the event loop.
+        thread requires open partitions and a policy without fsync. It also requires that other processes are not
+        appending: a suspended process would block all clients of the event loop.
         """
         if ack not in (None, "written"):
             return False
@@ -104,7 +104,7 @@ class BatchAppender:
             self._opened[topic.id] = count
 
     def append(
-        self, topic_name: str, records: RecordColumns, ack: AckName | None = None, partition: int | None = None
+        self, topic_name: str, records: RecordLists, ack: AckName | None = None, partition: int | None = None
     ) -> BatchResult:
         """Append records, all to ``partition`` if it is given. A failing partition does not affect the others.
 
@@ -130,7 +130,7 @@ class BatchAppender:
         return keyless_partition
 
     def _assign_partitions(
-        self, topic: Topic, records: RecordColumns, partition: int | None, count: int
+        self, topic: Topic, records: RecordLists, partition: int | None, count: int
     ) -> dict[int, Rows | None]:
         if partition is not None:
             if partition >= count:
@@ -155,7 +155,7 @@ class BatchAppender:
         return dict(rows_by_partition(places))
 
 
-def _append(topic: Topic, number: int, records: RecordColumns, rows: Rows | None, ack: AckName | None) -> int:
+def _append(topic: Topic, number: int, records: RecordLists, rows: Rows | None, ack: AckName | None) -> int:
     values, keys, headers, stamps = records.values, records.keys, records.headers, records.timestamps
     if rows is not None:
         numbers = rows.tolist()

@@ -131,20 +131,20 @@ def bare_values(batch: RecordBatch) -> bytes:
 
 
 def events(
-    batch: RecordBatch, value_encoding: ValueEncoding, begin: bytes, end: bytes, *, at_each: bool = True
+    batch: RecordBatch, value_encoding: ValueEncoding, id_prefix: bytes, id_suffix: bytes, *, at_each: bool = True
 ) -> bytes:
     """Return a server-sent event for each record.
 
-    The id is ``begin``, the next offset, ``end``. With ``at_each`` every event has an id, else only the last.
+    The id is ``id_prefix``, the next offset, ``id_suffix``. With ``at_each`` every event has an id, else only the last.
     """
     rendered = lines(batch, value_encoding).split(b"\n")
     if not at_each:
         rendered.pop()  # the empty string after the last line
-        rendered[-1] = b"%b\nid: %b%d%b" % (rendered[-1], begin, batch.next_offset, end)
+        rendered[-1] = b"%b\nid: %b%d%b" % (rendered[-1], id_prefix, batch.next_offset, id_suffix)
         return b"".join([b"data: %b\n\n" % line for line in rendered])
     return b"".join(
         [
-            b"id: %b%d%b\ndata: %b\n\n" % (begin, offset + 1, end, line)
+            b"id: %b%d%b\ndata: %b\n\n" % (id_prefix, offset + 1, id_suffix, line)
             for offset, line in zip(batch.offsets.tolist(), rendered, strict=False)
         ]
     )

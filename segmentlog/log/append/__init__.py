@@ -1,1 +1,1 @@
-"""Appending: encode, take the lock, place and publish, sync."""
+"""Append: encode, take the lock, place and publish, sync."""

@@ -13,7 +13,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.format.columns import Int64Array
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import RecordColumns, check_timestamps, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import CheckedColumns, check_timestamps, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.append.wait_shipped import wait_shipped
@@ -40,11 +40,11 @@ class AppendPipeline:
         """Whether a background thread calls `sync_due` regularly; if not, each append checks itself."""
 
     def append_columns(
-        self, columns: RecordColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
+        self, columns: CheckedColumns, ack: Ack | None, create_ms: int | None, stamp: ProducerStamp | None
     ) -> int:
         """Append checked columns. Records without a timestamp get ``create_ms``, or the current time.
 
-        Does not check the timestamps: the caller has accepted the records, which may have waited since.
+        Does not check timestamps: the caller has accepted the records, and they may have waited since.
         """
         handle = self._handle
         if not columns.values:
@@ -74,7 +74,7 @@ class AppendPipeline:
         return handle.config
 
     def append_batches(self, batches: Sequence[EncodedBatch], ack: Ack | None, stamp: ProducerStamp | None) -> int:
-        """Append encoded batches. With a ``stamp`` they get that producer's numbers, counted on from batch to batch.
+        """Append encoded batches. With a ``stamp`` the sequence of that producer continues from batch to batch.
 
         A batch of a Kafka client already has its producer's numbers; they are those of the stamp.
         """

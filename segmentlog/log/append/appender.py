@@ -48,7 +48,7 @@ class ProducerAppend(Protocol):
 
     @property
     def batches(self) -> Sequence[EncodedBatch]:
-        """The batches, encoded with the stamp, counted on from batch to batch."""
+        """The batches, encoded with the stamp; the sequence continues from batch to batch."""
 
     count: int
     """The number of records."""
@@ -473,10 +473,10 @@ class Appender:
             )
         granted = read_grant(handle.fs, handle.folder)
         if granted is not None:
-            if next_offset >= granted.ceiling:
+            if next_offset >= granted.end_offset:
                 handle.ledger.request_offsets(next_offset)
-                raise GrantExhausted(handle.log_name, granted.ceiling)
-            ceiling = min(ceiling, granted.ceiling)
+                raise GrantExhausted(handle.log_name, granted.end_offset)
+            ceiling = min(ceiling, granted.end_offset)
         with handle.sync_locked():
             try:
                 log = handle.ledger.reserve_offsets(log, ceiling)

@@ -35,7 +35,7 @@ MAX_BATCH_RECORDS = 1 << 16
 _NO_PRODUCER = ProducerStamp(-1, -1, -1)
 
 
-class RecordColumns(msgspec.Struct, frozen=True, gc=False):
+class CheckedColumns(msgspec.Struct, frozen=True, gc=False):
     """Checked records to append: lists of equal length, timestamps in milliseconds or None for the current time."""
 
     values: Sequence[bytes | None]
@@ -43,17 +43,17 @@ class RecordColumns(msgspec.Struct, frozen=True, gc=False):
     timestamps: Int64Array | None
     headers: Sequence[Headers] | None
 
-    def with_timestamps(self, timestamp_ms: int) -> RecordColumns:
+    def with_timestamps(self, timestamp_ms: int) -> CheckedColumns:
         """Return the columns with timestamps: their own, or ``timestamp_ms`` for all records."""
         if self.timestamps is not None:
             return self
-        return RecordColumns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
+        return CheckedColumns(self.values, self.keys, np.full(len(self.values), timestamp_ms, np.int64), self.headers)
 
-    def part(self, start: int, stop: int) -> RecordColumns:
+    def part(self, start: int, stop: int) -> CheckedColumns:
         """Return the records ``[start, stop)``. A column without content in that range is None."""
         keys = None if self.keys is None else self.keys[start:stop]
         headers = None if self.headers is None else self.headers[start:stop]
-        return RecordColumns(
+        return CheckedColumns(
             self.values[start:stop],
             None if keys is None or keys.count(None) == len(keys) else keys,
             None if self.timestamps is None else self.timestamps[start:stop],
@@ -69,7 +69,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> RecordColumns:
+def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> CheckedColumns:
     """Check that a caller's columns have equal lengths. Raises `InvalidRecord` with the column and the index.
 
     The types of values and keys are checked when they are encoded, or by `check_items`.
@@ -80,19 +80,21 @@ def check_columns(values: Any, keys: Any, timestamps: Any, headers: Any) -> Reco
         if keys.__class__ is not list:
             keys = as_list("keys", keys)
         if len(keys) != len(values):
-            raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one a value")
+            raise InvalidRecord("keys", len(keys), f"{len(keys)} items", f"{len(values)} items, one for each value")
     if timestamps is not None:
         timestamps = as_timestamps(timestamps, len(values))
     if headers is not None:
         headers = check_headers(headers)
         if len(headers) != len(values):
-            raise InvalidRecord("headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one a value")
+            raise InvalidRecord(
+                "headers", len(headers), f"{len(headers)} items", f"{len(values)} items, one for each value"
+            )
         if not any(headers):
             headers = None
-    return RecordColumns(values, keys, timestamps, headers)
+    return CheckedColumns(values, keys, timestamps, headers)
 
 
-def check_items(columns: RecordColumns) -> None:
+def check_items(columns: CheckedColumns) -> None:
     """Raise `InvalidRecord` unless every value and key is bytes-like or None."""
     check_blobs("values", columns.values)
     if columns.keys is not None:
@@ -110,7 +112,7 @@ def check_timestamps(timestamps: Int64Array, config: TopicConfig, now_ms: int) -
         raise InvalidRecord("timestamps", first, str(refused.found_ms), refused.accepted, refused.indices)
 
 
-def check_size(columns: RecordColumns, config: TopicConfig) -> None:
+def check_size(columns: CheckedColumns, config: TopicConfig) -> None:
     """Raise `RecordTooLarge` if a single record exceeds a batch of its own."""
     scratch = bytearray()
     encode_columns(scratch, columns.values, columns.keys, columns.timestamps, columns.headers, None, 0)
@@ -124,7 +126,7 @@ def require_a_key(index: int, indices: tuple[int, ...] | None = None) -> Invalid
     return InvalidRecord("keys", index, "None", expected, indices)
 
 
-def _require_keys(columns: RecordColumns) -> None:
+def _require_keys(columns: CheckedColumns) -> None:
     """Raise `InvalidRecord` for a record without a key."""
     if columns.keys is None:
         raise require_a_key(0)
@@ -140,7 +142,7 @@ def as_list(column: str, items: Any) -> list[Any]:
 
 
 def encode_columns_as_batches(
-    columns: RecordColumns,
+    columns: CheckedColumns,
     config: TopicConfig,
     now_ms: int,
     scratch: bytearray | None = None,
@@ -170,14 +172,14 @@ def encode_columns_as_batches(
 
 
 def _encode_part(
-    columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, start: int, stop: int
+    columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, start: int, stop: int
 ) -> EncodedBatch:
     part_stamp = None if stamp is None else stamp.after(start)
     return _encode(columns.part(start, stop), config, now_ms, bytearray(), part_stamp)
 
 
 def _encode(
-    columns: RecordColumns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
+    columns: CheckedColumns, config: TopicConfig, now_ms: int, scratch: bytearray, stamp: ProducerStamp | None
 ) -> EncodedBatch:
     stamp = stamp or _NO_PRODUCER
     return encode_batch(

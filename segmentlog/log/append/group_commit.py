@@ -13,12 +13,12 @@ An interrupt may come anywhere, also in the leader, and must not leave a thread 
   `_CommitGroup`. Each change of a group's fate is one store into the group.
 - Only the main thread runs signal handlers. While it is in `append`, or was interrupted there, a wake-up is only a
   hint. Sleeping threads then check every `POLL_INTERVAL_S`, and lead if no thread does. A leader that finds a group
-  that is not settled knows that the group's leader was interrupted.
+  that is not finished knows that the group's leader was interrupted.
 - While the main thread is not in `append`, the others sleep without a time-out. (A wait with a time-out takes 2 us
   more, a twentieth of an append among 32 threads.) The main thread sets `_main_is_here` before it checks whether other
   threads are there. So a thread that sleeps without a time-out queued earlier, and the main thread is the last to be
   woken and to lead: another thread is about to lead. If the main thread leads all the same, it wakes them first.
-- An interrupted thread leaves at once and sets ``left``: its append is not taken any more.
+- An interrupted thread leaves at once and sets ``has_left``: its append is not taken any more.
 - A main thread that was interrupted does not lead on its next try while another thread waits. It wakes that thread and
   waits, too. With a signal every millisecond the main thread never finishes the repair that its own interrupted write
   made necessary. It used to take the lead again at once, every time, and no thread could append.
@@ -38,7 +38,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.encode import EncodedBatch
 from segmentlog.log.append.appender import Appender
-from segmentlog.log.append.batch_encoding import RecordColumns, check_items, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import CheckedColumns, check_items, encode_columns_as_batches
 from segmentlog.log.append.syncer import Syncer
 from segmentlog.log.handle import Handle
 from segmentlog.log.producer_state import ProducerStamp
@@ -70,7 +70,7 @@ class _CommitGroup:
         self.error: BaseException | None = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         return self.is_synced or self.error is not None
 
     def end_with(self, error: BaseException) -> None:
@@ -96,12 +96,22 @@ class _QueuedAppend:
     """An append in the queue. Its thread sleeps on the lock ``wake``, which is released to wake it."""
 
     __slots__ = (
-        "_stamp", "ahead", "batches", "columns", "count", "error", "following", "group", "is_main", "known_offset",
-        "left", "wake",
+        "_stamp",
+        "ahead",
+        "batches",
+        "columns",
+        "count",
+        "error",
+        "following",
+        "group",
+        "has_left",
+        "is_main",
+        "known_offset",
+        "wake",
     )  # fmt: skip
 
     def __init__(
-        self, columns: RecordColumns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
+        self, columns: CheckedColumns | None, batches: list[EncodedBatch], stamp: ProducerStamp | None = None
     ) -> None:
         self.columns = columns
         self.batches = batches
@@ -115,7 +125,7 @@ class _QueuedAppend:
         self.count = 0
         self.error: BaseException | None = None
         """The error of this append, as opposed to its group's."""
-        self.left = False
+        self.has_left = False
         self.following: _QueuedAppend | None = None
         self.wake: Any = _thread.allocate_lock()
         self.wake.acquire()
@@ -134,12 +144,12 @@ class _QueuedAppend:
     @property
     def is_free(self) -> bool:
         """Whether it is still to be taken into a group."""
-        return not self.left and self.error is None and (self.group is None or self.group.is_void)
+        return not self.has_left and self.error is None and (self.group is None or self.group.is_void)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether its thread still waits for a leader, to be taken into a group or for the fsync of its group."""
-        return not self.left and self.error is None and (self.group is None or not self.group.is_settled)
+        return not self.has_left and self.error is None and (self.group is None or not self.group.is_finished)
 
 
 class GroupCommit:
@@ -169,7 +179,7 @@ class GroupCommit:
         self._scratch = bytearray()
 
     def append(
-        self, columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
+        self, columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None = None
     ) -> int:
         """Append the columns. Return the offset of the first record once all records are on disk.
 
@@ -185,7 +195,7 @@ class GroupCommit:
 
     def _append(
         self,
-        columns: RecordColumns,
+        columns: CheckedColumns,
         config: TopicConfig,
         now_ms: int,
         stamp: ProducerStamp | None,
@@ -225,7 +235,7 @@ class GroupCommit:
                 else:
                     was_woken = mine.wake.acquire(True, POLL_INTERVAL_S if self._main_is_here else -1)
         except BaseException:
-            mine.left = True
+            mine.has_left = True
             self._wake_next_leader()  # it may have been this thread's turn to lead
             raise
         finally:
@@ -247,7 +257,7 @@ class GroupCommit:
 
     def _wake_other_leader(self) -> bool:
         """Wake the first thread that waits to lead, except the main thread. Return False if no other thread waits."""
-        other = next((one for one in list(self._queue) if not one.is_main and one.is_unfinished), None)
+        other = next((queued for queued in list(self._queue) if not queued.is_main and queued.is_unfinished), None)
         if other is None:
             return False
         self._heir = other
@@ -256,11 +266,11 @@ class GroupCommit:
 
     def _is_done(self, mine: _QueuedAppend) -> bool:
         group = mine.group
-        return mine.error is not None or (group is not None and group.is_settled)
+        return mine.error is not None or (group is not None and group.is_finished)
 
     @staticmethod
     def _prepare(
-        columns: RecordColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
+        columns: CheckedColumns, config: TopicConfig, now_ms: int, stamp: ProducerStamp | None, *, is_main: bool
     ) -> _QueuedAppend:
         if stamp is None and _is_small(columns, config):
             # An interrupt ends the wait of the main thread while another thread may be writing its records. So that
@@ -282,17 +292,17 @@ class GroupCommit:
         group = mine.group
         queue = self._queue
         if mine.is_main:
-            for one in list(queue):
-                wake_sleeper(one.wake)
-        # not settled, and no other thread leads: its leader was interrupted
+            for queued in list(queue):
+                wake_sleeper(queued.wake)
+        # not finished although no other thread leads: its leader was interrupted
         if group is not None and not group.is_void:
             if group.next_offset >= 0:
                 self._syncer.sync(group.next_offset)
                 group.is_synced = True
             else:
                 group.end_interrupted()
-            if group.is_settled:
-                self._wake([one for one in list(queue) if one.group is group], mine)
+            if group.is_finished:
+                self._wake([queued for queued in list(queue) if queued.group is group], mine)
                 return
             if mine not in queue:
                 queue.append(mine)
@@ -308,17 +318,17 @@ class GroupCommit:
             # The conditions of `is_free`, without a call for each.
             self._append_group(
                 [
-                    one
-                    for one in taken
-                    if (one.group is None or one.group.is_void) and one.error is None and not one.left
+                    queued
+                    for queued in taken
+                    if (queued.group is None or queued.group.is_void) and queued.error is None and not queued.has_left
                 ]
             )
         finally:
             while queue:
                 group = queue[0].group
-                is_settled = group is not None and (group.is_synced or group.error is not None)
+                is_finished = group is not None and (group.is_synced or group.error is not None)
                 # An append that still waits for its fsync stays, so that a main thread that gives way sees it.
-                if not is_settled and queue[0].is_unfinished:
+                if not is_finished and queue[0].is_unfinished:
                     break
                 queue.popleft()
             self._wake(taken, mine)
@@ -366,13 +376,13 @@ class GroupCommit:
         """Return batches for each append that can be encoded, and those appends; set the error of the others."""
         batches: list[EncodedBatch] = []
         good: list[_QueuedAppend] = []
-        for one in small:
-            assert one.columns is not None
+        for queued in small:
+            assert queued.columns is not None
             try:
-                batches += encode_columns_as_batches(one.columns, config, now_ms, bytearray())
-                good.append(one)
+                batches += encode_columns_as_batches(queued.columns, config, now_ms, bytearray())
+                good.append(queued)
             except SegmentlogError as error:
-                one.error = error
+                queued.error = error
         return batches, good
 
     # ------------------------------------------------------------ waking
@@ -383,11 +393,11 @@ class GroupCommit:
 
         Each wakes the other core once, where one thread waking all would block it.
         """
-        others = [one for one in taken if one is not mine and not one.left]
-        if len(others) > 1 and any(one.is_main for one in others):
-            others.sort(key=lambda one: one.is_main)  # last: no other thread's wake-up depends on it
-        for one, following in pairwise(others):
-            one.following = following
+        others = [queued for queued in taken if queued is not mine and not queued.has_left]
+        if len(others) > 1 and any(queued.is_main for queued in others):
+            others.sort(key=lambda queued: queued.is_main)  # last: no other thread's wake-up depends on it
+        for queued, following in pairwise(others):
+            queued.following = following
         if others:
             wake_sleeper(others[0].wake)
 
@@ -396,7 +406,7 @@ class GroupCommit:
         if self._queue and (self._main_is_here or not self._leading.locked()):
             if self._wake_other_leader():
                 return
-            main = next((one for one in list(self._queue) if one.is_unfinished), None)
+            main = next((queued for queued in list(self._queue) if queued.is_unfinished), None)
             if main is not None:
                 self._heir = main
                 wake_sleeper(main.wake)
@@ -415,7 +425,7 @@ def _first_of_each_producer(waiting: Sequence[_QueuedAppend]) -> list[_QueuedApp
     return list(first.values())
 
 
-def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
+def _is_small(columns: CheckedColumns, config: TopicConfig) -> bool:
     """Return whether the append is to be merged with others.
 
     Raises `InvalidRecord`, before other appends depend on the check.
@@ -432,9 +442,9 @@ def _is_small(columns: RecordColumns, config: TopicConfig) -> bool:
     return size_bytes <= min(_MERGE_BYTES, config.max_message_bytes // 2)
 
 
-def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> RecordColumns:
+def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> CheckedColumns:
     """Return the concatenated columns of several appends. Records without a timestamp get ``now_ms``."""
-    parts = [one.columns for one in small if one.columns is not None]
+    parts = [queued.columns for queued in small if queued.columns is not None]
     if len(parts) == 1:
         return parts[0]
     values = [value for part in parts for value in part.values]
@@ -446,7 +456,7 @@ def _merged(small: Sequence[_QueuedAppend], now_ms: int) -> RecordColumns:
         timestamps = np.concatenate(
             [np.full(len(part.values), now_ms) if part.timestamps is None else part.timestamps for part in parts]
         )
-    return RecordColumns(values, keys, timestamps, None)
+    return CheckedColumns(values, keys, timestamps, None)
 
 
 def _yield_processor() -> None:

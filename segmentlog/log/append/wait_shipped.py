@@ -36,11 +36,11 @@ def wait_shipped(handle: Handle, base_offset: int, next_offset: int) -> None:
                 raise StoreFenced(handle.log_name, handle.fenced)
         if now_s >= check_s:
             check_s = now_s + _POLL_S
-            signals.want()
+            signals.request_cycle()
             if not signals.is_shipping:
                 raise NotShipped(handle.log_name, base_offset, next_offset, "no process ships this store")
         if now_s >= ends_s:
-            why = signals.trouble or f"the shipper did not upload them within {WAIT_S:.0f} s"
+            why = signals.error or f"the shipper did not upload them within {WAIT_S:.0f} s"
             raise NotShipped(handle.log_name, base_offset, next_offset, why)
         signals.wait(min(_POLL_S, ends_s - now_s))
 
@@ -54,10 +54,10 @@ def wait_granted(handle: Handle, ceiling: int, *, at_once: bool) -> bool:
     if signals is None or not signals.is_shipping:
         return False
     ends_s = time.monotonic() + (0.0 if at_once else GRANT_WAIT_S)
-    signals.want()
-    while not signals.trouble and time.monotonic() < ends_s:
+    signals.request_cycle()
+    while not signals.error and time.monotonic() < ends_s:
         granted = read_grant(handle.fs, handle.folder)
-        if granted is None or granted.ceiling > ceiling or granted.fenced:
+        if granted is None or granted.end_offset > ceiling or granted.fenced:
             return True
         signals.wait(_POLL_S)
     return False

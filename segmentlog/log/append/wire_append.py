@@ -53,7 +53,7 @@ class WireAppended(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     """The partition epoch."""
     needs_sync: bool = False
-    """Whether the topic's policy requires a sync before the answer, which the caller has taken over."""
+    """Whether the topic's policy requires a sync before the answer. The caller of `append_wire` must do it."""
 
 
 def append_wire(
@@ -107,7 +107,7 @@ def _encode(
         with unpacking():
             return _encode_checked(data, wire, config, now_ms)
     except TooManyBytes as error:
-        raise InvalidWireBatch("size", f"it decompresses to {error}; readers accept no more") from None
+        raise InvalidWireBatch("size", f"it decompresses to {error}, which is more than readers accept") from None
 
 
 def _is_fast(compression: Compression) -> bool:
@@ -149,8 +149,8 @@ def _check_sizes(records: WireRecords, limit_bytes: int) -> None:
     larger = np.flatnonzero(sizes > limit_bytes)
     if larger.size:
         index = int(larger[0])
-        wanted = f"at most max.decompressed.message.bytes = {limit_bytes} bytes; nothing of the batch was appended"
-        raise InvalidRecord("records", index, f"{sizes[index]} bytes", wanted, tuple(larger[:NAMED_MAX].tolist()))
+        expected = f"at most max.decompressed.message.bytes = {limit_bytes} bytes; nothing of the batch was appended"
+        raise InvalidRecord("records", index, f"{sizes[index]} bytes", expected, tuple(larger[:NAMED_MAX].tolist()))
 
 
 def _check_timestamps(records: WireRecords, base_ms: int, config: TopicConfig, now_ms: int) -> int:

@@ -1,1 +1,1 @@
-"""Keeping the last records of each key: copy what stays, swap it in."""
+"""Compact: retain the last records of each key, by copying segments and swapping the copies in."""

@@ -74,8 +74,8 @@ class Cleaner:
                 return CompactionReport(handle.topic, handle.partition, busy=True)
             with handle.folder_locked():
                 self._finish_passes()
-            # Only what is below this is compacted. A power cut must not lose a newer record for whose sake an older
-            # record was removed, nor the marker that decides its transaction, nor the file in which a recovery begins.
+            # Compact only below this offset. A power cut must not lose what a removal relies on: the newer record of
+            # the key, the marker that decides its transaction, and the file in which a recovery begins.
             decided_offset = handle.page.log.read().last_stable_offset
             durable_base = min(self._syncer.checkpoint_now(), decided_offset)
             plan = partial(self._plan, now_ms, durable_base)
@@ -127,4 +127,6 @@ class Cleaner:
 
         limit = log.last_stable_offset if durable_base is None else min(durable_base, log.last_stable_offset)
         end = cleanable_end(config, dirty_segments(), dirty_offset, limit, now_ms)
-        return CompactionPlan([one for one in catalog.sealed() if one.base_offset < end], dirty_offset, end, config)
+        return CompactionPlan(
+            [segment for segment in catalog.sealed() if segment.base_offset < end], dirty_offset, end, config
+        )

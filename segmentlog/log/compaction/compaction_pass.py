@@ -247,7 +247,9 @@ class CompactionPass:
         totals.segments_before += len(group)
         totals.segments_after += 1
         totals.bytes_before += before
-        records = sum(one.header.record_count for batches in weighed for one in batches if not one.header.is_control)
+        records = sum(
+            verdict.header.record_count for batches in weighed for verdict in batches if not verdict.header.is_control
+        )
         totals.records_before += records
         if len(group) == 1 and not self._must_copy(group[0], weighed[0]):
             totals.bytes_after += before
@@ -280,11 +282,13 @@ class CompactionPass:
 
     def _must_copy(self, segment: SegmentInfo, weighed: Sequence[_BatchVerdict]) -> bool:
         """Return whether the copy would differ: records or tombstones change, or small batches could be joined."""
-        if any(one.kept is not None for one in weighed):
+        if any(verdict.kept is not None for verdict in weighed):
             return True
-        if any(one.header.attributes & TRANSACTIONAL and self._decided.strips(one.header) for one in weighed):
+        if any(
+            verdict.header.attributes & TRANSACTIONAL and self._decided.strips(verdict.header) for verdict in weighed
+        ):
             return True
-        horizons = [horizon for one in weighed if (horizon := one.header.delete_horizon_ms) is not None]
+        horizons = [horizon for verdict in weighed if (horizon := verdict.header.delete_horizon_ms) is not None]
         for horizon_ms in horizons:
             if horizon_ms > self._now_ms:
                 self._survivors.add_due_time(horizon_ms)
@@ -318,11 +322,11 @@ class CompactionPass:
             raise
         if path is None:
             return copy, True
-        replaced = [one.base_offset for one in group]
+        replaced = [segment.base_offset for segment in group]
         with handle.folder_locked():
-            for one in replaced:  # the copy has other transactions than these snapshots
+            for replaced_base in replaced:  # the copy has other transactions than these snapshots
                 with contextlib.suppress(FileNotFoundError):
-                    handle.fs.unlink(segment_stem(handle.folder, one) + SNAPSHOT_SUFFIX)
+                    handle.fs.unlink(segment_stem(handle.folder, replaced_base) + SNAPSHOT_SUFFIX)
             return copy, swap_in(handle, base, end, replaced, self._epoch, index, copy.size_bytes)
 
     def _end_of(self, segment: SegmentInfo, weighed: Sequence[_BatchVerdict]) -> int:
@@ -342,18 +346,18 @@ class CompactionPass:
         for segment, batches in zip(group, weighed, strict=True):
             mapped = handle.map_segment(segment.base_offset)
             written_ns = max(written_ns, mapped.written_ns)
-            for one in batches:
-                header = one.header
+            for verdict in batches:
+                header = verdict.header
                 epoch = header.partition_epoch
-                if not header.record_count or (one.kept is not None and not one.kept.any()):
+                if not header.record_count or (verdict.kept is not None and not verdict.kept.any()):
                     if self._decided.is_protected(header):
                         copy.add_empty(header)
                     continue
-                payload = check_payload(mapped.view, one.position, header, mapped.path)
+                payload = check_payload(mapped.view, verdict.position, header, mapped.path)
                 if self._decided.strips(header):
                     header = stripped(header)
-                batch = record_batch(header, payload, path=mapped.path, position=one.position)
-                kept, horizon_ms = self._survivors.without_old_tombstones(batch, one.kept)
+                batch = record_batch(header, payload, path=mapped.path, position=verdict.position)
+                kept, horizon_ms = self._survivors.without_old_tombstones(batch, verdict.kept)
                 self._pace(2 * header.size_bytes)
                 copy.add(batch, payload, kept, horizon_ms, whole=header.base_offset in self._unreadable)
         return written_ns, epoch

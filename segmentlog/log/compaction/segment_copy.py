@@ -1,10 +1,11 @@
 """Write the compacted copy of segments: the remaining records, in batches without gaps between them.
 
 A batch whose records all stay is copied unchanged. A batch in Kafka's format keeps that format. The remaining records
-of other batches are decoded and joined to batches of about 64 KiB, so that a thousand batches with a few survivors each
-do not stay a thousand batches. Each batch extends to the start of the next, so that every offset of the copy is in
-exactly one batch. A batch without records fills a gap only before the first batch, or after a batch whose end must not
-change (a producer's).
+of other batches are decoded and joined to batches of about 64 KiB: else a thousand batches with a few survivors each
+would stay a thousand batches.
+
+Each batch extends to the start of the next, so that every offset of the copy is in exactly one batch. A batch without
+records fills a gap in two places only: before the first batch, and after a producer's batch, whose end must not change.
 """
 
 from __future__ import annotations

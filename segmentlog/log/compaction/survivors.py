@@ -1,7 +1,10 @@
 """Decide which records a compaction keeps, with the offset map.
 
-The log has three parts, in order of offsets, as in `segmentlog.policy.compaction`: the clean section up to
-``dirty_offset``, the section whose keys are in the map up to ``map_end``, and the rest that no map has covered yet.
+The log has three parts, in order of offsets, as in `segmentlog.policy.compaction`:
+
+- the clean section, up to ``dirty_offset``
+- the section whose keys are in the map, up to ``map_end``
+- the rest, which no map has covered yet
 """
 
 from __future__ import annotations
@@ -202,7 +205,7 @@ class Survivors:
         return None if kept.all() else kept
 
     def _kept_of_mixed(self, batch: RecordBatch) -> Flags:
-        """Do the same for a batch that lies in the clean section, after the map's end, or across a border."""
+        """Do the same for a batch in the clean section, after the map's end, or across a border."""
         offsets = batch.offsets
         kept: Flags = offsets >= self.map_end
         inside = (offsets >= self.dirty_offset) & ~kept

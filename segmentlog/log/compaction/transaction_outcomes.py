@@ -1,4 +1,4 @@
-"""What compaction must know of producers and transactions: which batches go, which producer numbers stay.
+"""Transaction outcomes and producer numbers that compaction must respect.
 
 aborted records    are removed
 committed records  stay, and become records outside a transaction: their producer's numbers are removed

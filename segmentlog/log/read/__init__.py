@@ -1,1 +1,1 @@
-"""Reading a partition, without any lock."""
+"""Read a partition without taking a lock of appends."""

@@ -1,1 +1,1 @@
-"""Opening a partition after whatever happened to it."""
+"""Open a partition, and recover its log if the shared state cannot be trusted."""

@@ -34,7 +34,7 @@ def open_partition(handle: Handle) -> RecoveryReport:
             _refuse_damage(handle)
         return _open_read_only(handle)
     with handle.folder_locked():
-        handle.check_topic_name()  # the page does not tell yet whose folder it is
+        handle.check_topic_name()  # the page is not trusted yet, so it cannot show whose folder it is
         if handle.recovery == "strict":
             _refuse_damage(handle)
         return _open(handle)

@@ -82,7 +82,7 @@ def _copy_segment(handle: Handle, tail: LogTail) -> None:
 def split_batch(part: RecordBatch, end_offset: int) -> bytes:
     """Return the bytes of a batch's kept part, extended to the new log end.
 
-    Of an unreadable batch only the offsets are kept: it does not tell which of its bytes come before the cut.
+    An unreadable batch keeps only its offsets, because the position of the cut in its bytes is unknown.
     """
     header = part.header
     if len(part):  # else the batch was compacted, and its remaining records come after the cut

@@ -1,8 +1,8 @@
 """Repair a partition: move damaged bytes to quarantine, and leave intact batches where they are.
 
-A damaged batch is cut out of its segment. Its offsets become a lost range, so that a reader in the middle of it gets an
-error, other readers skip it, and no record ever gets one of those offsets. An unreadable batch (intact bytes that do
-not decode) stays, unless the caller asks for its removal.
+A damaged batch is cut out of its segment. Its offsets become a lost range: a reader in the middle of it gets an error,
+other readers skip it, and its offsets are never reused. An unreadable batch (intact bytes that do not decode) stays,
+unless the caller asks for its removal.
 
 Other processes may have the partition open during a repair. They wait for the append lock and continue afterwards. The
 log is then in a new epoch and a new generation, so that they list the folder again; their maps stay valid.
@@ -14,7 +14,7 @@ log is then in a new epoch and a new generation, so that they list the folder ag
     publish   write the new epoch and generation into the state page
     indexes   rebuild them from the segments; delete wrong snapshots and lists of aborts
 
-If it is killed between any two steps, the partition is no worse than before. It can be used, or repaired again.
+A kill between any two steps leaves the partition in a state that can be used, or repaired again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from segmentlog.storage.state_page import PRODUCERS_WORD, LogState, StatePage
 
 
 class RepairReport(msgspec.Struct):
-    """What a repair did to a partition, or would do."""
+    """The changes that a repair made to a partition, or would make."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class RepairReport(msgspec.Struct):
     caches: list[str] = []
     """Producer snapshots and lists of aborted transactions that were wrong and were deleted."""
     state: str = ""
-    """What the state page lacked about producers."""
+    """The facts about producers that the state page lacked; "" if none."""
     checkpoint: str = ""
     """Why the checkpoint was rewritten, if a slot of it was damaged."""
     recovery: RecoveryReport | None = None
@@ -99,7 +99,7 @@ def repair_partition(
     clock: Clock | None = None,
     lock_timeout_s: float = 5.0,
 ) -> RepairReport:
-    """Cut the damage out of a partition. Return what was done; an empty report if there was no damage.
+    """Cut the damage out of a partition. Return what was done; an empty report for an intact partition.
 
     With ``drop_unreadable``, batches with correct checksums whose records do not decode are cut out, too.
 
@@ -148,7 +148,7 @@ def _inspect(handle: Handle) -> PartitionFindings:
 
 @interrupt_safe_context
 def _append_locked_within(handle: Handle, timeout_s: float) -> Iterator[None]:
-    """Hold the append lock. Appends hold it for microseconds, so a short wait tells busy processes from stuck ones."""
+    """Hold the append lock. Appends hold it for microseconds, so a short wait is enough to detect a stuck process."""
     with handle.append_mutex:
         try:
             if not lock_within(handle.fs, handle.lock_fd, timeout_s):

@@ -33,7 +33,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
         path = segment_stem(handle.folder, base) + LOG_SUFFIX
         try:
             _, data, _ = read_segment(handle.fs, path)
-        except SegmentGone:  # it was only in the object store: there are no bytes to keep
+        except SegmentGone:  # it was only in the object store, so its bytes are lost
             remove_segment(handle, base)
             handle.fs.sync_folder(handle.folder)
             continue
@@ -80,7 +80,7 @@ def _rewrite_txn_index(handle: Handle, base: int, cut_out: list[AbortedTransacti
     mapped = MappedSegment(handle.fs, handle.folder, base)
     size = len(mapped.view)
     left = read_aborted(mapped, 0, size, lambda: handle.segment_context(base, None))
-    aborted = sorted([*cut_out, *left], key=lambda one: one.last_offset)
+    aborted = sorted([*cut_out, *left], key=lambda abort: abort.last_offset)
     replace_file(handle.fs, path, encode_aborted(size, aborted))
 
 

@@ -1,12 +1,12 @@
-"""What shipping needs of an object store, whichever it is.
+"""The interface of an object store, as far as segmentlog uses it.
 
-    put      an object under a name that no other has: it may be sent twice
-    swap     the one object that changes: only if nobody else changed it meanwhile
-    get      all of an object, or a range
-    delete   objects that may be gone already
-    list     what lies there, for people and for tidying up only: nothing relies on it
+    put               upload an object under a name that is used only once; repeating the call is harmless
+    compare_and_swap  replace the manifest, the only object that changes, unless another process replaced it first
+    get, get_range    download an object, or a part of it
+    delete            delete objects; some may be deleted already
+    list              list objects, for people and garbage collection only: no decision of shipping depends on it
 
-All of them may be called by several threads at once.
+Every method can be called from several threads at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from segmentlog.errors import ObjectStoreError
 Data = bytes | bytearray | memoryview
 
 
-class Listed(NamedTuple):
-    """An object that lies there."""
+class ObjectInfo(NamedTuple):
+    """Name, size and age of an object, as the object store lists it."""
 
     key: str
     size_bytes: int
@@ -28,7 +28,7 @@ class Listed(NamedTuple):
 
 
 class ObjectMissing(ObjectStoreError):
-    """There is no such object. It may have been there a moment ago: who read an old manifest looks for the new one."""
+    """The object does not exist. Garbage collection may have deleted it: read the current manifest and try again."""
 
     def __init__(self, url: str, key: str) -> None:
         super().__init__(url, key, "there is no such object", False)
@@ -36,38 +36,42 @@ class ObjectMissing(ObjectStoreError):
         self.key = key
 
 
-class ObjectChanged(ObjectStoreError):
-    """Somebody else has put the object since, or one's own try took effect and its answer was lost."""
+class PreconditionFailed(ObjectStoreError):
+    """A conditional put failed: another process has replaced the object.
+
+    An earlier attempt of this process may also have done so, if its answer was lost.
+    """
 
     def __init__(self, url: str, key: str) -> None:
-        super().__init__(url, key, "somebody has changed it meanwhile", False)
+        super().__init__(url, key, "another process has changed it meanwhile", False)
         self.args = (url, key)
         self.key = key
 
 
 class Bucket(Protocol):
-    """A place in an object store. Raises `ObjectStoreError`, which says whether another try may help."""
+    """A place in an object store. Methods raise `ObjectStoreError`, whose ``retriable`` says if a retry can help."""
 
     url: str
-    """Without secrets: for people."""
+    """The URL without secrets, for messages."""
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """(an object, its tag, for `swap`). Raises `ObjectMissing`."""
+        """Return (content of an object, its tag for `compare_and_swap`). Raise `ObjectMissing`."""
 
     def get_range(self, key: str, start: int, size_bytes: int) -> Data:
-        """Bytes ``[start, start + size_bytes)``, all of them. Raises `ObjectMissing`."""
+        """Return all bytes ``[start, start + size_bytes)`` of an object. Raise `ObjectMissing`."""
 
     def put(self, key: str, data: Data) -> None:
-        """Put an object; once it returns whoever asks for it gets it."""
+        """Upload an object. When this call returns, every reader gets the object."""
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """Put an object in the place of the one with that tag, or with None where there is none; its tag.
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """Replace the object that has this tag, and return the new tag; with None create the object.
 
-        Raises `ObjectChanged`: nothing was changed by this call, or by an earlier try of it.
+        Raise `PreconditionFailed` if the object has another tag or exists already. Then this call changed nothing; an
+        earlier call with the same data may have taken effect.
         """
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Those that are gone already are no error."""
+        """Delete objects. An object that does not exist is not an error."""
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
-        """Objects whose names begin so, in no order."""
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects whose names start with ``prefix``, in any order."""

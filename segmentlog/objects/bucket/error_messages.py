@@ -1,7 +1,7 @@
-"""What an object store's client says when it fails, for people: short, and without secrets.
+"""Turn errors of obstore into short messages without secrets.
 
-obstore's errors hold the answer of the server and a picture of what Rust had in its hands: addresses with their
-queries, passwords, and what servers repeat of a request that they refuse, its signature and token among that.
+obstore's errors contain the server's answer and a debug dump of Rust's objects. Both may contain secrets: URLs with
+queries, passwords, and parts of the refused request that servers repeat, such as its signature and token.
 """
 
 from __future__ import annotations
@@ -12,70 +12,70 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-_WORDS_MAX: Final = 400
+_TEXT_MAX: Final = 400
 _SHORTEST_SECRET: Final = 4
 _IN_URLS: Final = re.compile(r"\?[^\s\"'>)]*|(?<!abfs:)(?<!abfss:)//[^/\s@]*@|//[^/\s@:]*:[^/\s@]*@", re.IGNORECASE)
-"""Queries, and who asks; but in abfss://container@account.dfs.core.windows.net/path it is where, and not who."""
+"""Queries and user names of URLs. In abfss://container@account.dfs.core.windows.net/path the name is the container."""
 _OF_CONTAINERS: Final = ("abfs", "abfss")
 _KEY_IDS: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
 _SECRET_NAMES: Final = re.compile(r"key|secret|token|password|sas|credential|signature", re.IGNORECASE)
 _PREFIXES: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _NOT_SECRET: Final = ("_FILE", "_PATH", "_URI", "_URL", "_APPLICATION_CREDENTIALS")
-_OF_OBJECTS: Final = ("", "NoSuchKey", "NoSuchObject", "NoSuchVersion", "BlobNotFound", "ResourceNotFound")
+_OBJECT_CODES: Final = ("", "NoSuchKey", "NoSuchObject", "NoSuchVersion", "BlobNotFound", "ResourceNotFound")
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CAUSES: Final = (
-    ("BadScheme", "http:// is to be allowed first: AWS_ALLOW_HTTP=true"),
-    ("dns error", "there is no such host"),
+    ("BadScheme", "http:// must be enabled first: AWS_ALLOW_HTTP=true"),
+    ("dns error", "the host name is unknown"),
     ("kind: Timeout", "no answer in time"),
-    ("Connection refused", "nobody listens there"),
-    ("IncompleteMessage", "the connection was cut"),
-    ("UnexpectedEof", "the connection was cut"),
-    ("connection closed before message completed", "the connection was cut"),
-    ("Connection reset", "the connection was cut"),
-    ("Broken pipe", "the connection was cut"),
+    ("Connection refused", "no server listens at this address"),
+    ("IncompleteMessage", "the connection was closed"),
+    ("UnexpectedEof", "the connection was closed"),
+    ("connection closed before message completed", "the connection was closed"),
+    ("Connection reset", "the connection was closed"),
+    ("Broken pipe", "the connection was closed"),
 )
-"""What is told in the picture alone."""
-_AGAIN: Final = frozenset((408, 409, 425, 429))
-_FOR_GOOD: Final = frozenset((*range(300, 500), 501))
+"""Causes that only the debug dump contains."""
+_RETRIABLE_STATUSES: Final = frozenset((408, 409, 425, 429))
+_PERMANENT_STATUSES: Final = frozenset((*range(300, 500), 501))
 
 
-class Words:
-    """How errors of one object store are told; it knows the secrets that it was opened with."""
+class ErrorFormatter:
+    """A formatter for errors of one object store. It removes the secrets that the store was opened with."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._given = tuple({*_in_url(url), *_in_options(options)})
 
-    def of(self, error: BaseException, secrets: Iterable[str] = ()) -> str:
-        """What an error says, without what may be secret, and without these ``secrets``."""
-        said, _, picture = str(error).partition("Debug source:")
-        text = " ".join(said.split())
+    def describe(self, error: BaseException, secrets: Iterable[str] = ()) -> str:
+        """Return a short text of an error, without these ``secrets`` and without others that can be recognized."""
+        head, _, dump = str(error).partition("Debug source:")
+        text = " ".join(head.split())
         if code := _CODE.search(text):
             message = _MESSAGE.search(text)
             text = f"{text[: text.index('<')].rstrip()} {code[1]}{f': {message[1]}' if message else ''}"
         else:
             text = text.partition("<")[0].rstrip()
-            text += next((f" ({why})" for sign, why in _CAUSES if sign in picture), "")
-        return self.scrubbed(text, secrets)[:_WORDS_MAX]
+            text += next((f" ({why})" for sign, why in _CAUSES if sign in dump), "")
+        return self.redact(text, secrets)[:_TEXT_MAX]
 
-    def scrubbed(self, text: str, secrets: Iterable[str] = ()) -> str:
-        """A text without secrets."""
+    def redact(self, text: str, secrets: Iterable[str] = ()) -> str:
+        """Return the text with every known or recognizable secret replaced by dots."""
         text = _KEY_IDS.sub("...", _IN_URLS.sub(_without, text))
         for secret in {*self._given, *_in_environment(), *secrets}:
             for form in (secret, quote(secret, safe="")):
                 text = text.replace(form, "...")
         return text
 
-    def is_of_object(self, error: BaseException) -> bool:
-        """Whether what is not there, or not as it should be, is the object: else the bucket, or whoever asks for it."""
+    def concerns_object(self, error: BaseException) -> bool:
+        """Return whether a "not found" or "conflict" is about the object, not about the bucket or the credentials."""
         text = str(error)
         code = _CODE.search(text)
-        return "404 Not Found" not in text or (code[1] if code else "") in _OF_OBJECTS
+        return "404 Not Found" not in text or (code[1] if code else "") in _OBJECT_CODES
 
 
 def without_secrets(url: str) -> str:
-    """The URL without what may be a password or a token in it."""
+    """Return the URL without passwords and tokens."""
     return _IN_URLS.sub(_without, url)
 
 
@@ -88,25 +88,25 @@ _SOURCES: Final = {
     " 'gcloud auth application-default login', and the metadata service, which failed last",
     "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID with AZURE_CLIENT_SECRET or"
     " AZURE_FEDERATED_TOKEN_FILE, and the identity of the machine, which failed last. AZURE_USE_AZURE_CLI=true takes"
-    " those of 'az login'",
+    " the credentials of 'az login'",
 }
 
 
-def sources_of_credentials(url: str, error: BaseException) -> str:
-    """Where credentials were looked for, when the last of these places failed; else empty."""
+def credential_sources(url: str, error: BaseException) -> str:
+    """Return where credentials were looked for, if the last of these places failed; otherwise an empty text."""
     if not _METADATA.search(str(error)):
         return ""
     scheme = url.partition(":")[0].lower()
     return _SOURCES["gs" if scheme == "gs" else "az" if scheme.startswith(("az", "ab", "adl")) else "s3"]
 
 
-def may_help(error: BaseException) -> bool:
-    """Whether another try may."""
+def is_retriable(error: BaseException) -> bool:
+    """Return whether repeating the request can succeed."""
     text = str(error)
     if isinstance(error, ValueError) or "BadScheme" in text or "StartTooLarge" in text:
         return False
     status = _STATUS.search(text)
-    return status is None or int(status[1]) in _AGAIN or int(status[1]) not in _FOR_GOOD
+    return status is None or int(status[1]) in _RETRIABLE_STATUSES or int(status[1]) not in _PERMANENT_STATUSES
 
 
 def _without(found: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""A folder as an object store: on another disk, say, or one that is mounted over the network.
+"""A folder as an object store: on another disk, for example, or on a network file system.
 
-An object is a file, put by writing it beside its place, an fsync, a rename, and an fsync of its folder and of those
-above that this process has not synced yet. The conditional put holds a lock on a file beside it; the tag is a checksum
-of what is there. Over a network file system that lock is as good as that system's locks are.
+Each object is a file. A put writes a temporary file, syncs and renames it, and then syncs its folder and those parent
+folders that this process has not synced yet. A conditional put locks a file next to the object; the tag is a checksum
+of the content. On a network file system the lock is as reliable as the locks of that file system.
 """
 
 from __future__ import annotations
@@ -18,86 +18,86 @@ import xxhash
 
 from segmentlog.errors import DiskFull, ObjectStoreError
 from segmentlog.format.file_names import FILE_LOCK_SUFFIX, STORE_FILE, TEMPORARY_SUFFIX, check_relative_path
-from segmentlog.objects.bucket.base import Data, Listed, ObjectChanged, ObjectMissing
-from segmentlog.objects.bucket.rate_limit import Pace
+from segmentlog.objects.bucket.base import Data, ObjectInfo, ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.rate_limit import RateLimiter
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
 from segmentlog.storage.fs import FileSystem, opened
 
-_OURS: Final = (TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)
+_RESERVED_SUFFIXES: Final = (TEMPORARY_SUFFIX, FILE_LOCK_SUFFIX)
 _LASTING: Final = frozenset((
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL,
 ))  # fmt: skip
-"""What stays as it is until somebody does something about it."""
+"""Errors that a retry cannot fix: they last until a person changes something."""
 
 
-class Folder:
-    """A `Bucket` below a folder, which is made when something is put there first. Thread-safe."""
+class LocalBucket:
+    """A `Bucket` in a folder, which the first put creates. Thread-safe."""
 
-    def __init__(self, path: str, fs: FileSystem | None = None, *, pace: Pace | None = None) -> None:
-        self._pace = pace or Pace()
+    def __init__(self, path: str, fs: FileSystem | None = None, *, limiter: RateLimiter | None = None) -> None:
+        self._limiter = limiter or RateLimiter()
         self.url = "file://" + quote(os.fsencode(path))
         self._path = path
         self._fs = fs or FileSystem()
         self._synced: set[str] = set()
-        """Folders whose names are durable, as far as this process has seen to it."""
+        """Folders whose directory entries this process has synced."""
         self._is_checked = False
 
     def __repr__(self) -> str:
-        return f"Folder({self._path!r})"
+        return f"LocalBucket({self._path!r})"
 
     def get(self, key: str) -> tuple[bytes, str]:
-        """As `Bucket.get`; the tag is a checksum."""
-        with self._telling(key, "read"):
+        """Do as `Bucket.get`. The tag is a checksum."""
+        with self._translating_errors(key, "read"):
             data = read_file(self._fs, self._file(key))
         return data, _tag(data)
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes:
-        """As `Bucket.get_range`."""
-        with self._telling(key, "read"), opened(self._fs, self._file(key), os.O_RDONLY | os.O_CLOEXEC) as fd:
+        """Do as `Bucket.get_range`."""
+        with self._translating_errors(key, "read"), opened(self._fs, self._file(key), os.O_RDONLY | os.O_CLOEXEC) as fd:
             parts = []
             while size_bytes and (part := self._fs.pread(fd, size_bytes, start)):
                 parts.append(part)
                 start, size_bytes = start + len(part), size_bytes - len(part)
         if size_bytes:
-            raise ObjectStoreError(self.url, key, f"it ends {size_bytes} bytes too early", False)
+            raise ObjectStoreError(self.url, key, f"the object is {size_bytes} bytes shorter than expected", False)
         return b"".join(parts)
 
     def put(self, key: str, data: Data) -> None:
-        """As `Bucket.put`: on disk when it returns."""
+        """Do as `Bucket.put`. The object is on disk when this call returns."""
         path = self._file(key)
-        self._pace.wait(len(data))
-        with self._telling(key, "written"):
-            self._make_folder(os.path.dirname(path))
+        self._limiter.wait(len(data))
+        with self._translating_errors(key, "written"):
+            self._create_folder(os.path.dirname(path))
             replace_file(self._fs, path, cast("bytes", data))
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """Do as `Bucket.compare_and_swap`."""
         path = self._file(key)
-        with self._telling(key, "written"):
-            self._make_folder(os.path.dirname(path))
-            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).held():
+        with self._translating_errors(key, "written"):
+            self._create_folder(os.path.dirname(path))
+            with ProcessLock(self._fs, path + FILE_LOCK_SUFFIX).hold():
                 try:
-                    there: str | None = _tag(read_file(self._fs, path))
+                    current: str | None = _tag(read_file(self._fs, path))
                 except FileNotFoundError:
-                    there = None
-                if there != tag:
-                    raise ObjectChanged(self.url, key)
+                    current = None
+                if current != tag:
+                    raise PreconditionFailed(self.url, key)
                 replace_file(self._fs, path, cast("bytes", data))
         return _tag(data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Bucket.delete`."""
+        """Do as `Bucket.delete`."""
         for key in keys:
-            with contextlib.suppress(ObjectMissing), self._telling(key, "deleted"):
+            with contextlib.suppress(ObjectMissing), self._translating_errors(key, "deleted"):
                 self._fs.unlink(self._file(key))
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
-        """As `Bucket.list`; files that are being written, and locks, are none."""
-        with self._telling(prefix or "/", "listed"):
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Do as `Bucket.list`. Leave out lock files and files that are still being written."""
+        with self._translating_errors(prefix or "/", "listed"):
             yield from self._list("", prefix)
 
-    def _list(self, below: str, prefix: str) -> Iterator[Listed]:
+    def _list(self, below: str, prefix: str) -> Iterator[ObjectInfo]:
         folder = f"{self._path}/{below}" if below else self._path
         try:
             names = self._fs.listdir(folder)
@@ -110,59 +110,60 @@ class Folder:
             try:
                 if self._fs.is_folder(f"{self._path}/{key}"):
                     yield from self._list(key, prefix)
-                elif key.startswith(prefix) and not name.endswith(_OURS):
+                elif key.startswith(prefix) and not name.endswith(_RESERVED_SUFFIXES):
                     found = self._fs.stat(f"{self._path}/{key}")
-                    yield Listed(key, found.st_size, found.st_mtime_ns // 1_000_000)
+                    yield ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
             except FileNotFoundError:  # deleted meanwhile
                 continue
 
     def _file(self, key: str) -> str:
         why = check_relative_path(key)
-        if not why and key.endswith(_OURS):
-            why = "such names are for what is being written"
+        if not why and key.endswith(_RESERVED_SUFFIXES):
+            why = "this suffix is reserved for temporary files and locks"
         if why:
-            raise ObjectStoreError(self.url, repr(key), f"no name of an object: {why}", False)
+            raise ObjectStoreError(self.url, repr(key), f"not a valid object name: {why}", False)
         return f"{self._path}/{key}"
 
-    def _make_folder(self, folder: str) -> None:
-        """Make it and those above, durably: somebody may have made them, and died before that."""
-        self._check_place()
+    def _create_folder(self, folder: str) -> None:
+        """Create a folder and its parents durably. Sync existing ones, too: their creator may have died before that."""
+        self._refuse_store_folder()
         if self._path not in self._synced:
             make_folders_durably(self._fs, self._path)
             self._synced.add(self._path)
-        above: list[str] = []
+        missing: list[str] = []
         while folder not in self._synced:
-            above.append(folder)
+            missing.append(folder)
             folder = os.path.dirname(folder)
-        for made in reversed(above):
+        for created in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(made)
-            self._fs.sync_folder(os.path.dirname(made))
-            self._synced.add(made)
+                self._fs.mkdir(created)
+            self._fs.sync_folder(os.path.dirname(created))
+            self._synced.add(created)
 
-    def _check_place(self) -> None:
-        """Refuse to put anything into a store: its topics are folders, too."""
+    def _refuse_store_folder(self) -> None:
+        """Raise `ObjectStoreError` if this folder is a store or inside one: objects would look like topics."""
         if self._is_checked:
             return
         place = self._path
         while True:
             if self._fs.exists(f"{place}/{STORE_FILE}"):
-                raise ObjectStoreError(self.url, "put", f"{place} is a store itself; choose a folder elsewhere", False)
+                why = f"{place} is a segmentlog store; choose a folder outside it"
+                raise ObjectStoreError(self.url, "put", why, False)
             if place == os.path.dirname(place):
                 break
             place = os.path.dirname(place)
         self._is_checked = True
 
     @contextlib.contextmanager
-    def _telling(self, key: str, done: str) -> Iterator[None]:
+    def _translating_errors(self, key: str, done: str) -> Iterator[None]:
         try:
             yield
         except DiskFull as error:
-            raise ObjectStoreError(self.url, key, "no room on the disk; free some space and try again") from error
+            raise ObjectStoreError(self.url, key, "the disk is full; free some space and try again") from error
         except OSError as error:
             if isinstance(error, FileNotFoundError) and done != "written":
                 raise ObjectMissing(self.url, key) from None
-            if isinstance(error, FileNotFoundError):  # it was there a moment ago
+            if isinstance(error, FileNotFoundError):  # another process deleted the folder
                 self._synced.clear()
             why = f"it cannot be {done}: {error.strerror or error}"
             raise ObjectStoreError(self.url, key, why, error.errno not in _LASTING) from error

@@ -1,4 +1,4 @@
-"""How fast things are put, where somebody has set a limit: all threads that put share it."""
+"""Limit the upload bandwidth. All threads that upload through one `RateLimiter` share its limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from segmentlog.topics.compaction_scheduler import Throttle
 _PIECE_BYTES: Final = 256 << 10
 
 
-class Pace:
-    """Lets ``bytes_per_s`` through, with a burst of a fifth of a second; None for no limit. Thread-safe."""
+class RateLimiter:
+    """An upload limit of ``bytes_per_s``, with bursts of a fifth of a second; None means no limit. Thread-safe."""
 
     def __init__(self, bytes_per_s: int | None = None) -> None:
         if bytes_per_s is not None:
@@ -25,13 +25,13 @@ class Pace:
         self._mutex = fork_safety.lock(self, "_mutex")
 
     def wait(self, size_bytes: int) -> None:
-        """Sleep for as long as so many bytes take."""
+        """Sleep until ``size_bytes`` may be sent."""
         with self._mutex:
             wait_s = self._throttle.wait_s(size_bytes)
         time.sleep(wait_s)
 
-    def pieces(self, data: Data) -> Iterator[memoryview]:
-        """All of it, piece by piece, each when its time has come."""
+    def paced_pieces(self, data: Data) -> Iterator[memoryview]:
+        """Yield the data in pieces, each as soon as the limit allows it."""
         view = memoryview(data)
         for start in range(0, len(view), _PIECE_BYTES):
             piece = view[start : start + _PIECE_BYTES]

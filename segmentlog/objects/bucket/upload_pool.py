@@ -1,4 +1,4 @@
-"""Uploading beside each other: whole segments, by a few threads that end with their shipper."""
+"""Upload objects, also in parallel: a bounded pool of threads for background uploads."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
-def describe(key: str, data: Data) -> Stored:
-    """What the manifest says of an object."""
+def describe_object(key: str, data: Data) -> Stored:
+    """Return the manifest's entry of an object: key, size and checksums."""
     return Stored(key, len(data), xxhash.xxh3_64_hexdigest(data), hashlib.sha256(data).hexdigest())
 
 
-def put(bucket: Bucket, key: str, data: Data) -> Stored:
-    """Put an object under a name that no other has; what the manifest says of it."""
+def put_object(bucket: Bucket, key: str, data: Data) -> Stored:
+    """Upload an object under a name that is used only once, and return the manifest's entry for it."""
     bucket.put(key, data)
-    return describe(key, data)
+    return describe_object(key, data)
 
 
-def nonce() -> str:
-    """Part of a name that no other object gets."""
+def new_nonce() -> str:
+    """Return a random part of an object name, so that no two objects get the same name."""
     return secrets.token_hex(6)
 
 
-def beside_each_other(do: Callable[[Key], Result], keys: Iterable[Key], parallel: int) -> list[Result]:
-    """What ``do`` returns for each, in order; ``parallel`` threads do it, with 0, or for one alone, the one that calls.
+def run_parallel(function: Callable[[Key], Result], keys: Iterable[Key], parallel: int) -> list[Result]:
+    """Call ``function`` for each key on up to ``parallel`` threads, and return the results in the order of the keys.
 
-    Raises what the first of them raises, once all have ended.
+    With 0, or for a single key, the calling thread does it. Raise the error of the first key that failed, after all
+    calls have ended.
     """
-    wanted = list(keys)
-    if not parallel or len(wanted) <= 1:
-        return [do(key) for key in wanted]
-    with ThreadPoolExecutor(min(parallel, len(wanted)), "segmentlog-tail") as pool:
-        return list(pool.map(do, wanted))
+    keys = list(keys)
+    if not parallel or len(keys) <= 1:
+        return [function(key) for key in keys]
+    with ThreadPoolExecutor(min(parallel, len(keys)), "segmentlog-tail") as pool:
+        return list(pool.map(function, keys))
 
 
-class Uploads(Generic[Key, Result]):
-    """What is under way, by key. Not thread-safe; what it runs is run by threads of its own."""
+class UploadPool(Generic[Key, Result]):
+    """A bounded pool of background uploads, by key. Not thread-safe; its own threads run the uploads."""
 
     def __init__(self, parallel: int = PARALLEL) -> None:
         self._parallel = parallel
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[Key, Future[Result]] = {}
         self.stop: threading.Event = fork_safety.event(self, "stop")
-        """Set once what is begun from now on is to end early."""
+        """Set when running and later uploads of this pool are to stop early."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._under_way
@@ -65,13 +66,13 @@ class Uploads(Generic[Key, Result]):
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, key: Key, do: Callable[[], Result]) -> bool:
-        """Have a thread do it; False when there are enough of them at work."""
-        if not self._parallel:  # by whoever asks
+    def start(self, key: Key, function: Callable[[], Result]) -> bool:
+        """Run ``function`` on a thread of the pool. Return False if the pool is full."""
+        if not self._parallel:  # the caller runs it
             done: Future[Result] = Future()
             self._under_way[key] = done
             try:
-                done.set_result(do())
+                done.set_result(function())
             except Exception as error:
                 done.set_exception(error)
             return True
@@ -79,11 +80,11 @@ class Uploads(Generic[Key, Result]):
             return False
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._parallel, "segmentlog-upload")
-        self._under_way[key] = self._pool.submit(do)
+        self._under_way[key] = self._pool.submit(function)
         return True
 
-    def ended(self, wait_s: float | None = 0.0) -> list[tuple[Key, Future[Result]]]:
-        """What has ended since; waits so long for the first of them if there is anything to wait for."""
+    def collect_finished(self, wait_s: float | None = 0.0) -> list[tuple[Key, Future[Result]]]:
+        """Return the uploads that have ended, once each. Wait up to ``wait_s`` for the first if any is running."""
         from concurrent.futures import FIRST_COMPLETED, wait
 
         if wait_s != 0 and self._under_way:
@@ -94,7 +95,7 @@ class Uploads(Generic[Key, Result]):
         return done
 
     def close(self) -> None:
-        """Begin nothing more; what is under way comes to its end by itself, in parts at the end of one."""
+        """Start no more uploads, and do not wait: running uploads end by themselves, multi-part ones after a part."""
         self.stop.set()
         self.stop = fork_safety.event(self, "stop")
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""Which object store a URL is of."""
+"""Open the object store that a URL names."""
 
 from __future__ import annotations
 
@@ -9,44 +9,48 @@ from urllib.parse import unquote_to_bytes
 from segmentlog.errors import InvalidConfig
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.error_messages import without_secrets
-from segmentlog.objects.bucket.local_bucket import Folder
-from segmentlog.objects.bucket.rate_limit import Pace
+from segmentlog.objects.bucket.local_bucket import LocalBucket
+from segmentlog.objects.bucket.rate_limit import RateLimiter
 
-_WANTED: Final = (
+_EXPECTED_URL: Final = (
     "s3://bucket/path, gs://bucket/path, az://container/path, an https:// URL of one of these, or file:///folder"
 )
-_WANTED_FILE: Final = "three slashes and an absolute path: file:///folder, with %23 for # and %3F for ?"
+_EXPECTED_FILE_URL: Final = "three slashes and an absolute path: file:///folder, with %23 for # and %3F for ?"
 
 
 def is_url(text: object) -> bool:
-    """Whether it is meant as the URL of an object store, and not as the path of a folder."""
+    """Return whether a text is meant as the URL of an object store, not as the path of a folder."""
     return isinstance(text, str) and "://" in text
 
 
 _SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
-"""Those that obstore knows, and `open_bucket` itself."""
+"""Schemes that obstore supports, and ``file``, which `open_bucket` handles itself."""
 
 
 def check_scheme(name: str, url: str) -> str:
-    """A URL that may be an object store's, as far as that can be told here. Raises `InvalidConfig`."""
+    """Return the URL if its scheme is one of an object store. Raise `InvalidConfig` with ``name`` otherwise."""
     if url.partition("://")[0].lower() not in _SCHEMES:
-        raise InvalidConfig(name, without_secrets(url), _WANTED)
+        raise InvalidConfig(name, without_secrets(url), _EXPECTED_URL)
     return url
 
 
 def open_bucket(url: object, bytes_per_s: int | None = None) -> Bucket:
-    """The object store at a URL, where so many bytes a second are put. Raises `InvalidConfig`; nothing is asked yet."""
-    pace = Pace(bytes_per_s)
+    """Open the object store at a URL, with an optional upload limit in bytes/s. Send no request yet.
+
+    Raise `InvalidConfig` for a text that is not such a URL, or one that needs the extra ``objects``. The result is
+    thread-safe.
+    """
+    limiter = RateLimiter(bytes_per_s)
     if not isinstance(url, str) or "://" not in url:
-        raise InvalidConfig("url", without_secrets(url) if isinstance(url, str) else url, _WANTED)
+        raise InvalidConfig("url", without_secrets(url) if isinstance(url, str) else url, _EXPECTED_URL)
     scheme, _, rest = url.partition("://")
     if scheme.lower() != "file":
-        from segmentlog.objects.bucket.cloud_bucket import Cloud  # obstore takes a moment, and is an extra
+        from segmentlog.objects.bucket.cloud_bucket import CloudBucket  # imports obstore: slow, and an extra
 
-        return Cloud(url, pace=pace)
+        return CloudBucket(url, limiter=limiter)
     host, slash, path = rest.partition("/")
     path = os.path.normpath("/" + os.fsdecode(unquote_to_bytes(path)).lstrip("/"))
     is_plain = not any(sign in rest for sign in "?#") and "\0" not in path
     if host not in ("", "localhost") or not slash or path == "/" or not is_plain:
-        raise InvalidConfig("url", without_secrets(url), _WANTED_FILE)
-    return Folder(path, pace=pace)
+        raise InvalidConfig("url", without_secrets(url), _EXPECTED_FILE_URL)
+    return LocalBucket(path, limiter=limiter)

@@ -1,1 +1,1 @@
-"""The local store as the shipper sees it: snapshots of partitions, and which uploaded objects still match them."""
+"""The local store as the shipper sees it: partition snapshots, and which uploaded objects still match them."""

@@ -1,28 +1,29 @@
-"""Whether what lies in an object store of a partition is what was here once: else it is another log, or a newer one."""
+"""Find data in the manifest that the local log never contained: the local store is an old copy or another log."""
 
 from __future__ import annotations
 
 from segmentlog.format.manifest import ShippedPartition
 from segmentlog.objects.local.partition_snapshot import LocalPartition
 
-_WHY = "the store here is older than that, or a copy: take it over into an empty folder"
+_WHY = "the local store is an older copy; take the store over into an empty folder ('segmentlog takeover')"
 
 
-def what_differs(local: LocalPartition, shipped: ShippedPartition) -> str:
-    """What lies in the object store and was never here; empty when it all was, or was given up since."""
+def find_divergence(local: LocalPartition, shipped: ShippedPartition) -> str:
+    """Describe shipped data that the local log never contained; return an empty string if there is none."""
     epochs = local.partition.epochs()
     ours = {epoch.epoch: epoch.start_offset for epoch in epochs}
     for epoch in shipped.epochs:
         if ours.get(epoch.epoch) != epoch.start_offset:
-            return f"epoch {epoch.epoch} begins at offset {epoch.start_offset} there; {_WHY}"
+            return f"epoch {epoch.epoch} begins at offset {epoch.start_offset} in the object store, not locally; {_WHY}"
     if epochs[-1].epoch > shipped.epoch:
-        return ""  # something was given up here since, and that is told
+        return ""  # the local log gave up its end after the upload, and reported it
     if shipped.end_offset > local.log_end_offset:
-        return f"its log ends at {shipped.end_offset} there, and at {local.log_end_offset} here; {_WHY}"
+        end = local.log_end_offset
+        return f"its log ends at offset {shipped.end_offset} in the object store, but at {end} locally; {_WHY}"
     start, compacted = local.partition.log_start_offset, local.partition.compacted_below
-    here = {info.base_offset for info in local.partition.segments()}
+    local_bases = {info.base_offset for info in local.partition.segments()}
     for chunk in shipped.chunks:
-        is_comparable = chunk.segment in here and chunk.end_offset > start and chunk.base_offset >= compacted
-        if is_comparable and not local.holds(chunk):
-            return f"offsets from {chunk.base_offset} on are other records there; {_WHY}"
+        is_comparable = chunk.segment in local_bases and chunk.end_offset > start and chunk.base_offset >= compacted
+        if is_comparable and not local.contains_chunk(chunk):
+            return f"the records from offset {chunk.base_offset} on differ in the object store; {_WHY}"
     return ""

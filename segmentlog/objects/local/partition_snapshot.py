@@ -1,6 +1,7 @@
-"""What of a store is on disk now, as it is to be shipped: ends first, bytes when they are asked for.
+"""Snapshots of what is on disk of a store: first where each log ends, then its bytes on request.
 
-Positions are looked at before the data that they speak of. Decisions come last; `decisions` sees to their data.
+Committed offsets are scanned before the data that they refer to, and the transaction log last; `transaction_ends` makes
+sure that the data of its decisions is included.
 """
 
 from __future__ import annotations
@@ -48,62 +49,62 @@ Signature = tuple[int, ...]
 
 _MARKERS_MAX: Final = 1000
 UNKNOWN_OBJECT: Final = "?"
-"""No name of an object: of a segment that is not here, and of which nothing here says where it is."""
-_STABLE_KEPT: Final = 8
-"""Looks: what was on disk at one is shipped by the next, or the one after."""
+"""Stands for the object of an evicted segment whose stub is damaged. No object has this name."""
+_STABLE_OFFSETS_MAX: Final = 8
+"""Number of scans for which the last stable offset is kept. A scan is published one or two cycles later."""
 
 
-class Replaced(Exception):
-    """A segment was compacted, cut or deleted between the look at it and the reading of it: the next look tells."""
+class SegmentReplaced(Exception):
+    """A segment was compacted, truncated or deleted after its snapshot. The next scan sees the new state."""
 
 
-def in_order(names: list[str]) -> list[str]:
-    """Topics in the order in which their ends are to be looked at."""
+def scan_order(names: list[str]) -> list[str]:
+    """Return the topics in the order in which their partitions must be scanned."""
     rest = [name for name in names if name not in INTERNAL_TOPICS]
     return [*(name for name in _FIRST if name in names), *rest, *(name for name in _LAST if name in names)]
 
 
-def is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
-    """Whether a topic is to be shipped: its name matches, or it is the store's own."""
-    return name in INTERNAL_TOPICS or not wanted or any(fnmatchcase(name, pattern) for pattern in wanted)
+def is_selected(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a topic is shipped: it is internal, or its name matches, or there are no patterns."""
+    return name in INTERNAL_TOPICS or not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def topics_of(
-    topics: Topics, wanted: tuple[str, ...], shipped: Iterable[str] = ()
+def topics_to_ship(
+    topics: Topics, patterns: tuple[str, ...], shipped: Iterable[str] = ()
 ) -> list[tuple[str, TopicFile]]:  # fmt: skip
-    """The topics that are to be shipped, in that order: those that are wanted.
+    """Return name and file of each topic to ship, in `scan_order`.
 
-    ``shipped`` are the ids of those that the manifest has. Of them none is missing that there is: neither one that is
-    renamed at this moment, nor one that is wanted no more but has segments that lie in the object store alone.
+    Besides the selected topics these are topics with an id in ``shipped``, the ids in the manifest, in two cases: a
+    topic that is being renamed at this moment, and an excluded topic that still has evicted segments.
     """
     found: dict[str, tuple[str, TopicFile]] = {}
     for name in topics.names(internal=True):
-        if is_wanted(name, wanted):
+        if is_selected(name, patterns):
             with contextlib.suppress(UnknownTopic):  # deleted meanwhile, or renamed
                 file = topics.read_topic_file(name)
                 found[file.topic_id] = name, file
     for topic_id in shipped:
-        if topic_id not in found and (there := _by_id(topics, topic_id)) is not None:
-            name, file = there
-            if is_wanted(name, wanted) or _has_remote_segments(topics, name, file):
-                found[topic_id] = there
+        if topic_id not in found and (topic := _find_by_id(topics, topic_id)) is not None:
+            name, file = topic
+            if is_selected(name, patterns) or _has_evicted_segments(topics, name, file):
+                found[topic_id] = topic
     by_name = {name: file for name, file in found.values()}
-    return [(name, by_name[name]) for name in in_order(sorted(by_name))]
+    return [(name, by_name[name]) for name in scan_order(sorted(by_name))]
 
 
-def _by_id(topics: Topics, topic_id: str) -> tuple[str, TopicFile] | None:
-    """A topic whatever it is called by now; None when it was deleted, for which nobody's word is taken."""
+def _find_by_id(topics: Topics, topic_id: str) -> tuple[str, TopicFile] | None:
+    """Return name and file of a topic, even after a rename; None only if it was deleted."""
     while True:
         try:
             name = topics.topic_name(topic_id)
         except UnknownTopic:
             return None
-        with contextlib.suppress(UnknownTopic):  # renamed once more
+        with contextlib.suppress(UnknownTopic):  # renamed again
             return name, topics.read_topic_file(name, topic_id)
 
 
-def _has_remote_segments(topics: Topics, name: str, file: TopicFile) -> bool:
-    """Whether bytes of a topic lie in an object store alone. Where that cannot be seen they may."""
+def _has_evicted_segments(topics: Topics, name: str, file: TopicFile) -> bool:
+    """Return whether the object store has the only copy of a segment. An unreadable partition counts as such."""
     try:
         for number in range(file.partitions):
             handle = topics.open_partition(name, number, file.topic_id).handle
@@ -114,8 +115,8 @@ def _has_remote_segments(topics: Topics, name: str, file: TopicFile) -> bool:
     return False
 
 
-def as_shipped(name: str, file: TopicFile, partitions: tuple[ShippedPartition, ...]) -> ShippedTopic:
-    """A topic as the manifest has it."""
+def to_manifest_topic(name: str, file: TopicFile, partitions: tuple[ShippedPartition, ...]) -> ShippedTopic:
+    """Return the manifest entry of a topic."""
     return ShippedTopic(
         id=file.topic_id, name=name, config=file.config.to_mapping(), largest_batch_bytes=file.largest_batch_bytes,
         partition_count=file.partitions, partitions=partitions,
@@ -123,45 +124,45 @@ def as_shipped(name: str, file: TopicFile, partitions: tuple[ShippedPartition, .
 
 
 class LocalPartition:
-    """One partition of the store that is shipped. For one thread at a time, but for `read`."""
+    """A local partition, as the shipper sees it. Not thread-safe, except `read`."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self._handle: Handle = partition.handle
         self._sealed: tuple[int, dict[int, LocalSegment]] = (-1, {})
         self._stable: tuple[int, list[tuple[int, int]]] = (-1, [])
-        """Of an epoch: (where the log ended, the last stable offset then), ascending."""
+        """(epoch, its [(log end offset, last stable offset at that time), ...], ascending)."""
 
     def signature(self) -> Signature:
-        """Another one whenever there may be something new to ship."""
+        """Return a value that changes whenever there may be something new to ship."""
         log, sync = self._handle.page.log.read(), self._handle.page.sync.read()
         return (
             log.log_start_offset, log.log_end_offset, log.active_base_offset, log.epoch, log.generation,
-            sync.durable_offset, sync.checkpointed_bytes, self.wanted_offset,
+            sync.durable_offset, sync.checkpointed_bytes, self.requested_offset,
         )  # fmt: skip
 
     @property
-    def wanted_offset(self) -> int:
-        """Offsets below it were handed out, or an append waits for them."""
+    def requested_offset(self) -> int:
+        """End of the offsets that were assigned or that an append is waiting for."""
         page = self._handle.page
         return max(page.log.read().log_end_offset, page.words[WANTED_WORD])
 
     @property
     def appended_bytes(self) -> int:
-        """A count that grows with every append."""
+        """A counter that grows with every append."""
         return self._handle.page.log.read().appended_bytes
 
     @property
     def log_end_offset(self) -> int:
-        """Offsets below it were handed out."""
+        """Log end offset, including records that are not on disk yet."""
         return self._handle.page.log.read().log_end_offset
 
     def first_epoch(self) -> EpochStart:
-        """The one that the log begins in."""
+        """Return the epoch at the log start."""
         return self._handle.ledger.last_checkpoint().epochs[0]
 
-    def look(self) -> LocalLog | None:
-        """What is on disk; None while it cannot be told, because somebody is replacing segments right now."""
+    def snapshot(self) -> LocalLog | None:
+        """Return what is on disk; None if that cannot be determined now, because segments are being replaced."""
         page = self._handle.page
         before = page.log.read()
         sync = page.sync.read()
@@ -172,7 +173,7 @@ class LocalPartition:
             return None
         bases = self._handle.segments(log)
         end_offset = sync.durable_offset
-        # Where in the active segment that is; before its beginning, when it was begun since the last fsync.
+        # The durable end as a position in the active segment. Negative if that segment was begun after the last sync.
         position = log.end_position - (log.appended_bytes - sync.synced_bytes)
         segments = []
         try:
@@ -191,7 +192,7 @@ class LocalPartition:
             return None
         if page.log.read().generation != log.generation:
             return None
-        self._note_stable(log)
+        self._record_stable_offset(log)
         return LocalLog(
             number=self.partition.number,
             log_start_offset=min(log.log_start_offset, end_offset),
@@ -202,13 +203,13 @@ class LocalPartition:
             has_producers=checkpoint.has_producers or bool(page.words[PRODUCERS_WORD]),
             generation=log.generation,
             segments=tuple(segments),
-            markers_end_offset=self._markers_behind(log, segments, end_offset, position),
+            markers_end_offset=self._markers_end(log, segments, end_offset, position),
         )
 
-    def _markers_behind(self, log: LogState, segments: Sequence[LocalSegment], end_offset: int, position: int) -> int:
-        """How far markers of transactions go behind what is on disk, with no record between them; -1 without any.
+    def _markers_end(self, log: LogState, segments: Sequence[LocalSegment], end_offset: int, position: int) -> int:
+        """Return the offset after the transaction markers that directly follow the durable end; -1 if there are none.
 
-        Groups may have committed positions behind them, which are on disk.
+        The committed offsets of a group may be after these markers and already on disk.
         """
         offset = end_offset
         is_active = bool(segments) and segments[-1].base_offset == log.active_base_offset
@@ -220,24 +221,25 @@ class LocalPartition:
                     if not header.is_control or (header.base_offset, header.next_offset) != (offset, offset + 1):
                         break
                     offset, position = header.next_offset, position + header.size_bytes
-            except (OSError, SegmentlogError):  # cut, or removed meanwhile
+            except (OSError, SegmentlogError):  # truncated or removed meanwhile
                 return -1
         return offset if offset > end_offset else -1
 
-    def _note_stable(self, log: LogState) -> None:
+    def _record_stable_offset(self, log: LogState) -> None:
         epoch, known = self._stable
-        if epoch != log.epoch:  # a truncation may have taken markers
+        if epoch != log.epoch:  # a truncation may have removed markers
             known = []
         if not known or known[-1][0] < log.log_end_offset:
-            known = [*known[-_STABLE_KEPT:], (log.log_end_offset, log.last_stable_offset)]
+            known = [*known[-_STABLE_OFFSETS_MAX:], (log.log_end_offset, log.last_stable_offset)]
         elif known[-1][1] < log.last_stable_offset:
             known = [*known[:-1], (log.log_end_offset, log.last_stable_offset)]
         self._stable = log.epoch, known
 
     def stable_offset(self, log: LocalLog, end_offset: int) -> int:
-        """Every transaction below it is decided by markers below ``end_offset``; -1 when that is not known.
+        """Return an offset below which markers before ``end_offset`` decide every transaction; -1 if it is unknown.
 
-        It may be less than there is: what was stable at a look whose end is shipped by now.
+        The result may be too low: it is the last stable offset of an earlier scan whose log end was at most
+        ``end_offset``.
         """
         if not log.has_producers:
             return end_offset
@@ -245,8 +247,8 @@ class LocalPartition:
         found = (stable for end, stable in reversed(known) if end <= end_offset)
         return next(found, -1) if epoch == log.version[0] else -1
 
-    def upto(self, log: LocalLog, offset: int) -> LocalLog | None:
-        """The log as far as ``offset``, where a batch ends; None when that cannot be told."""
+    def truncated_to(self, log: LocalLog, offset: int) -> LocalLog | None:
+        """Return the snapshot truncated to ``offset``, where a batch ends; None if that cannot be determined."""
         kept = [segment for segment in log.segments if segment.base_offset < offset]
         if offset > log.end_offset or not kept:
             return None
@@ -257,12 +259,12 @@ class LocalPartition:
                 data = self.read(log, last.base_offset, 0, last.size_bytes)
                 while position < len(data) and (header := decode_header(data, position)).base_offset < offset:
                     position += header.size_bytes
-            except (Replaced, CorruptBatch):
+            except (SegmentReplaced, CorruptBatch):
                 return None
             last = replace(last, end_offset=offset, size_bytes=position, sealed=False, stamp=(last.stamp[0], 0, 0))
         now = self._handle.page.log.read()
         is_same = (now.epoch, now.generation) == log.version
-        markers_end_offset = self._markers_behind(now, [last], offset, last.size_bytes) if is_same else -1
+        markers_end_offset = self._markers_end(now, [last], offset, last.size_bytes) if is_same else -1
         return replace(log, end_offset=offset, segments=(*kept, last), markers_end_offset=markers_end_offset)
 
     def _stat(self, base: int) -> os.stat_result:
@@ -281,45 +283,45 @@ class LocalPartition:
         return found
 
     def _remote_key(self, base: int) -> str:
-        """The object that a segment lies in alone; empty when it is here."""
+        """Return the key of an evicted segment's object; an empty text if the segment is on the local disk."""
         try:
             found = read_stub(self._handle.fs, segment_stem(self._handle.folder, base) + LOG_SUFFIX)
-        except CorruptBatch:  # of its stub: `recalling.settle` makes it anew
+        except CorruptBatch:  # a damaged stub; `recall.recall_unreferenced` repairs it
             return UNKNOWN_OBJECT
         return "" if found is None else found[0].key
 
     def read(self, log: LocalLog, segment: int, position: int, size_bytes: int) -> memoryview:
-        """Bytes of a segment file as it was when ``log`` was looked at; they stay what they are.
+        """Return bytes of a segment file as of the snapshot ``log``. The bytes stay the same. Thread-safe.
 
-        Raises `Replaced` when it is another file by now, or none, or the log was cut or compacted since.
+        Raise `SegmentReplaced` if the file was deleted or replaced since, or the log was truncated or compacted.
         """
         known = next(one for one in log.segments if one.base_offset == segment)
         try:
             mapped = self._handle.map_segment(segment)
             data = mapped.view_to(position + size_bytes)[position:]
         except (FileNotFoundError, CorruptBatch, UnknownTopic) as error:
-            raise Replaced(str(error)) from error
+            raise SegmentReplaced(str(error)) from error
         now = self._handle.page.log.read()
-        if known.sealed:  # it stays what it is when others are replaced: one that leaves for the object store, say
+        if known.sealed:  # a sealed file stays valid when other segments change: when one is evicted, for example
             is_same = (mapped.inode, len(mapped.view), mapped.written_ns) == known.stamp
         else:
             is_same = mapped.inode == known.stamp[0] and now.generation == log.generation
         if not is_same or now.epoch != log.version[0]:
-            raise Replaced(f"segment {segment} of {self._handle.log_name} was replaced while it was to be shipped")
+            raise SegmentReplaced(f"segment {segment} of {self._handle.log_name} was replaced during its upload")
         return data
 
-    def at(self, segment: LocalSegment, position: int) -> bytes:
-        """The bytes of a sealed segment's file from there on. Raises `Replaced` when it is another file by now."""
+    def read_from(self, segment: LocalSegment, position: int) -> bytes:
+        """Return a sealed segment's bytes from ``position`` on. Raise `SegmentReplaced` if its file was replaced."""
         try:
             mapped = self._handle.map_segment(segment.base_offset)
         except (FileNotFoundError, UnknownTopic) as error:
-            raise Replaced(str(error)) from error
+            raise SegmentReplaced(str(error)) from error
         if (mapped.inode, len(mapped.view), mapped.written_ns) != segment.stamp:
-            raise Replaced(f"segment {segment.base_offset} of {self._handle.log_name} was replaced meanwhile")
+            raise SegmentReplaced(f"segment {segment.base_offset} of {self._handle.log_name} was replaced")
         return bytes(mapped.view[position:])
 
-    def snapshot(self, segment: int) -> bytes | None:
-        """What was known of producers where a segment begins; None where nothing was left."""
+    def producer_snapshot(self, segment: int) -> bytes | None:
+        """Return the producer snapshot at the base offset of a segment; None if its file does not exist."""
         try:
             with self._handle.folder_locked():
                 return read_file(self._handle.fs, segment_stem(self._handle.folder, segment) + SNAPSHOT_SUFFIX)
@@ -327,7 +329,9 @@ class LocalPartition:
             return None
 
     def producers_segment(self, log: LocalLog) -> int:
-        """Base offset of the segment from which on the log is read for its producers; its end where it has none."""
+        """Return the base offset of the segment at which a read for producer state starts; the log end if none is
+        needed.
+        """
         if not log.has_producers:
             return log.end_offset
         fs, folder = self._handle.fs, self._handle.folder
@@ -335,29 +339,29 @@ class LocalPartition:
         return next((base for base in bases if fs.exists(segment_stem(folder, base) + SNAPSHOT_SUFFIX)), 0)
 
     def index(self, log: LocalLog, segment: LocalSegment) -> bytes | None:
-        """The index of a sealed segment, which is complete once its `max_timestamp` was asked for; None without one.
+        """Return the packed index of a sealed segment; None if there is none. It is complete after `max_timestamp`.
 
-        Raises `Replaced` as `read` does.
+        Raise `SegmentReplaced` as `read` does.
         """
         handle, base, size_bytes = self._handle, segment.base_offset, segment.size_bytes
         stem = segment_stem(handle.folder, base)
         try:
             with handle.folder_locked():
                 offsets, times = (read_file(handle.fs, stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
-        except FileNotFoundError:  # there was no room for it
+        except FileNotFoundError:  # the disk was full when the segment was sealed
             return None
         entries, _, is_whole = decode_entries(offsets, times)
         if not is_whole or not len(entries) or int(entries["position"][-1]) != size_bytes:
             return None
         aborted = b""
         if log.has_producers:
-            self.read(log, base, 0, size_bytes)  # no shorter one has the name since
+            self.read(log, base, 0, size_bytes)  # check that no shorter file has taken its name
             found = self._aborted(segment)
             if found.position != size_bytes:
-                raise Replaced(f"segment {base} of {handle.log_name} was replaced while it was to be shipped")
+                raise SegmentReplaced(f"segment {base} of {handle.log_name} was replaced during its upload")
             aborted = encode_aborted(size_bytes, found.aborted)
             if not found.is_kept:
-                with contextlib.suppress(OSError):  # before it leaves, at the latest
+                with contextlib.suppress(OSError):  # another attempt is made before the segment is evicted
                     write_txn_index(handle, base, found)
         self.read(log, base, 0, 0)
         return pack_index(offsets, times, aborted)
@@ -367,9 +371,9 @@ class LocalPartition:
         return read_sealed_aborts(handle, base, lambda: handle.segment_context(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
-        """See to it that nobody needs a sealed segment's bytes to find a place in it, or to step over what was aborted.
+        """Store all indexes of a sealed segment, so that lookups and reads of committed records do not need its bytes.
 
-        Raises FileNotFoundError for one that is gone, `DiskFull`, OSError.
+        Raise FileNotFoundError for a deleted segment, and `DiskFull`, OSError.
         """
         self.max_timestamp(segment.base_offset)
         found = self._aborted(segment) if log.has_producers else SegmentAborts(segment.size_bytes, sealed=True)
@@ -377,11 +381,11 @@ class LocalPartition:
             write_txn_index(self._handle, segment.base_offset, found)
 
     def max_timestamp(self, segment: int) -> int:
-        """The largest timestamp in a segment as it is now; -1 where there is none."""
+        """Return the largest timestamp in a segment; -1 if it has none."""
         return self.partition.max_timestamp(segment)
 
-    def holds(self, chunk: Chunk) -> bool:
-        """Whether a chunk's bytes are what stands in the segment file now."""
+    def contains_chunk(self, chunk: Chunk) -> bool:
+        """Return whether the segment file contains the chunk's bytes at the chunk's position."""
         try:
             data = self._handle.map_segment(chunk.segment).view_to(chunk.position + chunk.size_bytes)[chunk.position :]
         except (OSError, SegmentlogError):
@@ -389,8 +393,8 @@ class LocalPartition:
         return xxhash.xxh3_64_hexdigest(data) == chunk.xxh3_64
 
 
-def open_local(topics: Topics, name: str, number: int, topic_id: str) -> LocalPartition | None:
-    """A partition of the store; None when its topic is gone, or it has no folder."""
+def open_local_partition(topics: Topics, name: str, number: int, topic_id: str) -> LocalPartition | None:
+    """Open a partition of the store; return None if its topic was deleted or its folder does not exist."""
     try:
         return LocalPartition(topics.open_partition(name, number, topic_id))
     except (UnknownTopic, StoreClosed):

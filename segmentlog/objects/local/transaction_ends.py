@@ -1,12 +1,13 @@
-"""What transactions decided lately, so that no part of one is shipped without the rest.
+"""Find where recently decided transactions end, so that none of them is shipped in part.
 
-A partition's marker says that a transaction was committed, whatever lies in the others. Partitions are looked at one
-after the other, and transactions are decided meanwhile. So the decisions are read once all have been looked at: each
-says where its transaction ends in each partition, and what was looked at before that is looked at once more, up to
-its marker there and no further. Markers below that were decided before, too.
+A commit marker in one partition says nothing about the other partitions of its transaction. Partitions are scanned one
+after another, and producers decide transactions meanwhile. So the decisions (the records of the transaction log) are
+read after all partitions have been scanned. A decision names the end of its transaction in each partition. A partition
+that was scanned before its end is scanned again, up to its marker; earlier markers are then included, too.
 
-Where a marker is not on disk yet, the decision makes up for it after a restore, as it does after a crash. But the next
-decisions of that producer forget it once the marker is on disk here: none of them is shipped before it.
+If a marker is not on disk yet, its decision replaces it after a restore, as it does after a crash. The next decision of
+the same producer drops this information once the marker is on the local disk. Such a decision must not be shipped
+before the marker.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError
 from segmentlog.log.partition import Partition
 from segmentlog.transactions.transaction_log import TransactionState, decode_state
 
-Where = tuple[str, int]
-"""A partition: the id of its topic, its number."""
-Ends = dict[Where, dict[int, int]]
-"""Where transactions that were committed end, without their markers: by partition and producer, the last one each."""
+PartitionKey = tuple[str, int]
+"""A partition: (topic id, partition number)."""
+TransactionEnds = dict[PartitionKey, dict[int, int]]
+"""End offsets of committed transactions, markers excluded: the last one of each producer id in each partition."""
 
 
-def ends_of_commits(log: Partition, start_offset: int, end_offset: int) -> Ends | None:
-    """Of those in ``[start_offset, end_offset)`` of the decisions.
+def commit_ends(log: Partition, start_offset: int, end_offset: int) -> TransactionEnds | None:
+    """Return the ends of the transactions whose commit was decided in ``[start_offset, end_offset)`` of ``log``.
 
-    None when nobody can tell any more, because these have been compacted.
+    ``log`` is the transaction log. Return None if these decisions were compacted away.
     """
     if log.compacted_below > start_offset:
         return None
-    ends: Ends = {}
+    ends: TransactionEnds = {}
     try:
         for batch in log.read(max(start_offset, log.log_start_offset)):
             if batch.base_offset >= end_offset:
@@ -45,8 +46,8 @@ def ends_of_commits(log: Partition, start_offset: int, end_offset: int) -> Ends 
     return ends
 
 
-def ends_still_owed(log: Partition, end_offset: int) -> Ends:
-    """Of those whose markers a decision below ``end_offset`` may still make up for: the last one of each producer."""
+def unconfirmed_commit_ends(log: Partition, end_offset: int) -> TransactionEnds:
+    """Return the ends of transactions whose markers a decision below ``end_offset`` may still have to replace."""
     states: dict[bytes | None, TransactionState] = {}
     for batch in log.read(log.log_start_offset):
         if batch.base_offset >= end_offset:
@@ -57,9 +58,9 @@ def ends_still_owed(log: Partition, end_offset: int) -> Ends:
                 states[name] = state
             else:
                 states.pop(name, None)
-    ends: Ends = {}
+    ends: TransactionEnds = {}
     for state in states.values():
-        for marker in state.unsettled:
+        for marker in state.unconfirmed_markers:
             ends.setdefault((marker.topic_id, marker.partition), {})[state.producer_id] = marker.offset
         if state.status in ("PrepareCommit", "CompleteCommit"):
             for (topic_id, number), end in zip(state.partitions, state.ends, strict=False):
@@ -68,9 +69,10 @@ def ends_still_owed(log: Partition, end_offset: int) -> Ends:
 
 
 def find_markers(log: Partition, ends: Mapping[int, int], durable_offset: int) -> dict[int, int]:
-    """The offsets behind the markers of those transactions that are on disk, by producer.
+    """Return, by producer id, the offset after the marker of each transaction whose marker is on disk.
 
-    A marker that is not found because the log was trimmed, cut or is damaged is none that anybody sees.
+    ``ends`` holds the last transaction of each producer. A marker that was trimmed, truncated or damaged is left out:
+    no reader sees it.
     """
     found: dict[int, int] = {}
     try:

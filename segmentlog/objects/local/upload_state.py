@@ -1,4 +1,4 @@
-"""What a shipper knows of each partition of a store, from one tick to the next."""
+"""Upload state of each partition of a store, kept between cycles."""
 
 from __future__ import annotations
 
@@ -9,129 +9,130 @@ from typing import Final
 from segmentlog.errors import StoreClosed, UnknownTopic
 from segmentlog.format.manifest import ShippedPartition
 from segmentlog.log import offset_grants
-from segmentlog.objects.local.divergence import what_differs
+from segmentlog.objects.local.divergence import find_divergence
 from segmentlog.objects.local.partition_snapshot import LocalPartition, Signature
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.uploaded_objects import Standing
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.uploaded_objects import UploadedObjects
 from segmentlog.objects.manifest.orphans import Orphans
-from segmentlog.policy.upload_policy import ceiling_for
+from segmentlog.policy.upload_policy import extend_grant
 from segmentlog.topics.topic_registry import Topics
 
 _RATE_MS: Final = 1_000
-"""How fast a log grows is measured over so long at least."""
+"""Shortest time over which the growth of a log is measured."""
 
 
-class Part:
-    """What is known of one."""
+class PartitionUploadState:
+    """Upload state of one partition, kept between cycles."""
 
-    def __init__(self, local: LocalPartition, standing: Standing, ceiling: int) -> None:
+    def __init__(self, local: LocalPartition, objects: UploadedObjects, offset_grant: int) -> None:
         self.local = local
-        self.standing = standing
-        self.seen: Signature = ()
-        """As it was looked at last; empty when it is to be looked at once more."""
+        self.objects = objects
+        self.scanned: Signature = ()
+        """Signature of the log at the last scan; empty if the next cycle must scan it in any case."""
         self.appended_bytes = 0
-        """At the last look."""
-        self.ceiling = ceiling
-        """How far offsets may be handed out here."""
+        """`LocalPartition.appended_bytes` at the last scan."""
+        self.offset_grant = offset_grant
+        """End of the local offset grant: processes on this machine may assign the offsets below it."""
         self._end_offset = 0
-        """When the rate of appends was looked at last, and ``_looked_ms`` then."""
-        self._looked_ms = 0
+        """`LocalPartition.requested_offset` when the growth was last measured, at ``_measured_ms``."""
+        self._measured_ms = 0
 
-    def look_again(self) -> None:
-        """Look at it the next time, whether or not something becomes of it until then."""
-        self.seen = ()
+    def mark_dirty(self) -> None:
+        """Scan the partition in the next cycle, even if it does not change until then."""
+        self.scanned = ()
 
-    def wanted_ceiling(self, there: ShippedPartition | None, now_ms: int) -> int:
-        """The ceiling that the manifest is to promise; ``there`` is what it says of the partition now."""
-        end_offset = self.local.wanted_offset
-        elapsed_ms = now_ms - self._looked_ms
-        # Looks may follow each other by a millisecond: one record in that is no thousand in a second.
-        rate = max(end_offset - self._end_offset, 0) * 1000 / max(elapsed_ms, _RATE_MS) if self._looked_ms else 0.0
-        if not self._looked_ms or not 0 <= elapsed_ms < _RATE_MS:
-            self._end_offset, self._looked_ms = end_offset, now_ms
-        return ceiling_for(end_offset, max(self.ceiling, there.ceiling if there else 0), rate)
+    def next_offset_grant(self, entry: ShippedPartition | None, now_ms: int) -> int:
+        """Return the offset grant for the next manifest. ``entry`` is the partition's entry in the current one."""
+        end_offset = self.local.requested_offset
+        elapsed_ms = now_ms - self._measured_ms
+        # Cycles may be 1 ms apart: one record in that time does not mean a thousand per second.
+        rate = max(end_offset - self._end_offset, 0) * 1000 / max(elapsed_ms, _RATE_MS) if self._measured_ms else 0.0
+        if not self._measured_ms or not 0 <= elapsed_ms < _RATE_MS:
+            self._end_offset, self._measured_ms = end_offset, now_ms
+        return extend_grant(end_offset, max(self.offset_grant, entry.offset_grant if entry else 0), rate)
 
-    def tell(self, there: ShippedPartition) -> None:
-        """Let those know here who wait for it, or need more offsets, what the manifest says."""
+    def publish_shipped(self, entry: ShippedPartition) -> None:
+        """Pass the published end offset and offset grant on to local readers and appenders, and wake them."""
         handle = self.local.partition.handle
         with contextlib.suppress(UnknownTopic):
-            handle.ledger.record_shipped(there.end_offset)
+            handle.ledger.record_shipped(entry.end_offset)
             handle.wake_followers()
-            if there.ceiling > self.ceiling:
-                offset_grants.grant(handle, there.ceiling)
-                self.ceiling = there.ceiling
+            if entry.offset_grant > self.offset_grant:
+                offset_grants.extend(handle, entry.offset_grant)
+                self.offset_grant = entry.offset_grant
 
 
-class KnownPartitions:
-    """Of one shipper. For one thread at a time, but for `unshipped_bytes`."""
+class UploadStates:
+    """The upload states of all partitions of one store. Not thread-safe, except `unshipped_bytes`."""
 
     def __init__(self, topics: Topics, orphans: Orphans) -> None:
         self._topics = topics
         self._orphans = orphans
-        self.parts: dict[Where, Part] = {}
-        self.not_compared: set[Where] = set()
-        """Those that could not be opened when all others were compared with what lies there."""
+        self.by_key: dict[PartitionKey, PartitionUploadState] = {}
+        self.uncompared: set[PartitionKey] = set()
+        """Partitions that could not be opened when this store was compared with the manifest."""
 
-    def part(self, name: str, where: Where) -> Part | None:
-        """What is known of a partition, by the store's own object: one that it has let go of is not to be used.
+    def open_state(self, name: str, partition_key: PartitionKey) -> PartitionUploadState | None:
+        """Return the state of a partition, and open the partition again if the store has closed it meanwhile.
 
-        None when it is gone. Raises what keeps it from being opened.
+        Return None if it was deleted. Raise the error that prevents opening it.
         """
         try:
-            partition = self._topics.open_partition(name, where[1], where[0])
-            part = before = self.parts.get(where)
-            if part is None or part.local.partition is not partition:
+            partition = self._topics.open_partition(name, partition_key[1], partition_key[0])
+            state = before = self.by_key.get(partition_key)
+            if state is None or state.local.partition is not partition:
                 local = LocalPartition(partition)
-                standing = Standing(local, self._orphans, before.standing if before is not None else None)
-                part = self.parts[where] = Part(local, standing, before.ceiling if before is not None else 0)
-            if not part.ceiling:
-                part.ceiling = offset_grants.limit(part.local.partition.handle)
-            return part
+                objects = UploadedObjects(local, self._orphans, before.objects if before is not None else None)
+                state = PartitionUploadState(local, objects, before.offset_grant if before is not None else 0)
+                self.by_key[partition_key] = state
+            if not state.offset_grant:
+                state.offset_grant = offset_grants.start_limiting(state.local.partition.handle)
+            return state
         except (UnknownTopic, StoreClosed):
             return None
 
-    def why_not_ours(self, where: Where, there: ShippedPartition) -> str:
-        """Why nothing of a partition may be shipped, which can be opened by now: what lies there never was here."""
-        if where not in self.not_compared:
+    def divergence(self, partition_key: PartitionKey, entry: ShippedPartition) -> str:
+        """Compare a partition with the manifest if that was impossible before; return the difference, or ""."""
+        if partition_key not in self.uncompared:
             return ""
-        why = what_differs(self.parts[where].local, there)
+        why = find_divergence(self.by_key[partition_key].local, entry)
         if not why:
-            self.not_compared.discard(where)
+            self.uncompared.discard(partition_key)
         return why
 
     @property
     def unshipped_bytes(self) -> int:
-        """What was appended since the last look, on disk or not."""
-        return sum(part.local.appended_bytes - part.appended_bytes for part in self.parts.copy().values())
+        """Bytes appended since the last scan, whether on disk or not."""
+        return sum(state.local.appended_bytes - state.appended_bytes for state in self.by_key.copy().values())
 
-    def kept(self) -> set[str]:
-        """Keys of segments and snapshots that were put and are still of use, though no manifest may refer to them."""
-        uploads = (one for part in self.parts.values() for _, one in part.standing.uploaded.values())
+    def keys_in_use(self) -> set[str]:
+        """Return keys of uploaded segments and snapshots that are still valid, even if no manifest refers to them."""
+        uploads = (segment for state in self.by_key.values() for _, segment in state.objects.uploaded.values())
         keys = {stored.key for segment in uploads for stored in segment.objects}
-        return keys | {one.object.key for part in self.parts.values() for one in part.standing.snapshots.values()}
+        return keys | {one.object.key for state in self.by_key.values() for one in state.objects.snapshots.values()}
 
     def staged_tails(self) -> set[int]:
-        """The numbers of tails that hold what is held back."""
-        return {chunk.tail for part in self.parts.values() for chunk in part.standing.staged or ()}
+        """Return the numbers of the tails that contain withheld chunks."""
+        return {chunk.tail for state in self.by_key.values() for chunk in state.objects.staged or ()}
 
-    # ------------------------------------------------------------ forgetting
+    # ------------------------------------------------------------ invalidation
 
-    def forget_topics(self, there: Set[str]) -> None:
-        """Keep nothing of topics that are gone; ``there``: the ids of those that are not."""
-        for where in [where for where in self.parts if where[0] not in there]:
-            self.parts.pop(where).standing.forget_uploads()
+    def drop_deleted_topics(self, existing: Set[str]) -> None:
+        """Drop the states of all topics except those with the ids ``existing``."""
+        for partition_key in [key for key in self.by_key if key[0] not in existing]:
+            self.by_key.pop(partition_key).objects.discard_all_segments()
 
-    def forget_keys(self, gone: Set[str]) -> None:
-        """Of what nobody referred to for so long that somebody swept it; chunks that are held back are put anew."""
-        for part in self.parts.values():
-            part.standing.forget_keys(gone)
+    def drop_keys(self, deleted: Set[str]) -> None:
+        """Drop objects that garbage collection deleted or marked. Withheld chunks are uploaded again."""
+        for state in self.by_key.values():
+            state.objects.drop_keys(deleted)
 
-    def forget_staged(self) -> None:
-        """Put anew what is held back: another manifest lies there than the one that it continued."""
-        for part in self.parts.values():
-            part.standing.unstage()
+    def unstage_all(self) -> None:
+        """Upload withheld chunks again: they continued another manifest than the current one."""
+        for state in self.by_key.values():
+            state.objects.unstage()
 
-    def forget_what_was_seen(self) -> None:
-        """Look at every partition, the next time."""
-        for part in self.parts.values():
-            part.look_again()
+    def mark_all_dirty(self) -> None:
+        """Scan every partition in the next cycle."""
+        for state in self.by_key.values():
+            state.mark_dirty()

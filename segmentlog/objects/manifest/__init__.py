@@ -1,1 +1,1 @@
-"""The manifest and the objects it refers to: object ranges, checksums, orphans, garbage collection."""
+"""The manifest and the objects it refers to: byte ranges, checksums, orphans, garbage collection."""

@@ -1,4 +1,4 @@
-"""What lies in an object store, compared with what the manifest says of it; what is large, part by part."""
+"""Compare objects and local files with the checksums in the manifest; large ones in parts."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from segmentlog.objects.bucket.base import Bucket, Data
 from segmentlog.storage.fs import FileSystem, opened
 
 PART_BYTES: Final = 16 << 20
-"""What is larger is not held in memory: a segment may have 2 GiB."""
+"""Larger objects are read in parts of this size: a segment of up to 2 GiB must not be held in memory."""
 
 
-def check_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
-    """Raise `ShippingRefused` unless an object holds what the manifest says."""
+def verify_object(bucket: Bucket, stored: Stored, data: bytes) -> None:
+    """Raise `ShippingRefused` unless the bytes of an object match its manifest entry."""
     if len(data) != stored.size_bytes:
         raise ShippingRefused(
-            bucket.url, f"{stored.key}: {len(data)} bytes, and not the {stored.size_bytes} of the manifest"
+            bucket.url, f"{stored.key}: damaged: it has {len(data)} bytes, the manifest says {stored.size_bytes}"
         )
     _check_digests(bucket, stored, xxhash.xxh3_64_hexdigest(data), hashlib.sha256(data).hexdigest())
 
 
 def _check_digests(bucket: Bucket, stored: Stored, xxh3_64: str, sha256: str) -> None:
     if (xxh3_64, sha256) != (stored.xxh3_64, stored.sha256):
-        raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums are not those of the manifest")
+        raise ShippingRefused(bucket.url, f"{stored.key}: damaged: its checksums differ from those in the manifest")
 
 
-def checked_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
-    """A file that lies there, part by part; raises `ShippingRefused` behind an object that is not what was shipped."""
-    for one in stored.objects:
-        yield from _checked_parts_of(bucket, one)
+def read_verified_parts(bucket: Bucket, stored: Stored) -> Iterator[Data]:
+    """Yield a stored file part by part. Raise `ShippingRefused` after the last part of an object that is damaged."""
+    for part in stored.objects:
+        yield from _read_verified_object(bucket, part)
 
 
-def _checked_parts_of(bucket: Bucket, stored: Stored) -> Iterator[Data]:
+def _read_verified_object(bucket: Bucket, stored: Stored) -> Iterator[Data]:
     xxh3_64, sha256 = xxhash.xxh3_64(), hashlib.sha256()
     for start in range(0, stored.size_bytes, PART_BYTES):
         part = bucket.get_range(stored.key, start, min(PART_BYTES, stored.size_bytes - start))
@@ -49,7 +49,7 @@ def _checked_parts_of(bucket: Bucket, stored: Stored) -> Iterator[Data]:
 
 
 def is_same_file(fs: FileSystem, path: str, stored: Stored) -> bool:
-    """Whether a file holds what lies there. Raises FileNotFoundError."""
+    """Return whether a local file has the size and checksums of a stored file. Raise FileNotFoundError."""
     if fs.stat(path).st_size != stored.size_bytes:
         return False
     begin = 0

@@ -8,7 +8,7 @@ from segmentlog.objects.bucket.base import Bucket, ObjectMissing
 
 
 def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
-    """(the manifest, its tag); None where nothing was ever shipped to. Raises `ShippingRefused`, `ObjectStoreError`."""
+    """Return (manifest, its tag), or None if there is no manifest. Raise `ShippingRefused`, `ObjectStoreError`."""
     try:
         data, tag = bucket.get(MANIFEST_KEY)
     except ObjectMissing:
@@ -20,8 +20,8 @@ def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
 
 
 def require_manifest(bucket: Bucket) -> tuple[Manifest, str]:
-    """The same. Raises `ShippingRefused` where nothing was ever shipped to."""
+    """Do as `read_manifest`, and raise `ShippingRefused` if there is no manifest."""
     found = read_manifest(bucket)
     if found is None:
-        raise ShippingRefused(bucket.url, f"no store was shipped there (no {MANIFEST_KEY}); check the URL")
+        raise ShippingRefused(bucket.url, f"no store was shipped to this URL (no {MANIFEST_KEY}); check the URL")
     return found

@@ -1,4 +1,4 @@
-"""Where the bytes of a segment file lie in an object store, as the manifest says it."""
+"""Map the bytes of a segment file to ranges of objects, from the manifest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final, NamedTuple
 from segmentlog.format.manifest import Chunk, ShippedPartition, Stored, Tail
 
 TAILS: Final = "tails/"
-"""Names of tails begin so."""
+"""Prefix of the names of tail objects."""
 
 
-class Span(NamedTuple):
-    """Bytes ``[position, position + size_bytes)`` of a file: those of an object from ``start`` on; their XXH3-64.
+class ObjectRange(NamedTuple):
+    """Bytes ``[position, position + size_bytes)`` of a segment file, and where they are stored.
 
-    Or ``data``, where the manifest has them itself: then there is no object of that name.
+    They are the bytes of object ``key`` from ``start`` on, with the checksum ``xxh3_64`` (XXH3-64). Bytes that the
+    manifest stores inline are in ``data``; then no object has the name ``key``.
     """
 
     position: int
@@ -26,53 +27,53 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind its last byte in the file."""
+        """Position after the last byte, in the segment file."""
         return self.position + self.size_bytes
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it is of a sealed segment, and not a chunk in a tail."""
+        """Return whether the object is a whole sealed segment or a part of it, not a tail with chunks."""
         return not self.key.startswith(TAILS)
 
 
-Spans = tuple[Span, ...]
-"""All of one file, ascending, without a gap."""
+ObjectRanges = tuple[ObjectRange, ...]
+"""The ranges of one file, ascending and without gaps."""
 
 
-def size_of(spans: Spans) -> int:
-    """Of the file, in bytes."""
-    return spans[-1].end if spans else 0
+def file_size(ranges: ObjectRanges) -> int:
+    """Return the size of the file in bytes."""
+    return ranges[-1].end if ranges else 0
 
 
-def segment_spans(partition: ShippedPartition, tails: Mapping[int, Tail]) -> dict[int, Spans]:
-    """Of every segment file of a partition, by base offset; the active one is there, with nothing in it perhaps."""
-    found: dict[int, Spans] = {}
+def segment_ranges(partition: ShippedPartition, tails: Mapping[int, Tail]) -> dict[int, ObjectRanges]:
+    """Return the ranges of every segment file of a partition, by base offset. The active segment may have none."""
+    found: dict[int, ObjectRanges] = {}
     for segment in partition.segments:
-        found[segment.base_offset] = spans_of(segment.log)
+        found[segment.base_offset] = object_ranges(segment.log)
     for chunk in partition.chunks:
-        found[chunk.segment] = (*found.get(chunk.segment, ()), _span_of(chunk, tails[chunk.tail]))
+        found[chunk.segment] = (*found.get(chunk.segment, ()), _chunk_range(chunk, tails[chunk.tail]))
     found.setdefault(partition.active_base, ())
     return found
 
 
 def chunk_data(chunk: Chunk, tail: Tail) -> bytes:
-    """Its bytes, where they lie in the manifest."""
+    """Return the bytes of a chunk whose tail is stored in the manifest."""
     return tail.data[chunk.start : chunk.start + chunk.size_bytes]
 
 
-def _span_of(chunk: Chunk, tail: Tail) -> Span:
+def _chunk_range(chunk: Chunk, tail: Tail) -> ObjectRange:
     if tail.object is not None:
-        return Span(chunk.position, chunk.size_bytes, tail.object.key, chunk.start, chunk.xxh3_64)
+        return ObjectRange(chunk.position, chunk.size_bytes, tail.object.key, chunk.start, chunk.xxh3_64)
     key = f"{TAILS}{tail.number:020d}"
-    return Span(chunk.position, chunk.size_bytes, key, chunk.start, chunk.xxh3_64, chunk_data(chunk, tail))
+    return ObjectRange(chunk.position, chunk.size_bytes, key, chunk.start, chunk.xxh3_64, chunk_data(chunk, tail))
 
 
-def spans_of(log: Stored) -> Spans:
-    """Of a file that lies there whole."""
-    spans: list[Span] = []
+def object_ranges(log: Stored) -> ObjectRanges:
+    """Return the ranges of a segment file that was uploaded whole."""
+    ranges: list[ObjectRange] = []
     position = 0
     for part in log.objects:
         if part.size_bytes:
-            spans.append(Span(position, part.size_bytes, part.key, 0, part.xxh3_64))
+            ranges.append(ObjectRange(position, part.size_bytes, part.key, 0, part.xxh3_64))
             position += part.size_bytes
-    return tuple(spans)
+    return tuple(ranges)

@@ -1,4 +1,4 @@
-"""Objects that were put, and no manifest refers to: the next one condemns them, unless they are of use still."""
+"""Keys of uploaded objects that no manifest lists yet: the next one refers to them, or marks them for deletion."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from collections.abc import Iterable, Set
 
 
 class Orphans:
-    """Of one shipper; whoever puts an object adds its name first. For one thread at a time."""
+    """The set of keys that one shipper has uploaded and not published. Not thread-safe.
+
+    Add a key before its upload starts, so that an interrupted upload is found again.
+    """
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
 
     @property
     def keys(self) -> Set[str]:
-        """The names of all of them."""
+        """All keys in the set."""
         return self._keys
 
     def add(self, keys: Iterable[str]) -> None:
-        """Until a manifest says otherwise."""
+        """Add keys of objects that are about to be uploaded."""
         self._keys.update(keys)
 
-    def settle(self, said: Set[str]) -> None:
-        """A manifest that lies there says what becomes of these: it refers to them, or condemns them."""
-        self._keys -= said
+    def remove(self, accounted: Set[str]) -> None:
+        """Remove keys that a published manifest refers to or marks for deletion."""
+        self._keys -= accounted

@@ -1,1 +1,1 @@
-"""Which machine may ship a store: the binding, the claim, fencing."""
+"""Which machine may ship a store: the local binding, the claim in the manifest, fencing."""

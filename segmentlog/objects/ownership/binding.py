@@ -1,8 +1,8 @@
-"""The file ``@ship`` of a store: where it is shipped to, and as whom.
+"""The file ``@ship`` of a store: the URL that it is shipped to, and its identity as the owner there.
 
     {"url": "s3://bucket/path", "owner_id": "...", "owner_epoch": 3, "topics": [], "folder_id": [2049, 131], ...}
 
-It holds no secret. It is believed in the folder that it was written in alone: a copy of a store is not the owner.
+It contains no secrets. It is valid only in the folder in which it was written: a copy of a store is not the owner.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ FORMAT: Final = 1
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """Where a store is shipped to.
+    """Where a store is shipped to, and as which owner.
 
-    ``owner_id`` and ``owner_epoch`` as in the manifest; ``topics`` names and patterns, none for all; ``folder_id``
-    device and inode of the store's folder when it was written; ``begun`` whether a manifest was put; ``fenced`` who has
-    taken it over since.
+    owner_id, owner_epoch   as in the manifest folder_id               device and inode of the store's folder when the
+    file was written topics                  names and patterns of the shipped topics; empty for all begun
+    whether a manifest was published fenced                  the machine that has taken the store over; empty if there
+    is none
     """
 
     url: str
@@ -42,13 +43,13 @@ _decoder = msgspec.json.Decoder(Binding)
 
 
 def read_binding(fs: FileSystem, path: str) -> Binding | None:
-    """Where the store at ``path`` is shipped to; None when it is not. Raises `ShippingRefused` for a damaged file."""
+    """Return the binding of the store at ``path``; None if there is none. Raise `ShippingRefused` if it is damaged."""
     try:
         return _decoder.decode(read_file(fs, f"{path}/{SHIP_FILE}"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"{SHIP_FILE} is damaged ({error}); remove it, and take the store over anew ('segmentlog takeover')"
+        why = f"{SHIP_FILE} is damaged ({error}); remove it, then take the store over again ('segmentlog takeover')"
         raise ShippingRefused(path, why) from None
 
 
@@ -66,24 +67,24 @@ def new_owner_of(fs: FileSystem, path: str) -> str:
 
 
 def is_bound(fs: FileSystem, path: str) -> bool:
-    """Whether the store at ``path`` is shipped anywhere."""
+    """Return whether the store at ``path`` is shipped to any URL."""
     return fs.exists(f"{path}/{SHIP_FILE}")
 
 
 def write_binding(fs: FileSystem, path: str, binding: Binding) -> None:
-    """Durable when it returns. Raises `DiskFull`, OSError."""
+    """Write the binding durably. Raise `DiskFull`, OSError."""
     replace_file(fs, f"{path}/{SHIP_FILE}", msgspec.json.format(msgspec.json.encode(binding), indent=2) + b"\n")
 
 
 def remove_binding(fs: FileSystem, path: str) -> None:
-    """The store is shipped nowhere any more."""
+    """Remove the binding durably, if there is one."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(f"{path}/{SHIP_FILE}")
         fs.sync_folder(path)
 
 
 def folder_id(fs: FileSystem, path: str) -> tuple[int, int]:
-    """What tells a store's folder from its copies."""
+    """Return (device, inode) of a store's folder, which differ from those of any copy."""
     found = fs.stat(path)
     return found.st_dev, found.st_ino
 

@@ -1,9 +1,8 @@
-"""Who may ship a store to an object store: the one whom the manifest names, from the folder that was bound to it.
+"""Which machine may ship a store: the owner that the manifest names, from the folder that is bound to it.
 
-bind       a store that was never shipped, to a place where nothing lies
-claim      go on as the owner, once what lies there and what is here agree
-fence      the manifest names somebody else: nothing is appended here any more
-end        the owner ships no more, and is bound to nothing
+bind            record in a store that it is shipped to an empty place claim           continue as the owner, after a
+comparison of the local logs with the manifest fence           stop appends, because the manifest names another owner
+stop_shipping   mark the manifest as ended, and remove the binding
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from segmentlog.format.manifest import (
 )
 from segmentlog.log import offset_grants
 from segmentlog.objects.bucket.base import Bucket
-from segmentlog.objects.bucket.upload_pool import nonce
-from segmentlog.objects.local.divergence import what_differs
-from segmentlog.objects.local.partition_snapshot import open_local, topics_of
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.bucket.upload_pool import new_nonce
+from segmentlog.objects.local.divergence import find_divergence
+from segmentlog.objects.local.partition_snapshot import open_local_partition, topics_to_ship
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.manifest.load import read_manifest
 from segmentlog.objects.ownership.binding import (
     Binding,
@@ -44,34 +43,34 @@ logger = logging.getLogger("segmentlog")
 
 
 def new_owner(epoch: int, now_ms: int) -> Owner:
-    """One that nobody was before."""
+    """Return a new owner with a random id."""
     return Owner(epoch, uuid.uuid4().hex, platform.node(), now_ms)
 
 
-class Claimed(NamedTuple):
-    """How a store is bound, as whom, the manifest and its tag if there is one; `compare` for what is ``unopened``."""
+class Claim(NamedTuple):
+    """A successful claim: binding, owner, (manifest, tag) or None, and the partitions not yet compared with it."""
 
     binding: Binding
     owner: Owner
     found: tuple[Manifest, str] | None
-    unopened: set[Where]
+    uncompared: set[PartitionKey]
 
 
-def claim(topics: Topics, bucket: Bucket, wanted: tuple[str, ...], now_ms: int) -> Claimed:
-    """Be the owner of what lies there.
+def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int) -> Claim:
+    """Claim the right to ship this store to ``bucket``, and bind the store if it is not bound.
 
-    A store that is bound to nothing is bound. Raises `ShippingRefused`, `StoreFenced`, `ObjectStoreError`.
+    Raise `ShippingRefused`, `StoreFenced`, `ObjectStoreError`. Then nothing has been shipped.
     """
     fs, path = topics.fs, topics.path
     binding = read_binding(fs, path)
     if binding is not None:
         if binding.url != bucket.url:
-            why = f"the store is shipped to {binding.url}; end that first ('segmentlog ship --stop')"
+            why = f"the store is shipped to {binding.url}; stop that first ('segmentlog ship --stop')"
             raise ShippingRefused(bucket.url, why)
         if binding.folder_id != folder_id(fs, path):
             why = (
-                f"{path} is a copy of a store that is shipped, or was put back from one; if it is to go on as the"
-                " owner, take it over into an empty folder ('segmentlog takeover')"
+                f"{path} is a copy of a shipped store, or was restored from a backup of it. To continue as the owner,"
+                " take the store over into an empty folder ('segmentlog takeover')"
             )
             raise ShippingRefused(bucket.url, why)
         if binding.fenced:
@@ -80,80 +79,85 @@ def claim(topics: Topics, bucket: Bucket, wanted: tuple[str, ...], now_ms: int) 
     if found is None:
         if binding is not None and binding.begun:
             why = (
-                "it was shipped there, and the manifest is gone; end shipping ('segmentlog ship --stop') to begin anew"
+                "the store was shipped to this URL, and the manifest is missing; to start over, end shipping"
+                " ('segmentlog ship --stop')"
             )
             raise ShippingRefused(bucket.url, why)
         owner = new_owner(1, now_ms)
-        if binding is not None:  # a manifest of that owner may still be on its way
+        if binding is not None:  # an upload of that owner's manifest may still take effect
             owner = replace(owner, epoch=binding.owner_epoch, id=binding.owner_id)
-        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
+        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), patterns)
         write_binding(fs, path, binding)
-        return Claimed(binding, owner, None, set())
+        return Claim(binding, owner, None, set())
     manifest, _ = found
     owner = manifest.owner
     if manifest.store_id != topics.store_id:
-        raise ShippingRefused(bucket.url, f"another store is shipped there, by {owner}; choose another place")
+        raise ShippingRefused(bucket.url, f"{owner} ships another store to this URL; choose another URL")
     if binding is None:
         if not manifest.ended:
-            why = f"this store is shipped there by {owner}, and not from {path}; take it over ('segmentlog takeover')"
+            why = f"{owner} ships this store there, not {path}; take it over ('segmentlog takeover')"
             raise ShippingRefused(bucket.url, why)
-        unopened = compare(topics, bucket, manifest)
+        uncompared = compare_with_local(topics, bucket, manifest)
         owner = new_owner(manifest.owner.epoch + 1, now_ms)
-        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), wanted)
+        binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), patterns)
         write_binding(fs, path, binding)
-        return Claimed(binding, owner, found, unopened)
+        return Claim(binding, owner, found, uncompared)
     if (owner.epoch, owner.id) != (binding.owner_epoch, binding.owner_id):
-        if owner.epoch < binding.owner_epoch:  # bound a moment ago, to what had ended: and not put yet
+        if owner.epoch < binding.owner_epoch:  # bound to an ended manifest, and not published since
             owner = Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms)
-            return Claimed(binding, owner, found, compare(topics, bucket, manifest))
+            return Claim(binding, owner, found, compare_with_local(topics, bucket, manifest))
         fence(topics, binding, owner)
         raise StoreFenced(f"store {path}", str(owner))
-    unopened = compare(topics, bucket, manifest)
-    if wanted and wanted != binding.topics:
-        binding = replace(binding, topics=wanted)
+    uncompared = compare_with_local(topics, bucket, manifest)
+    if patterns and patterns != binding.topics:
+        binding = replace(binding, topics=patterns)
         write_binding(fs, path, binding)
-    return Claimed(binding, owner, found, unopened)
+    return Claim(binding, owner, found, uncompared)
 
 
-def compare(topics: Topics, bucket: Bucket, manifest: Manifest) -> set[Where]:
-    """Raise `ShippingRefused` when something lies there that this store has not, and has not given up either.
+def compare_with_local(topics: Topics, bucket: Bucket, manifest: Manifest) -> set[PartitionKey]:
+    """Raise `ShippingRefused` if the manifest contains data that the local logs never had.
 
-    Returns the partitions that cannot be opened now: before anything of them is shipped they are to be compared, too.
+    Return the partitions that cannot be opened now. Compare them before anything of them is shipped.
     """
-    unopened: set[Where] = set()
+    uncompared: set[PartitionKey] = set()
     if manifest.store_id != topics.store_id:
-        raise ShippingRefused(bucket.url, f"another store is shipped there, by {manifest.owner}")
+        raise ShippingRefused(bucket.url, f"{manifest.owner} ships another store to this URL; choose another URL")
     for topic in manifest.topics:
         for shipped in topic.partitions:
             try:
-                local = open_local(topics, topics.topic_name(topic.id), shipped.number, topic.id)
+                local = open_local_partition(topics, topics.topic_name(topic.id), shipped.number, topic.id)
             except UnknownTopic:
                 continue
             except (SegmentlogError, OSError):
-                unopened.add((topic.id, shipped.number))
+                uncompared.add((topic.id, shipped.number))
                 continue
-            if local is not None and (why := what_differs(local, shipped)):
+            if local is not None and (why := find_divergence(local, shipped)):
                 raise ShippingRefused(bucket.url, f"{topic.name}/{shipped.number}: {why}")
-    return unopened
+    return uncompared
 
 
 def fence(topics: Topics, binding: Binding, owner: Owner) -> None:
-    """Have nobody append to what was shipped: ``owner`` does, elsewhere."""
-    for name, file in topics_of(topics, binding.topics):
+    """Stop appends to all shipped topics in every process, because ``owner`` continues the store on another machine."""
+    for name, file in topics_to_ship(topics, binding.topics):
         for number in range(file.partitions):
             try:
                 offset_grants.fence(topics.open_partition(name, number, file.topic_id).handle, str(owner))
             except UnknownTopic:
                 break
-            except (SegmentlogError, OSError) as error:  # all others are: this one gets no further than its ceiling
-                logger.warning("%s/%d: belongs to %s now, and cannot be fenced: %s", name, number, owner, error)
+            except (SegmentlogError, OSError) as error:  # continue: its offset grant still limits this partition
+                logger.warning(
+                    "%s/%d: %s owns the store now, but this partition cannot be fenced: %s. Appends stop at its offset"
+                    " grant", name, number, owner, error,
+                )  # fmt: skip
     write_binding(topics.fs, topics.path, replace(binding, fenced=str(owner)))
 
 
-def end(topics: Topics, bucket: Bucket) -> bool:
-    """Ship no more: whoever takes over from there is told that this store went on. False when it was not shipped.
+def stop_shipping(topics: Topics, bucket: Bucket) -> bool:
+    """Mark the manifest as ended and remove the local binding. Return False if the store was not shipped.
 
-    What lies there stays. Also for a store that was fenced: it is one of its own from then on.
+    A later takeover then refuses, because this store may append more. The objects are kept. A fenced store becomes an
+    independent store.
     """
     binding = read_binding(topics.fs, topics.path)
     if binding is None:
@@ -162,17 +166,17 @@ def end(topics: Topics, bucket: Bucket) -> bool:
     if found is not None:
         manifest, tag = found
         if manifest.owner.id == binding.owner_id and not manifest.ended:
-            ended = replace(manifest, ended=True, sequence=manifest.sequence + 1, nonce=nonce())
-            bucket.swap(MANIFEST_KEY, encode_manifest(ended), tag)
-    unbind(topics)
+            ended = replace(manifest, ended=True, sequence=manifest.sequence + 1, nonce=new_nonce())
+            bucket.compare_and_swap(MANIFEST_KEY, encode_manifest(ended), tag)
+    unbind_store(topics)
     return True
 
 
-def unbind(topics: Topics) -> None:
-    """Nothing here asks for grants any more, nor is fenced."""
-    for name, file in topics_of(topics, ()):
+def unbind_store(topics: Topics) -> None:
+    """Remove all offset grants, fences and the binding of a store."""
+    for name, file in topics_to_ship(topics, ()):
         for number in range(file.partitions):
             with contextlib.suppress(UnknownTopic):
-                offset_grants.release(topics.open_partition(name, number, file.topic_id).handle)
+                offset_grants.remove(topics.open_partition(name, number, file.topic_id).handle)
     remove_upload_journal(topics.fs, topics.path)
     remove_binding(topics.fs, topics.path)

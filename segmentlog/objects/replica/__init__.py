@@ -1,1 +1,1 @@
-"""Read-only copies: a folder that follows a shipped store, or a store opened by its URL."""
+"""Read-only copies of a shipped store: a folder that follows it, or a store opened by its URL."""

@@ -1,7 +1,7 @@
-"""How the files of a mirrored store come to lie in its folder: what a mirror asks for, and the way that brings all.
+"""How the files of a mirror get into its folder: the interface, and the implementation that downloads everything.
 
-Segments are written whole beside their places, or continued behind the bytes that are there. What is brought is
-compared with the manifest's checksums, and so is what an earlier process has brought.
+A segment is written whole beside its old file, or appended to. Downloaded bytes, and those of an earlier process, are
+compared with the checksums in the manifest.
 """
 
 from __future__ import annotations
@@ -25,172 +25,174 @@ from segmentlog.format.file_names import (
 from segmentlog.format.index_file import unpack_index
 from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
 from segmentlog.objects.bucket.base import Bucket, Data
-from segmentlog.objects.manifest.checksums import check_object
-from segmentlog.objects.manifest.object_ranges import Span, Spans, size_of
+from segmentlog.objects.manifest.checksums import verify_object
+from segmentlog.objects.manifest.object_ranges import ObjectRange, ObjectRanges, file_size
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import read_file, replace_file, write_all, write_new_file
 from segmentlog.storage.fs import FileSystem, opened
 from segmentlog.storage.segment import segment_stem
 
 _INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
-"""In the order in which they are packed. They are written in the other one: where the first is, all are."""
+"""In packed order. They are written in reverse: if the first one exists, all do."""
 
-Place = Callable[[], None]
-"""Puts a file that was brought where readers look for it."""
-
-
-class Bringing(Protocol):
-    """How bytes come. Thread-safe."""
-
-    def begin_turn(self) -> None:
-        """What is asked for next is of another manifest."""
-
-    def extend(self, path: str, known_bytes: int, spans: Spans) -> bool:
-        """Bring what lies behind ``known_bytes`` of a file; False where what lies before is not what it should be."""
-
-    def prepare(self, path: str, spans: Spans) -> Place | None:
-        """Bring a file, whatever lies there. None when it lies there already."""
-
-    def bring_file(self, path: str, stored: Stored) -> None:
-        """Bring a small file."""
-
-    def bring_index(self, stem: str, segment: ShippedSegment) -> None:
-        """Bring the index of a segment, or have it brought when somebody opens it."""
-
-    def note_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """A segment without an index lies there in these."""
-
-    def replaced(self, folder: str, bases: Iterable[int]) -> None:
-        """The segments are others now: what was made of the old ones goes."""
-
-    def forget(self, folder: str, kept: Iterable[int]) -> None:
-        """Of the segments in a folder there are only these any more."""
+MoveIntoPlace = Callable[[], None]
+"""Renames a downloaded file to the path where readers find it."""
 
 
-class WholeFiles:
-    """Brings all of it."""
+class Downloader(Protocol):
+    """How the bytes of a mirror arrive. Thread-safe."""
+
+    def start_refresh(self) -> None:
+        """Begin with another manifest."""
+
+    def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
+        """Download what follows the first ``known_bytes`` of a file; return False if these do not match the ranges."""
+
+    def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
+        """Download a file beside its path; return None if the file at the path matches already."""
+
+    def fetch_file(self, path: str, stored: Stored) -> None:
+        """Download a small file, now or when it is opened."""
+
+    def fetch_index(self, stem: str, segment: ShippedSegment) -> None:
+        """Download the index of a segment, now or when it is opened."""
+
+    def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
+        """Provide an index for a segment that has only chunks."""
+
+    def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
+        """Delete indexes of segments whose files were replaced."""
+
+    def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
+        """Forget all segments in a folder except these."""
+
+
+class FullDownloader:
+    """Downloads everything at once."""
 
     def __init__(self, bucket: Bucket, fs: FileSystem) -> None:
         self._bucket = bucket
         self._fs = fs
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._tails: dict[str, bytes] = {}
-        """Tails of which more than one chunk is wanted."""
-        self._there: dict[str, str] = {}
-        """Small files by path, and which object each was got from."""
+        """Tails of which several chunks are needed, by key."""
+        self._current: dict[str, str] = {}
+        """Keys of the objects that small files were downloaded from, by path."""
 
-    def begin_turn(self) -> None:
-        """As `Bringing.begin_turn`."""
-        self._asked.clear()
+    def start_refresh(self) -> None:
+        """Do as `Downloader.start_refresh`."""
+        self._requested.clear()
         self._tails.clear()
 
-    def extend(self, path: str, known_bytes: int, spans: Spans) -> bool:
-        """As `Bringing.extend`."""
+    def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
+        """Do as `Downloader.extend`."""
         with opened(self._fs, path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) as fd:
-            for span in spans:
-                if span.end <= known_bytes and not span.is_sealed:
+            for part in ranges:
+                if part.end <= known_bytes and not part.is_sealed:
                     continue
-                before = self._fs.pread(fd, min(max(known_bytes - span.position, 0), span.size_bytes), span.position)
-                if span.is_sealed and before:
-                    data: Data = b"".join((before, self._range(span, len(before))))
-                    if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
+                before = self._fs.pread(fd, min(max(known_bytes - part.position, 0), part.size_bytes), part.position)
+                if part.is_sealed and before:
+                    data: Data = b"".join((before, self._range(part, len(before))))
+                    if xxhash.xxh3_64_hexdigest(data) != part.xxh3_64:
                         return False
                 else:
-                    data = self._get(span)
+                    data = self._get(part)
                     if data[: len(before)] != before:
                         return False
                 if len(data) > len(before):
-                    write_all(self._fs, fd, [memoryview(data)[len(before) :]], span.position + len(before))
-            if spans and spans[-1].is_sealed:
+                    write_all(self._fs, fd, [memoryview(data)[len(before) :]], part.position + len(before))
+            if ranges and ranges[-1].is_sealed:
                 self._fs.fsync(fd)
-            return self._fs.fstat(fd).st_size == size_of(spans)
+            return self._fs.fstat(fd).st_size == file_size(ranges)
 
-    def prepare(self, path: str, spans: Spans) -> Place | None:
-        """As `Bringing.prepare`."""
+    def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
+        """Do as `Downloader.prepare`."""
         try:
-            there = memoryview(read_file(self._fs, path))
+            current = memoryview(read_file(self._fs, path))
         except FileNotFoundError:
-            there = None
+            current = None
         data = [
-            there[span.position : span.end] if there is not None and _is_there(there, span) else None for span in spans
+            current[part.position : part.end] if current is not None and _contains_range(current, part) else None
+            for part in ranges
         ]
-        if there is not None and len(there) == size_of(spans) and None not in data:
+        if current is not None and len(current) == file_size(ranges) and None not in data:
             return None
-        beside = path + TEMPORARY_SUFFIX
-        with contextlib.suppress(FileNotFoundError):  # of a process that was killed
-            self._fs.unlink(beside)
-        whole = b"".join(self._get(span) if known is None else known for span, known in zip(spans, data, strict=True))
-        write_new_file(self._fs, beside, whole)
-        return lambda: self._fs.replace(beside, path)
+        staged = path + TEMPORARY_SUFFIX
+        with contextlib.suppress(FileNotFoundError):  # left by a process that was killed
+            self._fs.unlink(staged)
+        whole = b"".join(self._get(part) if known is None else known for part, known in zip(ranges, data, strict=True))
+        write_new_file(self._fs, staged, whole)
+        return lambda: self._fs.replace(staged, path)
 
-    def _range(self, span: Span, skipped_bytes: int) -> Data:
-        size_bytes = span.size_bytes - skipped_bytes
-        return self._bucket.get_range(span.key, span.start + skipped_bytes, size_bytes) if size_bytes > 0 else b""
+    def _range(self, part: ObjectRange, skipped_bytes: int) -> Data:
+        size_bytes = part.size_bytes - skipped_bytes
+        return self._bucket.get_range(part.key, part.start + skipped_bytes, size_bytes) if size_bytes > 0 else b""
 
-    def _get(self, span: Span) -> Data:
-        """The bytes of a span, checked; a tail of which more is asked for is got whole."""
-        data = span.data or self._get_range(span)
-        if xxhash.xxh3_64_hexdigest(data) != span.xxh3_64:
-            where = f"{span.key}: damaged: bytes {span.start} to {span.start + span.size_bytes}"
-            raise ShippingRefused(self._bucket.url, f"{where} are not what was shipped")
+    def _get(self, part: ObjectRange) -> Data:
+        """Return the verified bytes of a range."""
+        data = part.data or self._get_range(part)
+        if xxhash.xxh3_64_hexdigest(data) != part.xxh3_64:
+            where = f"{part.key}: damaged: bytes {part.start} to {part.start + part.size_bytes}"
+            raise ShippingRefused(self._bucket.url, f"{where} differ from their checksum in the manifest")
         return data
 
-    def _get_range(self, span: Span) -> Data:
+    def _get_range(self, part: ObjectRange) -> Data:
+        """Download a range. At the second request for a tail, download the whole tail and keep it."""
         with self._mutex:
-            is_again = span.key in self._asked and not span.is_sealed
-            self._asked.add(span.key)
-            if is_again and span.key not in self._tails:
-                self._tails[span.key] = self._bucket.get(span.key)[0]
-            tail = self._tails.get(span.key)
-        return self._range(span, 0) if tail is None else tail[span.start : span.start + span.size_bytes]
+            is_again = part.key in self._requested and not part.is_sealed
+            self._requested.add(part.key)
+            if is_again and part.key not in self._tails:
+                self._tails[part.key] = self._bucket.get(part.key)[0]
+            tail = self._tails.get(part.key)
+        return self._range(part, 0) if tail is None else tail[part.start : part.start + part.size_bytes]
 
-    def bring_file(self, path: str, stored: Stored) -> None:
-        """As `Bringing.bring_file`."""
-        if self._there.get(path) == stored.key:
+    def fetch_file(self, path: str, stored: Stored) -> None:
+        """Do as `Downloader.fetch_file`."""
+        if self._current.get(path) == stored.key:
             return
         try:
-            is_there = xxhash.xxh3_64_hexdigest(read_file(self._fs, path)) == stored.xxh3_64
+            is_current = xxhash.xxh3_64_hexdigest(read_file(self._fs, path)) == stored.xxh3_64
         except FileNotFoundError:
-            is_there = False
-        if not is_there:
+            is_current = False
+        if not is_current:
             data, _ = self._bucket.get(stored.key)
-            check_object(self._bucket, stored, data)
+            verify_object(self._bucket, stored, data)
             replace_file(self._fs, path, data)
-        self._there[path] = stored.key
+        self._current[path] = stored.key
 
-    def bring_index(self, stem: str, segment: ShippedSegment) -> None:
-        """As `Bringing.bring_index`."""
-        if segment.index is None or self._there.get(stem) == segment.index.key:
+    def fetch_index(self, stem: str, segment: ShippedSegment) -> None:
+        """Do as `Downloader.fetch_index`."""
+        if segment.index is None or self._current.get(stem) == segment.index.key:
             return
         if not self._fs.exists(stem + INDEX_SUFFIX):
             write_index(self._fs, self._bucket, stem, segment.index)
-        self._there[stem] = segment.index.key
+        self._current[stem] = segment.index.key
 
-    def note_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """As `Bringing.note_chunks`."""
+    def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
+        """Do as `Downloader.index_chunks`: nothing, readers build an index by themselves."""
 
-    def replaced(self, folder: str, bases: Iterable[int]) -> None:
-        """As `Bringing.replaced`."""
+    def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
+        """Do as `Downloader.discard_derived_files`."""
         for base in bases:
             stem = segment_stem(folder, base)
-            self._there.pop(stem, None)
+            self._current.pop(stem, None)
             for suffix in CACHE_SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(stem + suffix)
 
-    def forget(self, folder: str, kept: Iterable[int]) -> None:
-        """As `Bringing.forget`."""
+    def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
+        """Do as `Downloader.retain_segments`."""
         stems = {segment_stem(folder, base) for base in kept}
-        for path in [path for path in self._there.copy() if path.startswith(f"{folder}/")]:
+        for path in [path for path in self._current.copy() if path.startswith(f"{folder}/")]:
             if path.removesuffix(SNAPSHOT_SUFFIX) not in stems:
-                del self._there[path]
+                del self._current[path]
 
 
 def write_index(fs: FileSystem, bucket: Bucket, stem: str, index: Stored) -> None:
-    """Bring the index files of a segment. Raises `ShippingRefused` for damage."""
+    """Download the index files of a segment. Raise `ShippingRefused` if the object is damaged."""
     data, _ = bucket.get(index.key)
-    check_object(bucket, index, data)
+    verify_object(bucket, index, data)
     try:
         parts = unpack_index(data)
     except ValueError as error:
@@ -200,5 +202,5 @@ def write_index(fs: FileSystem, bucket: Bucket, stem: str, index: Stored) -> Non
             replace_file(fs, stem + suffix, part, sync_folder=False)
 
 
-def _is_there(there: memoryview, span: Span) -> bool:
-    return len(there) >= span.end and xxhash.xxh3_64_hexdigest(there[span.position : span.end]) == span.xxh3_64
+def _contains_range(current: memoryview, part: ObjectRange) -> bool:
+    return len(current) >= part.end and xxhash.xxh3_64_hexdigest(current[part.position : part.end]) == part.xxh3_64

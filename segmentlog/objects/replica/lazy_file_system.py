@@ -1,4 +1,4 @@
-"""The files of a store of which here is what was read: for readers a file system, for a mirror a way to bring them."""
+"""A file system whose segment data is downloaded on demand, and which a mirror fills as a `Downloader`."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from segmentlog.format.file_names import ABORTED_SUFFIX, INDEX_SUFFIX, TIME_INDE
 from segmentlog.format.index_file import encode_entries
 from segmentlog.format.manifest import Chunk, ShippedSegment, Stored
 from segmentlog.objects.bucket.base import ObjectMissing
-from segmentlog.objects.manifest.checksums import check_object
-from segmentlog.objects.manifest.object_ranges import Spans, size_of
-from segmentlog.objects.replica.downloads import Place, write_index
-from segmentlog.objects.tier.block_cache import Cache, CacheLost, OpenedRanges, RangedFile
+from segmentlog.objects.manifest.checksums import verify_object
+from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size
+from segmentlog.objects.replica.downloads import MoveIntoPlace, write_index
+from segmentlog.objects.tier.block_cache import BlockCache, CachedFile, CacheLost, OpenCachedFile
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem, Stamp
 from segmentlog.storage.segment import segment_stem
 
 
-class RangedFiles(FileSystem):
-    """The files of a store whose segments are such; whoever reads one as any other file has it brought.
+class LazyFileSystem(FileSystem):
+    """A `FileSystem` that downloads segment data on demand.
 
-    Also a `Bringing`, for the mirror that says what there is.
+    It is also the `Downloader` of the mirror that keeps its folder up to date.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
-        self._fds: dict[int, OpenedRanges] = {}
+        self._fds: dict[int, OpenCachedFile] = {}
         self._pending: dict[str, tuple[Callable[[], None], Sequence[str]]] = {}
-        """By path, how a small file is brought when somebody opens it, and which others with it."""
+        """By path of a small file: (function that downloads it, paths of all files that it writes)."""
         self._known: dict[str, str] = {}
-        """Of these, by path, the objects."""
+        """Object keys of the small files, by path."""
 
     # ------------------------------------------------------------ for readers
 
-    def ranged(self, path: str) -> OpenedRanges | None:
-        """As `FileSystem.ranged`."""
+    def ranged(self, path: str) -> OpenCachedFile | None:
+        """Do as `FileSystem.ranged`."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
             return None if file is None else file.open()
 
     def stamp(self, path: str) -> Stamp:
-        """As `FileSystem.stamp`."""
+        """Do as `FileSystem.stamp`."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
         if file is None:
             return super().stamp(path)
-        return xxhash.xxh3_64_intdigest(repr(file.spans).encode()), size_of(file.spans), 0
+        return xxhash.xxh3_64_intdigest(repr(file.ranges).encode()), file_size(file.ranges), 0
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """As `FileSystem.open`."""
+        """Do as `FileSystem.open`. Download a small file that is pending."""
         pending = self._pending.get(path)
         if pending is not None:
-            bring, paths = pending
-            bring()
+            fetch, paths = pending
+            fetch()
             with self._cache.mutex:
                 for one in paths:
                     if self._pending.get(one) is pending:
@@ -69,10 +69,10 @@ class RangedFiles(FileSystem):
         except FileNotFoundError:
             if found is None:
                 raise
-            # Kept open by somebody, and cleared away by whoever clears a folder for temporary files.
+            # A reader keeps it open, and a cleaner of temporary files has removed its name.
             with self._cache.mutex:
                 if not found.is_retired:
-                    self._cache.renew(found.file)
+                    self._cache.evict(found.file)
             found = self.ranged(path)
             fd = super().open(path, flags, mode)
         if found is not None:
@@ -80,111 +80,111 @@ class RangedFiles(FileSystem):
         return fd
 
     def close(self, fd: int) -> None:
-        """As `FileSystem.close`."""
+        """Do as `FileSystem.close`."""
         self._fds.pop(fd, None)
         os.close(fd)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        """As `FileSystem.pread`."""
+        """Do as `FileSystem.pread`. Download the blocks first."""
         found = self._fds.get(fd)
         if found is not None:
-            found.need(position, min(position + size_bytes, size_of(found.file.spans)))
+            found.need(position, min(position + size_bytes, file_size(found.file.ranges)))
         return os.pread(fd, size_bytes, position)
 
     def map_file(self, fd: int, size_bytes: int, *, writable: bool = False) -> memoryview:
-        """As `FileSystem.map_file`."""
+        """Do as `FileSystem.map_file`. Download the blocks first."""
         found = self._fds.get(fd)
         if found is not None:
-            found.need(0, min(size_bytes, size_of(found.file.spans)))
+            found.need(0, min(size_bytes, file_size(found.file.ranges)))
         return super().map_file(fd, size_bytes, writable=writable)
 
     # ------------------------------------------------------------ for the mirror
 
-    def begin_turn(self) -> None:
-        """As `Bringing.begin_turn`."""
+    def start_refresh(self) -> None:
+        """Do as `Downloader.start_refresh`: nothing."""
 
-    def extend(self, path: str, known_bytes: int, spans: Spans) -> bool:
-        """As `Bringing.extend`."""
+    def extend(self, path: str, known_bytes: int, ranges: ObjectRanges) -> bool:
+        """Do as `Downloader.extend`. The missing bytes are downloaded when they are read."""
         with self._cache.mutex:
             file = self._cache.files.get(path)
             if file is None:
-                self._cache.files[path] = RangedFile(self._cache, path, spans)
-            elif size_of(spans) < size_of(file.spans):
+                self._cache.files[path] = CachedFile(self._cache, path, ranges)
+            elif file_size(ranges) < file_size(file.ranges):
                 return False
             else:
                 try:
-                    file.extend(spans)
+                    file.extend(ranges)
                 except CacheLost:
-                    self._cache.renew(file, spans)
+                    self._cache.evict(file, ranges)
         return True
 
-    def prepare(self, path: str, spans: Spans) -> Place | None:
-        """As `Bringing.prepare`."""
+    def prepare(self, path: str, ranges: ObjectRanges) -> MoveIntoPlace | None:
+        """Do as `Downloader.prepare`. The bytes are downloaded when they are read."""
         with self._cache.mutex:
-            there = self._cache.files.get(path)
-            if there is not None and there.spans == spans:
+            known = self._cache.files.get(path)
+            if known is not None and known.ranges == ranges:
                 return None
-        made = RangedFile(self._cache, path, spans, beside=True)
+        staged = CachedFile(self._cache, path, ranges, is_staged=True)
 
-        def place() -> None:
+        def move() -> None:
             with self._cache.mutex:
                 self._cache.retire(path)
-                made.put_in_place()
-                self._cache.files[path] = made
+                staged.move_into_place()
+                self._cache.files[path] = staged
 
-        return place
+        return move
 
-    def bring_file(self, path: str, stored: Stored) -> None:
-        """As `Bringing.bring_file`."""
+    def fetch_file(self, path: str, stored: Stored) -> None:
+        """Do as `Downloader.fetch_file`, when the file is opened."""
 
-        def bring() -> None:
-            with contextlib.suppress(ObjectMissing):  # of a manifest that has changed since: there is none then
+        def fetch() -> None:
+            with contextlib.suppress(ObjectMissing):  # the manifest has changed since; then the file does not exist
                 data, _ = self._cache.bucket.get(stored.key)
-                check_object(self._cache.bucket, stored, data)
+                verify_object(self._cache.bucket, stored, data)
                 replace_file(FileSystem(), path, data, sync_folder=False)
 
-        self._note_pending((path,), stored.key, bring)
+        self._set_pending((path,), stored.key, fetch)
 
-    def bring_index(self, stem: str, segment: ShippedSegment) -> None:
-        """As `Bringing.bring_index`."""
+    def fetch_index(self, stem: str, segment: ShippedSegment) -> None:
+        """Do as `Downloader.fetch_index`, when one of its files is opened."""
         index = segment.index
         if index is None:
             return
 
-        def bring() -> None:
+        def fetch() -> None:
             with contextlib.suppress(ObjectMissing):
                 write_index(FileSystem(), self._cache.bucket, stem, index)
 
-        self._note_pending([stem + suffix for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)],
-                           index.key, bring)  # fmt: skip
+        self._set_pending([stem + suffix for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)],
+                          index.key, fetch)  # fmt: skip
 
-    def note_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
-        """As `Bringing.note_chunks`: where each begins is as good as an index."""
+    def index_chunks(self, stem: str, chunks: Sequence[Chunk]) -> None:
+        """Do as `Downloader.index_chunks`: write an index with the beginning of each chunk, when it is opened."""
 
-        def bring() -> None:
+        def write() -> None:
             before = list(takewhile(lambda chunk: chunk.max_timestamp >= 0, chunks[:-1]))
             if begun := chunks[1 : len(before) + 1]:
-                made = encode_entries(
+                encoded = encode_entries(
                     np.array([chunk.base_offset - chunk.segment for chunk in begun], np.uint32),
                     np.array([chunk.position for chunk in begun], np.uint32),
                     np.array(list(accumulate((chunk.max_timestamp for chunk in before), max)), np.int64),
                 )
-                for suffix, data in zip((INDEX_SUFFIX, TIME_INDEX_SUFFIX), made, strict=True):
+                for suffix, data in zip((INDEX_SUFFIX, TIME_INDEX_SUFFIX), encoded, strict=True):
                     replace_file(FileSystem(), stem + suffix, data, sync_folder=False)
 
         key = f"{chunks[-1].tail}/{chunks[-1].start}"
-        self._note_pending((stem + INDEX_SUFFIX, stem + TIME_INDEX_SUFFIX), key, bring)
+        self._set_pending((stem + INDEX_SUFFIX, stem + TIME_INDEX_SUFFIX), key, write)
 
-    def _note_pending(self, paths: Sequence[str], key: str, bring: Callable[[], None]) -> None:
-        pending = (bring, paths)
+    def _set_pending(self, paths: Sequence[str], key: str, fetch: Callable[[], None]) -> None:
+        pending = (fetch, paths)
         with self._cache.mutex:
             for path in paths:
                 if self._known.get(path) != key:
                     self._known[path] = key
                     self._pending[path] = pending
 
-    def replaced(self, folder: str, bases: Iterable[int]) -> None:
-        """As `Bringing.replaced`."""
+    def discard_derived_files(self, folder: str, bases: Iterable[int]) -> None:
+        """Do as `Downloader.discard_derived_files`."""
         for base in bases:
             stem = segment_stem(folder, base)
             for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX):
@@ -192,8 +192,8 @@ class RangedFiles(FileSystem):
                 with contextlib.suppress(FileNotFoundError):
                     self.unlink(stem + suffix)
 
-    def forget(self, folder: str, kept: Iterable[int]) -> None:
-        """As `Bringing.forget`."""
+    def retain_segments(self, folder: str, kept: Iterable[int]) -> None:
+        """Do as `Downloader.retain_segments`."""
         stems = {segment_stem(folder, base) for base in kept}
         with self._cache.mutex:
             for path in [*self._cache.files, *self._known]:

@@ -1,7 +1,7 @@
-"""A store read straight from an object store: a folder for a while, of which what is read comes when it is read.
+"""Open a shipped store by its URL: a temporary folder, into which segment data is downloaded when it is read.
 
-The folder is a store like any other, with the topics, state pages and checkpoints that a mirror makes; its segments are
-files of ranges. It goes when the store is closed, and what killed processes left of theirs goes with the next one.
+The folder is a store like any other, with the topics, state pages and checkpoints of a mirror; its segments are cached
+files. It is removed when the store is closed. Opening another store removes folders of killed processes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from segmentlog.errors import ObjectStoreError
 from segmentlog.format.file_names import FORMAT_VERSION, STORE_FILE
 from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.url import is_url, open_bucket
-from segmentlog.objects.replica.lazy_file_system import RangedFiles
+from segmentlog.objects.replica.lazy_file_system import LazyFileSystem
 from segmentlog.objects.replica.mirror import Mirror, MirrorStatus
-from segmentlog.objects.tier.block_cache import PARALLEL, Cache
+from segmentlog.objects.tier.block_cache import PARALLEL, BlockCache
 from segmentlog.objects.tier.cache_folder import CacheFolder
-from segmentlog.objects.tier.remote_reader import reaching
+from segmentlog.objects.tier.remote_reader import remote_segments_readable
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
@@ -33,20 +33,22 @@ _REFRESH_MAX_MS: Final = 3_600_000
 _CLOSING_S: Final = 10.0
 
 
-class _Fleeting(FileSystem):
-    """What no crash needs to leave there: nothing waits for a disk."""
+class _NoSyncFileSystem(FileSystem):
+    """A file system without fsync, for temporary files that need not survive a crash."""
 
     fdatasync: Callable[[int], Any] = staticmethod(os.fstat)
     fsync: Callable[[int], Any] = staticmethod(os.fstat)
 
 
-class Attached:
-    """The folder, and what keeps it up. Thread-safe.
+class RemoteStore:
+    """A shipped store, opened by its URL: the temporary folder, and the thread that refreshes it. Thread-safe.
 
-    ``topics``: names and patterns of those that are shown, none for all;
-    ``cache_bytes``: how much of the segments may be here, as far as no single one that is being read takes more;
-    ``cache_dir``: where, None for the system's place for such; ``refresh_ms``: how often it is looked for what is new.
-    Raises `InvalidConfig`, `ShippingRefused` (nothing was shipped there), `ObjectStoreError`.
+    topics       names and patterns of the topics to show; empty for all
+    cache_bytes  limit for downloaded segment data; a segment that is being read may exceed it
+    cache_dir    parent of the temporary folder; None for the system's place for temporary files
+    refresh_ms   how often the manifest is read
+
+    Raise `InvalidConfig`, `ShippingRefused` if no store is shipped to the URL, `ObjectStoreError`.
     """
 
     def __init__(
@@ -67,30 +69,30 @@ class Attached:
         self._bucket = bucket or open_bucket(url)
         self.url = self._bucket.url
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._fs = _Fleeting()
-        self._cache = Cache(self._bucket, cache_bytes, parallel)
-        self.fs = RangedFiles(self._cache)
-        """What the store is to be read with."""
+        self._fs = _NoSyncFileSystem()
+        self._cache = BlockCache(self._bucket, cache_bytes, parallel)
+        self.fs = LazyFileSystem(self._cache)
+        """The file system to read the store with."""
         self._is_of_parent = False
         self._folder = CacheFolder(self._fs, cache_dir)
         self.path = self._folder.path
-        fork_safety.on_fork(self, "_forget")
-        self._mirror = Mirror(self._bucket, self.path, self.fs, wanted=as_patterns("only_topics", topics), parallel=0,
-                              fs=self._fs, clock=clock or Clock())  # fmt: skip
-        self._cache.refresh = self.turn
-        self._worker = Worker("attached", self._tick, self._refresh_s) if threads else None
+        fork_safety.on_fork(self, "_mark_forked")
+        self._mirror = Mirror(self._bucket, self.path, self.fs, topic_patterns=as_patterns("only_topics", topics),
+                              parallel=0, fs=self._fs, clock=clock or Clock())  # fmt: skip
+        self._cache.refresh = self.refresh
+        self._worker = Worker("attached", self._run_cycle, self._refresh_s) if threads else None
         try:
-            self._begin()
+            self._make_store()
         except BaseException:
             self.close()
             raise
 
-    def _forget(self) -> None:
-        """In a forked child: the folder is the parent's."""
+    def _mark_forked(self) -> None:
+        """In a forked child: the folder belongs to the parent."""
         self._is_of_parent = True
 
-    def _begin(self) -> None:
-        self._mirror.turn()
+    def _make_store(self) -> None:
+        self._mirror.refresh()
         manifest = self._mirror.manifest
         assert manifest is not None
         document = {"format": FORMAT_VERSION, "store_id": manifest.store_id, "created_ms": manifest.shipped_ms}
@@ -98,57 +100,57 @@ class Attached:
         if self._worker is not None:
             self._worker.ensure_running()
 
-    def turn(self) -> bool:
-        """Show what lies there now; False when there was nothing new. Raises as `Mirror.turn`."""
+    def refresh(self) -> bool:
+        """Publish what is new; return False if nothing was. Raise as `Mirror.refresh` does."""
         if self._is_of_parent:
-            why = "it was opened before this process was forked; open it anew in the child"
+            why = "the store was opened before this process was forked; open it again in the child"
             raise ObjectStoreError(self.url, "refresh", why, False)
         with self._mutex:
-            return self._folder.is_here and self._mirror.turn()
+            return self._folder.is_owned and self._mirror.refresh()
 
-    def _tick(self) -> float:
-        self.turn()
+    def _run_cycle(self) -> float:
+        self.refresh()
         return self._refresh_s
 
     @property
     def status(self) -> MirrorStatus:
-        """How far it is."""
+        """How far the store has been followed."""
         return self._mirror.status
 
     @property
-    def got_bytes(self) -> int:
-        """Of segments, what was brought so far."""
-        return self._cache.got_bytes
+    def downloaded_bytes(self) -> int:
+        """Bytes of segments downloaded so far."""
+        return self._cache.downloaded_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Of segments, what is here."""
+        """Bytes of segments in the cache now."""
         return self._cache.held_bytes
 
     def close(self) -> None:
-        """The folder goes. Idempotent."""
+        """Remove the folder. Idempotent."""
         if self._worker is not None:
             self._worker.ask_to_stop()
             self._worker.join(_CLOSING_S)
         self._cache.close()
         with self._mutex:
-            if self._folder.is_here:
+            if self._folder.is_owned:
                 self._mirror.close()
                 self._folder.close()
 
 
 @contextlib.contextmanager
-def reach_files(path: str, topics: Iterable[str] = ()) -> Iterator[tuple[FileSystem, str]]:
-    """By what, and where, the files of a store are reached, in a folder or at a URL; whether or not it can be opened.
+def open_store_files(path: str, topics: Iterable[str] = ()) -> Iterator[tuple[FileSystem, str]]:
+    """Yield (file system, folder) to inspect a store in a folder or at a URL, even if it cannot be opened as a store.
 
-    For who inspects them. Raises as `Attached`.
+    Raise as `RemoteStore`.
     """
     if not is_url(path):
-        with reaching(FileSystem()) as fs:
+        with remote_segments_readable(FileSystem()) as fs:
             yield fs, path
         return
-    attached = Attached(path, topics=topics, cache_bytes=REMOTE_CACHE_BYTES, refresh_ms=SHIP_INTERVAL_MS, threads=False)
+    store = RemoteStore(path, topics=topics, cache_bytes=REMOTE_CACHE_BYTES, refresh_ms=SHIP_INTERVAL_MS, threads=False)
     try:
-        yield attached.fs, attached.path
+        yield store.fs, store.path
     finally:
-        attached.close()
+        store.close()

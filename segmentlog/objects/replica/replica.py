@@ -1,11 +1,11 @@
-"""A replica: a read-only store that keeps up with one that is shipped, for readers of any process beside it.
+"""A replica: a local, read-only store that follows a shipped store, for readers in any process.
 
-    DIR/@replica           what it is a replica of; locked by the process that keeps it up
-    DIR/@replica-status    how far it is
-    DIR/TOPIC/N/...        as in any store; state pages show what was brought
-    DIR/store.json         last of all, the first time: from here on it is a store
+    DIR/@replica           URL, store and topics; locked by the process that refreshes the replica
+    DIR/@replica-status    how far the replica has followed
+    DIR/TOPIC/N/...        as in any store; the state pages say what is published
+    DIR/store.json         written after the first refresh: from then on the folder is a store
 
-Killed and run again it keeps what it finds whole, and what readers see never goes back.
+A process that is started again after a kill keeps the files that are whole. The state that readers see never goes back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from segmentlog.objects.bucket.base import Bucket
 from segmentlog.objects.bucket.upload_pool import PARALLEL
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest.load import require_manifest
-from segmentlog.objects.replica.downloads import WholeFiles
+from segmentlog.objects.replica.downloads import FullDownloader
 from segmentlog.objects.replica.mirror import Mirror, MirrorStatus
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import make_folders_durably, read_file, replace_file
@@ -40,21 +40,22 @@ from segmentlog.topics.background_threads import Worker
 
 _INTERVAL_MAX_MS: Final = 3_600_000
 _STATUS_S: Final = 2.0
-"""So often others are told how far it is when nothing is new."""
+"""How often the status file is written if nothing is new."""
 _STALE_S: Final = 15.0
-"""Nobody keeps it up who has not said so for so long, and for ten intervals."""
+"""A replica counts as abandoned if its status file is older than this, and than ten intervals."""
 _CLOSING_S: Final = 30.0
 
 Progress = Callable[[int, int], None]
-"""Told (partitions that are shown, partitions in all)."""
+"""Called with (published partitions, all partitions to publish)."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
-    """How far a replica is.
+    """How far a replica has followed the store.
 
-    ``sequence`` of the manifest that it shows, and wall clocks in ms: when the owner put that, when it was last seen
-    that there is no newer one. ``lag_records``: offsets that lie in the object store and are not shown yet;
-    ``lag_s``: for how long nobody knows of nothing newer. ``error``: what keeps it from keeping up, empty when nothing.
+    sequence     of the published manifest; -1 before the first shipped_ms   wall clock of the owner when it put that
+    manifest looked_ms    wall clock of the last refresh that succeeded lag_records  offsets in the object store that
+    are not published yet lag_s        seconds since ``looked_ms``; -1 before the first refresh size_bytes   size of the
+    published logs error        why the replica does not follow; empty if it does
     """
 
     url: str
@@ -67,20 +68,22 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     error: str
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What the status file says."""
+class _StatusFile(msgspec.Struct, frozen=True):
+    """Content of the status file."""
 
     status: MirrorStatus
     interval_ms: int
-    told_ms: int
+    written_ms: int = msgspec.field(name="told_ms")
 
 
 class Replica:
-    """Keeps the folder ``path`` equal to the store that is shipped to ``url``, or to the topics of it that match.
+    """Keeps the folder ``path`` equal to the store shipped to ``url``, or to those of its topics that match ``topics``.
 
-    With ``threads`` a thread does so every ``interval_ms``, otherwise `turn`. Thread-safe; one process at a time.
-    Raises `ShippingRefused` (nothing was shipped there; the folder holds something else, or another process keeps it
-    up), `InvalidConfig`, `ObjectStoreError`.
+    With ``threads`` a thread calls `refresh` every ``interval_ms``. Thread-safe; one process at a time can refresh a
+    folder.
+
+    Raise `ShippingRefused` if no store is shipped to the URL, the folder contains something else, or another process
+    refreshes it; `InvalidConfig`, `ObjectStoreError`.
     """
 
     def __init__(
@@ -102,14 +105,14 @@ class Replica:
         self._fs, self._clock = fs or FileSystem(), clock or Clock()
         self._bucket = bucket or open_bucket(url)
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._told_s = 0.0
-        self._lock: LockableFd | None = self._begin(wanted)
+        self._status_s = 0.0
+        self._lock: LockableFd | None = self._lock_folder(wanted)
         self._mirror = Mirror(
-            self._bucket, self.path, WholeFiles(self._bucket, self._fs),
-            wanted=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
+            self._bucket, self.path, FullDownloader(self._bucket, self._fs),
+            topic_patterns=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
         )  # fmt: skip
-        fork_safety.on_fork(self, "_forget")
-        self._worker = Worker("replica", self._tick) if threads else None
+        fork_safety.on_fork(self, "_forget_lock")
+        self._worker = Worker("replica", self._run_cycle) if threads else None
         if self._worker is not None:
             self._worker.ensure_running()
 
@@ -122,23 +125,24 @@ class Replica:
     def __repr__(self) -> str:
         return f"<Replica of {self._bucket.url} in {self.path}>"
 
-    def _forget(self) -> None:
-        """In a forked child: the parent keeps it up."""
+    def _forget_lock(self) -> None:
+        """In a forked child: the parent keeps refreshing the replica."""
         self._lock = None
 
     # ------------------------------------------------------------ the folder
 
-    def _begin(self, topics: tuple[str, ...]) -> LockableFd:
-        """See that the folder is one for this replica, and lock it."""
+    def _lock_folder(self, topics: tuple[str, ...]) -> LockableFd:
+        """Check that the folder can be this replica, mark it, and lock it."""
         fs, mark = self._fs, f"{self.path}/{REPLICA_FILE}"
         manifest, _ = require_manifest(self._bucket)
         wanted = {"url": self._bucket.url, "store_id": manifest.store_id, "topics": list(topics)}
         make_folders_durably(fs, self.path)
         if not fs.exists(mark):
             if fs.exists(f"{self.path}/{STORE_FILE}"):
-                raise ShippingRefused(self._bucket.url, f"{self.path} is a store; a replica wants a folder of its own")
+                why = f"{self.path} is a store; choose an empty or new folder for the replica"
+                raise ShippingRefused(self._bucket.url, why)
             if names := [name for name in fs.listdir(self.path) if not _is_harmless(name)]:
-                why = f"{self.path} is not empty (it holds {names[0]}); a replica wants a folder of its own"
+                why = f"{self.path} is not empty (it contains {names[0]}); choose an empty or new folder"
                 raise ShippingRefused(self._bucket.url, why)
             replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
         fd = open_lockable(fs, mark, os.O_RDWR)
@@ -146,11 +150,11 @@ class Replica:
             try:
                 fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
             except BlockingIOError:
-                why = f"another process keeps {self.path} up; one is enough, any number may read it"
+                why = f"another process refreshes {self.path}; one is enough, and any number of processes can read it"
                 raise ShippingRefused(self._bucket.url, why) from None
             found = json.loads(read_file(fs, mark) or b"{}")
             if found != wanted:
-                raise ShippingRefused(self._bucket.url, f"{self.path} is a replica of something else: {found}")
+                raise ShippingRefused(self._bucket.url, f"{self.path} is a replica of another store or topics: {found}")
         except BaseException:
             close_lockable(fs, fd)
             raise
@@ -163,50 +167,55 @@ class Replica:
         document = {"format": FORMAT_VERSION, "store_id": manifest.store_id, "created_ms": manifest.shipped_ms}
         replace_file(self._fs, path, json.dumps(document, indent=2).encode() + b"\n")
 
-    # ------------------------------------------------------------ keeping up
+    # ------------------------------------------------------------ refresh
 
-    def turn(self, progress: Progress | None = None) -> bool:
-        """Show what lies there now; False when there was nothing new. From then on the folder is a store.
+    def refresh(self, progress: Progress | None = None) -> bool:
+        """Download and publish what is new; return False if nothing was. The first refresh makes the folder a store.
 
-        Raises `ObjectStoreError`, `ShippingRefused` (damage there, or another store), `DiskFull`: what is shown stays,
-        and the next turn goes on.
+        Raise `ShippingRefused` (damage, another store, or the replica is closed), `ObjectStoreError`, `DiskFull`. The
+        published state stays, and the next refresh continues.
         """
         with self._mutex:
             if self._lock is None:
-                raise ShippingRefused(self._bucket.url, f"this replica in {self.path} is closed, or its parent's")
+                raise ShippingRefused(
+                    self._bucket.url, f"the replica in {self.path} is closed, or its parent process's"
+                )
             try:
-                changed = self._mirror.turn(progress)
+                changed = self._mirror.refresh(progress)
                 if self._mirror.manifest is not None:
                     self._make_store(self._mirror.manifest)
             except Exception:
-                self._tell(at_once=True)
+                self._write_status(at_once=True)
                 raise
-            self._tell(at_once=changed)
+            self._write_status(at_once=changed)
             return changed
 
-    def _tick(self) -> float:
+    turn = refresh
+    """Old name of `refresh`, kept as an alias."""
+
+    def _run_cycle(self) -> float:
         began_s = time.monotonic()
-        self.turn()
+        self.refresh()
         return max(began_s + self._interval_ms / 1000 - time.monotonic(), 0.0)
 
-    def _tell(self, *, at_once: bool) -> None:
-        """Have others know how far it is."""
+    def _write_status(self, *, at_once: bool) -> None:
+        """Write the status file for other processes, at most every `_STATUS_S` unless ``at_once``."""
         now_s = time.monotonic()
-        if not at_once and now_s - self._told_s < _STATUS_S:
+        if not at_once and now_s - self._status_s < _STATUS_S:
             return
-        self._told_s = now_s
-        told = _Told(self._mirror.status, self._interval_ms, self._clock.now_ms())
-        with contextlib.suppress(OSError):  # the disk is full: it is told when it is not
-            replace_file(self._fs, f"{self.path}/{REPLICA_STATUS_FILE}", msgspec.json.encode(told) + b"\n",
+        self._status_s = now_s
+        content = _StatusFile(self._mirror.status, self._interval_ms, self._clock.now_ms())
+        with contextlib.suppress(OSError):  # if the disk is full, a later refresh writes it
+            replace_file(self._fs, f"{self.path}/{REPLICA_STATUS_FILE}", msgspec.json.encode(content) + b"\n",
                          sync_folder=False)  # fmt: skip
 
     @property
     def status(self) -> ReplicaStatus:
-        """How far it is."""
+        """How far the replica has followed the store."""
         return _status(self._bucket.url, self._mirror.status, self._clock.now_ms())
 
     def close(self) -> None:
-        """Keep it up no longer; readers see what was shown last. Idempotent."""
+        """Stop refreshing. Readers keep the state that was published last. Idempotent."""
         if self._worker is not None:
             self._worker.ask_to_stop()
             self._worker.join(_CLOSING_S)
@@ -218,9 +227,10 @@ class Replica:
 
 
 def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], None]) -> None:
-    """Have a folder be no replica any more, and no store, if it is one of ``url``. Killed, it is done again.
+    """Turn a replica of ``url`` into a plain folder. After an interruption, call it again.
 
-    ``before_end`` is called when it is no store, and a replica still. Raises `ShippingRefused`.
+    ``before_end`` is called when the folder is not a store any more, and still a replica. Do nothing if the folder is
+    not a replica. Raise `ShippingRefused` if it is a replica of another URL, or a process refreshes it.
     """
     mark = f"{path}/{REPLICA_FILE}"
     if not fs.exists(mark):
@@ -229,10 +239,10 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
         try:
             fs.flock(fd, EXCLUSIVE | NON_BLOCKING)
         except BlockingIOError:
-            raise ShippingRefused(url, f"a process keeps {path} up as a replica; end it first") from None
+            raise ShippingRefused(url, f"a process refreshes the replica {path}; stop that process first") from None
         found = json.loads(read_file(fs, mark) or b"{}")
         if found.get("url") != url:
-            raise ShippingRefused(url, f"{path} is a replica of something else: {found}")
+            raise ShippingRefused(url, f"{path} is a replica of another store: {found}")
         for name in (STORE_FILE, REPLICA_STATUS_FILE):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(f"{path}/{name}")
@@ -243,7 +253,7 @@ def end_replica(fs: FileSystem, path: str, url: str, before_end: Callable[[], No
 
 
 def _is_harmless(name: str) -> bool:
-    """Hidden, an empty disk's, or what a process was killed at that had just begun."""
+    """Return whether a file may be in the folder of a new replica: hidden, or left by a start that was interrupted."""
     return name.startswith((".", REPLICA_FILE)) or name == "lost+found"
 
 
@@ -255,9 +265,9 @@ def _status(url: str, status: MirrorStatus, now_ms: int) -> ReplicaStatus:
 
 
 def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | None = None) -> ReplicaStatus | None:
-    """How far the replica in the folder ``path`` is, as its process told last; None when it is none.
+    """Return the status in the folder ``path``, as the process that refreshes it wrote it; None if it is not a replica.
 
-    ``error`` also says when nobody has kept it up for a while.
+    ``error`` also says if no process has refreshed it for a while.
     """
     fs, now_ms = fs or FileSystem(), (clock or Clock()).now_ms()
     try:
@@ -267,12 +277,12 @@ def replica_status(path: str, *, fs: FileSystem | None = None, clock: Clock | No
     except (ValueError, KeyError, TypeError):
         url = ""
     try:
-        told = msgspec.json.decode(read_file(fs, f"{path}/{REPLICA_STATUS_FILE}"), type=_Told)
+        file = msgspec.json.decode(read_file(fs, f"{path}/{REPLICA_STATUS_FILE}"), type=_StatusFile)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _status(url, MirrorStatus(error="it was never brought up to date"), now_ms)
-    status = told.status
-    silent_s = (now_ms - told.told_ms) / 1000
-    if silent_s > max(_STALE_S, 10 * told.interval_ms / 1000):
-        why = f"nobody has kept it up for {silent_s:.0f} s: run 'segmentlog replica {url} {path}'"
+        return _status(url, MirrorStatus(error="the first refresh is not finished"), now_ms)
+    status = file.status
+    silent_s = (now_ms - file.written_ms) / 1000
+    if silent_s > max(_STALE_S, 10 * file.interval_ms / 1000):
+        why = f"no process has refreshed it for {silent_s:.0f} s: run 'segmentlog replica {url} {path}'"
         status = msgspec.structs.replace(status, error=f"{why} ({status.error})" if status.error else why)
     return _status(url, status, now_ms)

@@ -1,7 +1,7 @@
-"""Where a restore ends: at a time, or at offsets; and what a manifest says of a partition that is cut there.
+"""Where a restore ends: the cut offset of each partition, for a time or for given offsets.
 
-A cut partition holds what lies below the cut, in the epochs that it was written in. It goes on at the ceiling, like
-one of which a crash took as much: the range in between is told as lost, and no offset of it is handed out again.
+A partition that is cut keeps the records before the cut, in their epochs. It resumes at the end of the offset grant, as
+after a crash that lost the rest: the range between is reported as lost, and its offsets are never assigned again.
 """
 
 from __future__ import annotations
@@ -23,77 +23,77 @@ from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, 
 from segmentlog.format.scan import scan_batches
 from segmentlog.log.recovery.tail_scan import part_below
 from segmentlog.log.recovery.truncate_tail import split_batch
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.policy.lost_ranges import with_lost_range
 from segmentlog.quantities import format_time, milliseconds_of
 from segmentlog.records import EpochStart, LostRange, TopicPartition
 
-Cuts = dict[Where, int]
-"""The first offset that is left out, of each partition that is cut."""
+Cuts = dict[PartitionKey, int]
+"""The first offset that is left out, by partition."""
 Piece = ShippedSegment | Chunk
 
 _REASON: Final = "left out by a restore"
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Where a restore ends: before what is later than ``at_ms``, or at ``offsets``. One of them is given."""
+class RestoreTarget(msgspec.Struct, frozen=True):
+    """Where a restore ends: before everything later than ``at_ms``, or at ``offsets``. One of them is set."""
 
     at_ms: int | None = None
     offsets: dict[TopicPartition, int] = {}
 
     @property
     def reason(self) -> str:
-        """What the lost ranges say."""
+        """Reason for the lost ranges."""
         return f"{_REASON} to {format_time(self.at_ms)}" if self.at_ms is not None else f"{_REASON} to offsets"
 
     @property
     def mark(self) -> dict[str, Any]:
-        """What tells it from others in what was begun of a restore."""
+        """What the mark of an unfinished restore contains of the target."""
         if self.at_ms is not None:
             return {"at_ms": self.at_ms}
         return {"offsets": {str(tp): offset for tp, offset in sorted(self.offsets.items())}}
 
 
-def target_of(at: int | datetime | None, offsets: Mapping[Any, int] | None) -> Target | None:
-    """What is asked for; None for all there is. Raises `InvalidConfig`, `InvalidTopicName`."""
+def parse_target(at: int | datetime | None, offsets: Mapping[Any, int] | None) -> RestoreTarget | None:
+    """Return the target; None to restore everything. Raise `InvalidConfig`, `InvalidTopicName`."""
     if at is not None and offsets is not None:
-        raise InvalidConfig("offsets", offsets, "None where a time is given: a restore ends at one or the other")
+        raise InvalidConfig("offsets", offsets, "None, because a time is given: a restore ends at one of the two")
     if offsets is not None:
-        return Target(offsets=as_positions("offsets", offsets))
+        return RestoreTarget(offsets=as_positions("offsets", offsets))
     if isinstance(at, datetime):
         try:
             at = milliseconds_of(at)
         except ValueError:
             raise InvalidConfig("at", at, "a datetime, or milliseconds since 1970") from None
-    return None if at is None else Target(as_time_ms("at", at))
+    return None if at is None else RestoreTarget(as_time_ms("at", at))
 
 
-def cuts_at_offsets(url: str, topics: Iterable[ShippedTopic], target: Target) -> Cuts:
-    """The cuts that are asked for. Raises `ShippingRefused` for one that cannot be made."""
+def cuts_at_offsets(url: str, topics: Iterable[ShippedTopic], target: RestoreTarget) -> Cuts:
+    """Return the cuts at the given offsets. Raise `ShippingRefused` for an offset that cannot be cut at."""
     by_name = {topic.name: topic for topic in topics}
     cuts: Cuts = {}
     for (name, number), offset in target.offsets.items():
         topic = by_name.get(name)
         if name in INTERNAL_TOPICS:
-            raise ShippingRefused(url, f"{name} is not to be cut: what it says is made to fit the others")
+            raise ShippingRefused(url, f"{name} cannot be cut: the restore adjusts it to the cuts of the other topics")
         if topic is None:
-            raise ShippingRefused(url, f"{name}/{number}: there is no such topic among those that are to be restored")
+            raise ShippingRefused(url, f"{name}/{number}: there is no such topic among those to restore")
         if number >= topic.partition_count:
-            raise ShippingRefused(url, f"{name}/{number}: there are partitions 0 to {topic.partition_count - 1}")
+            raise ShippingRefused(url, f"{name}/{number}: the topic has partitions 0 to {topic.partition_count - 1}")
         part = next((part for part in topic.partitions if part.number == number), None)
         start, end = (0, 0) if part is None else (part.log_start_offset, part.end_offset)
         if not start <= offset <= end:
-            there = f"what lies there ends at {end}" if offset > end else f"it begins at {start}"
-            raise ShippingRefused(url, f"{name}/{number} cannot be cut at offset {offset}: {there}")
+            limit = f"its log ends at {end}" if offset > end else f"its log begins at {start}"
+            raise ShippingRefused(url, f"{name}/{number} cannot be cut at offset {offset}: {limit} in the object store")
         if part is not None:
             cuts[topic.id, number] = offset
     return cuts
 
 
 def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], bytes]) -> int | None:
-    """The first offset, in their order, whose record or marker is later; None without one.
+    """Return the first offset with a record or marker later than ``at_ms``; None if there is none.
 
-    ``read`` is asked for the pieces that may hold it.
+    ``read`` returns the bytes of a piece; it is called only for pieces that may contain such a record.
     """
     for piece in part.pieces:
         if 0 <= piece.max_timestamp <= at_ms or piece.end_offset <= part.log_start_offset:
@@ -104,29 +104,29 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
                 batch = record_batch(header, check_payload(view, position, header))
                 try:
                     late = ((batch.timestamps > at_ms) & (batch.offsets >= part.log_start_offset)).nonzero()[0]
-                except UnreadableBatch:  # its header alone says when its records were
+                except UnreadableBatch:  # only its header says how old its records are
                     return max(header.base_offset, part.log_start_offset)
                 if len(late):
                     return int(batch.offsets[late[0]])
     return None
 
 
-def settled(cuts: Cuts, parts: Mapping[Where, ShippedPartition]) -> Cuts:
-    """The cuts that leave anything out, each in front of the lost ranges that it touches: the one they become."""
+def normalize_cuts(cuts: Cuts, parts: Mapping[PartitionKey, ShippedPartition]) -> Cuts:
+    """Return the cuts that leave anything out. A cut that touches lost ranges moves before them, to merge with them."""
     found: Cuts = {}
-    for where, offset in cuts.items():
-        part = parts[where]
+    for partition_key, offset in cuts.items():
+        part = parts[partition_key]
         for lost in reversed(part.lost_ranges):
             if lost.base_offset <= offset <= lost.end_offset:
                 offset = lost.base_offset
         offset = max(offset, part.log_start_offset)
         if any(piece.end_offset > offset for piece in part.pieces):
-            found[where] = offset
+            found[partition_key] = offset
     return found
 
 
 def cut_topics(topics: Iterable[ShippedTopic], cuts: Cuts, reason: str, now_ms: int) -> list[ShippedTopic]:
-    """The topics with their partitions cut."""
+    """Return the topics with their partitions cut."""
     return [
         replace(
             topic,
@@ -142,21 +142,21 @@ def cut_topics(topics: Iterable[ShippedTopic], cuts: Cuts, reason: str, now_ms: 
 
 
 def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int) -> ShippedPartition:
-    """What there is below an offset: the last piece may reach beyond it."""
+    """Return the entry of a partition up to ``offset``. Its last piece may extend after the cut."""
     segments = tuple(segment for segment in part.segments if segment.base_offset < offset)
     chunks = tuple(chunk for chunk in part.chunks if chunk.base_offset < offset)
     bases = [segment.base_offset for segment in segments] + [chunk.segment for chunk in chunks]
     snapshots = tuple(snapshot for snapshot in part.snapshots if snapshot.segment in bases)
-    if not bases:  # what was known of producers before all that is left out is known on
+    if not bases:  # keep the producer snapshot at the cut
         known = [Snapshot(one.base_offset, one.snapshot) for one in part.segments if one.snapshot is not None]
         snapshots = tuple(one for one in (*known, *part.snapshots) if one.segment == offset)[:1]
-    # As after a truncation: who has read everything stands in the range, too, and is told.
-    ceiling = part.ceiling + 1
+    # As after a truncation: a consumer that has read everything is positioned inside the range, and gets an error.
+    offset_grant = part.offset_grant + 1
     return replace(
         part,
-        ceiling=ceiling,
+        offset_grant=offset_grant,
         end_offset=offset,
-        lost_ranges=with_lost_range(part.lost_ranges, LostRange(offset, ceiling, part.epoch + 1, reason, now_ms)),
+        lost_ranges=with_lost_range(part.lost_ranges, LostRange(offset, offset_grant, part.epoch + 1, reason, now_ms)),
         active_base=bases[-1] if bases else offset,
         segments=segments,
         chunks=chunks,
@@ -166,7 +166,7 @@ def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int)
 
 
 def bytes_below(data: bytes, offset: int, path: str) -> bytes:
-    """Of a segment's batches what lies below an offset; the one that it lies in is made anew."""
+    """Return a segment's batches before ``offset``. The batch that contains the offset is split."""
     view = memoryview(data)
     for position, header in scan_batches(view, 0, len(view), path):
         if header.next_offset > offset:
@@ -177,7 +177,7 @@ def bytes_below(data: bytes, offset: int, path: str) -> bytes:
 
 
 def epoch_below(epochs: Iterable[EpochStart], offset: int) -> int:
-    """The epoch of the record in front of an offset."""
+    """Return the epoch of the record before ``offset``."""
     history = list(epochs)
     at = bisect_right([started.start_offset for started in history], offset - 1)
     return history[max(at - 1, 0)].epoch

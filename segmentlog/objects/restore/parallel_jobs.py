@@ -1,4 +1,4 @@
-"""Many small jobs, done by some threads: what a restore brings, and looks at."""
+"""Run many small jobs of a restore on a few threads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 Job = Callable[[], int]
-"""Returns how many bytes it has seen to."""
+"""Returns the number of bytes that it has restored."""
 
 
-def carried_out(jobs: Sequence[Job], parallel: int) -> Generator[int, None, None]:
-    """What each of the jobs returns, in their order; ``parallel`` threads do them, with 0 whoever asks."""
+def run_jobs(jobs: Sequence[Job], parallel: int) -> Generator[int, None, None]:
+    """Yield the results of the jobs in their order. ``parallel`` threads run them; with 0 the calling thread does."""
     if not parallel:
         yield from (job() for job in jobs)
         return

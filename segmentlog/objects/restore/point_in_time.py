@@ -1,11 +1,11 @@
-"""A restore to a time or to offsets: what it cuts, what it takes back with that, and what it tells.
+"""A restore to a time or to offsets: what to leave out, and what to undo because of it.
 
-    1  the cuts that are asked for: what lies wholly behind them is not brought
-    2  transactions are kept together: other partitions are cut where that takes it
-    3  files are cut to the byte
-    4  transactions that are open now are aborted, positions behind a cut are put at it
+    1  find the requested cuts; pieces that are wholly after them are not downloaded
+    2  extend the cuts so that no transaction is split
+    3  truncate files at the cuts
+    4  abort transactions that are open now, and move committed offsets that are after a cut to the cut
 
-The folder is no store before all of it is done: killed anywhere, it is done again.
+The folder becomes a store only after the last step. A restore that was killed repeats all steps.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ from segmentlog.format.file_names import INTERNAL_TOPICS, LOG_SUFFIX, OFFSETS_TO
 from segmentlog.format.manifest import ShippedPartition, ShippedTopic
 from segmentlog.groups.committed_offsets import CommittedOffset, decode_key, encode_key
 from segmentlog.log.partition import Partition
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.restore.cut_points import (
     Cuts,
     Piece,
-    Target,
+    RestoreTarget,
     bytes_below,
     cut_at_time,
     cut_topics,
     cuts_at_offsets,
     epoch_below,
-    settled,
+    normalize_cuts,
 )
 from segmentlog.objects.restore.parallel_jobs import Job
-from segmentlog.objects.restore.transaction_cuts import Kept, commits_in, ends_in, keep_together
+from segmentlog.objects.restore.transaction_cuts import ConsistentCuts, extend_cuts, find_commits, find_ends
 from segmentlog.records import PartitionId
 from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.fs import FileSystem
 
-Carry = Callable[[list[Job]], None]
-"""Has jobs done, in whatever order."""
+RunJobs = Callable[[list[Job]], None]
+"""Runs jobs in any order, and returns when all have ended."""
 Read = Callable[[ShippedTopic, ShippedPartition, Piece], bytes]
-"""A piece as it was shipped."""
+"""Returns the shipped bytes of a piece."""
 
 
 _Found = TypeVar("_Found")
 
 
 class CutPartition(msgspec.Struct, frozen=True):
-    """A partition of which ``[offset, end_offset)`` is left out; ``wanted_offset``: as it was asked for, if it was."""
+    """A partition of which offsets ``[offset, end_offset)`` are left out.
+
+    ``wanted_offset`` is the requested cut; None if only a transaction required the cut.
+    """
 
     topic: str
     partition: int
@@ -60,15 +63,15 @@ class CutPartition(msgspec.Struct, frozen=True):
     wanted_offset: int | None
 
 
-class _Position(msgspec.Struct, frozen=True):
-    """What a record says of a group's position, and the offset of the record; None: deleted."""
+class _CommittedOffsetRecord(msgspec.Struct, frozen=True):
+    """The committed offset in a record (None: deleted), and the offset of that record."""
 
     record_offset: int
     committed: CommittedOffset | None
 
 
-class Rewinding:
-    """What one restore leaves out."""
+class PointInTimeRestore:
+    """The cuts of one restore, and what it undoes."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Rewinding:
         store_id: str,
         url: str,
         topics: list[ShippedTopic],
-        target: Target,
+        target: RestoreTarget,
         clock: Clock,
     ) -> None:
         self._fs = fs
@@ -90,98 +93,108 @@ class Rewinding:
         self._now_ms = clock.now_ms()
         self._parts = {(topic.id, part.number): part for topic in topics for part in topic.partitions}
         self._wanted: Cuts = {}
-        self._kept = Kept({})
+        self._kept = ConsistentCuts({})
         self.warnings: list[str] = []
-        """What a person should know."""
+        """Consequences of the cuts that a person should know."""
 
     def topics(self) -> list[ShippedTopic]:
-        """What is to be there, as far as it is known by now; the last piece of a partition may reach beyond."""
+        """Return the topics to restore, with the cuts found so far. The last piece of a partition may extend after its
+        cut.
+        """
         return cut_topics(self._whole, self._kept.cuts, self._target.reason, self._now_ms)
 
     @property
     def cuts(self) -> tuple[CutPartition, ...]:
-        """What is left out."""
+        """The offsets that are left out, by partition."""
         return tuple(
-            CutPartition(
-                topic.name, part.number, self._kept.cuts[where], part.end_offset, self._wanted.get(where)
-            )
-            for where, topic, part in self._everything()
-            if where in self._kept.cuts
+            CutPartition(topic.name, part.number, self._kept.cuts[key], part.end_offset, self._wanted.get(key))
+            for key, topic, part in self._all_partitions()
+            if key in self._kept.cuts
         )  # fmt: skip
 
-    def _everything(self) -> Iterator[tuple[Where, ShippedTopic, ShippedPartition]]:
+    def _all_partitions(self) -> Iterator[tuple[PartitionKey, ShippedTopic, ShippedPartition]]:
         for topic in self._whole:
             for part in topic.partitions:
                 yield (topic.id, part.number), topic, part
 
-    # ------------------------------------------------------------ what is cut
+    # ------------------------------------------------------------ cuts
 
     def check(self) -> Cuts:
-        """The cuts at the offsets that are asked for. Raises `ShippingRefused`."""
+        """Return the cuts at the requested offsets; none for a time. Raise `ShippingRefused`."""
         return cuts_at_offsets(self._url, self._whole, self._target)
 
-    def find(self, read: Read, carry: Carry) -> None:
-        """The cuts that are asked for."""
+    def find_cuts(self, read: Read, run: RunJobs) -> None:
+        """Find the requested cuts."""
         if self._target.at_ms is None:
             wanted = self.check()
         else:
-            wanted = self._cuts_at_time(self._target.at_ms, read, carry)
-        self._wanted = settled(wanted, self._parts)
+            wanted = self._cuts_at_time(self._target.at_ms, read, run)
+        self._wanted = normalize_cuts(wanted, self._parts)
         self._kept.cuts = dict(self._wanted)
 
-    def _cuts_at_time(self, at_ms: int, read: Read, carry: Carry) -> Cuts:
+    def _cuts_at_time(self, at_ms: int, read: Read, run: RunJobs) -> Cuts:
         found: Cuts = {}
 
-        def finding(where: Where, topic: ShippedTopic, part: ShippedPartition) -> Job:
+        def finding(partition_key: PartitionKey, topic: ShippedTopic, part: ShippedPartition) -> Job:
             def find() -> int:
                 offset = cut_at_time(part, at_ms, lambda piece: read(topic, part, piece))
                 if offset is not None:
-                    found[where] = offset
+                    found[partition_key] = offset
                 return 0
 
             return find
 
-        carry([finding(*one) for one in self._everything() if one[1].name not in INTERNAL_TOPICS])
+        run([finding(*one) for one in self._all_partitions() if one[1].name not in INTERNAL_TOPICS])
         return found
 
-    def keep_together(self, read: Read, carry: Carry) -> None:
-        """Cut whatever else is to be cut, so that no transaction is torn. All that is to be there is."""
-        producing = [one for one in self._everything() if one[2].has_producers and one[1].name != TRANSACTIONS_TOPIC]
+    def extend_cuts(self, read: Read, run: RunJobs) -> None:
+        """Extend the cuts so that no transaction is split. All files to restore have been downloaded."""
+        producing = [
+            one for one in self._all_partitions() if one[2].has_producers and one[1].name != TRANSACTIONS_TOPIC
+        ]
         at_ms = self._target.at_ms
-        if at_ms is None and not any(where in self._kept.cuts for where, _, _ in producing):
+        if at_ms is None and not any(partition_key in self._kept.cuts for partition_key, _, _ in producing):
             return
-        deciding = [one for one in self._everything() if one[1].name == TRANSACTIONS_TOPIC]
-        decided = self._look_through(deciding, lambda data, _: commits_in(data), read, carry)
+        deciding = [one for one in self._all_partitions() if one[1].name == TRANSACTIONS_TOPIC]
+        decided = self._scan_pieces(deciding, lambda data, _: find_commits(data), read, run)
         commits = [commit for found in decided.values() for commit in found]
         if all(_is_complete(part) for _, _, part in deciding) and all(commit.is_by_id for commit in commits):
-            named = {where for commit in commits for where in commit.ends}  # all that ever were transactions of
+            named = {
+                partition_key for commit in commits for partition_key in commit.ends
+            }  # all that ever were transactions of
             producing = [one for one in producing if one[0] in named]
-        ends = self._look_through(producing, ends_in, read, carry)
-        self._kept = keep_together(self._kept.cuts, ends, commits, self._never_cut(), at_ms)
-        self._kept.cuts = settled(self._kept.cuts, self._parts)
+        ends = self._scan_pieces(producing, find_ends, read, run)
+        self._kept = extend_cuts(self._kept.cuts, ends, commits, self._never_cut(), at_ms)
+        self._kept.cuts = normalize_cuts(self._kept.cuts, self._parts)
 
-    def _look_through(
-        self, these: list[tuple[Where, ShippedTopic, ShippedPartition]], find: Callable[[bytes, int], list[_Found]],
-        read: Read, carry: Carry,
-    ) -> dict[Where, list[_Found]]:  # fmt: skip
-        """What ``find`` finds in the bytes of a piece, from the log start on; of each partition in order."""
-        found: dict[Where, dict[int, list[_Found]]] = {where: {} for where, _, _ in these}
+    def _scan_pieces(
+        self, these: list[tuple[PartitionKey, ShippedTopic, ShippedPartition]],
+        find: Callable[[bytes, int], list[_Found]], read: Read, run: RunJobs,
+    ) -> dict[PartitionKey, list[_Found]]:  # fmt: skip
+        """Return what ``find`` finds in each piece of these partitions, from the log start on and in order."""
+        found: dict[PartitionKey, dict[int, list[_Found]]] = {partition_key: {} for partition_key, _, _ in these}
 
-        def looking(where: Where, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
+        def looking(partition_key: PartitionKey, topic: ShippedTopic, part: ShippedPartition, piece: Piece) -> Job:
             def look() -> int:
-                found[where][piece.base_offset] = find(read(topic, part, piece), part.log_start_offset)
+                found[partition_key][piece.base_offset] = find(read(topic, part, piece), part.log_start_offset)
                 return 0
 
             return look
 
-        carry([looking(where, topic, part, piece) for where, topic, part in these for piece in part.pieces])
-        return {where: [one for base in sorted(of) for one in of[base]] for where, of in found.items()}
+        run(
+            [
+                looking(partition_key, topic, part, piece)
+                for partition_key, topic, part in these
+                for piece in part.pieces
+            ]
+        )
+        return {partition_key: [one for base in sorted(of) for one in of[base]] for partition_key, of in found.items()}
 
-    def _never_cut(self) -> set[Where]:
-        return {where for where, topic, _ in self._everything() if topic.name in INTERNAL_TOPICS}
+    def _never_cut(self) -> set[PartitionKey]:
+        return {partition_key for partition_key, topic, _ in self._all_partitions() if topic.name in INTERNAL_TOPICS}
 
-    def cut_files(self) -> None:
-        """Leave nothing behind the cut in the segment that it lies in."""
+    def truncate_files(self) -> None:
+        """Remove the batches after the cut from the segment file that contains it."""
         for topic in self.topics():
             for part in topic.partitions:
                 if (topic.id, part.number) in self._kept.cuts and (part.segments or part.chunks):
@@ -191,22 +204,24 @@ class Rewinding:
                     if len(below) < len(data) or below != data:
                         replace_file(self._fs, path, below)
 
-    # ------------------------------------------------------------ what is taken back
+    # ------------------------------------------------------------ undo
 
-    def take_back(self) -> None:
-        """Abort what is open, and move positions. Each log is there, and recovered by that."""
+    def undo_transactions(self) -> None:
+        """Abort open transactions and move committed offsets. This opens, and so recovers, the logs."""
         self._warn()
-        left_open = {where for where, _ in self._kept.undecided}
+        left_open = {partition_key for partition_key, _ in self._kept.undecided}
         for topic in self.topics():
             for part in topic.partitions:
-                where = (topic.id, part.number)
-                is_positions = topic.name == OFFSETS_TOPIC
-                is_cut = where in self._kept.cuts or is_positions
-                if (is_cut and (part.has_producers or is_positions)) or where in left_open:
-                    self._in_partition(topic, part, is_cut, is_positions)
+                partition_key = (topic.id, part.number)
+                is_offsets_topic = topic.name == OFFSETS_TOPIC
+                is_cut = partition_key in self._kept.cuts or is_offsets_topic
+                if (is_cut and (part.has_producers or is_offsets_topic)) or partition_key in left_open:
+                    self._undo_in_partition(topic, part, is_cut, is_offsets_topic)
 
-    def _in_partition(self, topic: ShippedTopic, part: ShippedPartition, is_cut: bool, is_positions: bool) -> None:
-        where = (topic.id, part.number)
+    def _undo_in_partition(
+        self, topic: ShippedTopic, part: ShippedPartition, is_cut: bool, is_offsets_topic: bool
+    ) -> None:
+        partition_key = (topic.id, part.number)
         config = TopicConfig.from_mapping(topic.config)
         log = Partition(
             f"{self._path}/{topic.name}/{part.number}", topic.name, part.number, lambda: config,
@@ -214,75 +229,75 @@ class Rewinding:
         )  # fmt: skip
         try:
             for entry in log.open_transactions():
-                one = (where, entry.producer_id)
+                one = (partition_key, entry.producer_id)
                 if one in self._kept.undecided or (is_cut and one not in self._kept.committed):
                     log.end_transaction(entry.producer_id, entry.epoch, committed=False)
-            if is_positions:
-                self._move_positions(log, where)
+            if is_offsets_topic:
+                self._move_committed_offsets(log, partition_key)
             log.flush()
         except BaseException:
             log.abandon()
             raise
         log.close()
 
-    def _move_positions(self, log: Partition, where: Where) -> None:
-        """Those that were committed by what is taken back go back themselves; those behind a cut are put at it."""
+    def _move_committed_offsets(self, log: Partition, partition_key: PartitionKey) -> None:
+        """Restore committed offsets that an undone transaction changed, and move those after a cut to the cut."""
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         stuck: set[str] = set()
         moved: set[str] = set()
-        compacted_offset = self._parts[where].compacted.begun_offset
-        for (group, about), said in self._positions(log, self._kept.undone.get(where, set())).items():
-            now, last = said
-            if now is None and last.record_offset < compacted_offset:
-                stuck.add(group)  # what it was before may have been compacted away
-                now = last
-            wanted = None if now is None else self._clipped(about, now.committed)
-            if wanted != last.committed:
+        compacted_offset = self._parts[partition_key].compacted.begun_offset
+        undone = self._kept.undone.get(partition_key, set())
+        for (group, about), (valid, last) in self._committed_offsets(log, undone).items():
+            if valid is None and last.record_offset < compacted_offset:
+                stuck.add(group)  # the earlier offset may have been compacted away
+                valid = last
+            committed = None if valid is None else self._clipped(about, valid.committed)
+            if committed != last.committed:
                 keys.append(encode_key(group, about))
-                values.append(None if wanted is None else msgspec.msgpack.encode(wanted))
+                values.append(None if committed is None else msgspec.msgpack.encode(committed))
                 moved.add(group)
         if keys:
             log.append(values, keys)
         if moved:
-            self.warnings.append(f"positions of groups were moved back: {_listed(moved)}")
+            self.warnings.append(f"committed offsets were moved back, of groups: {_listed(moved)}")
         if stuck:
             self.warnings.append(
-                "positions that were committed by transactions that are taken back stay where they are, for nobody"
-                f" knows what they were before, of groups: {_listed(stuck)}"
+                "committed offsets of transactions that the restore undid were kept, because the earlier offsets were"
+                f" compacted away, of groups: {_listed(stuck)}"
             )
 
-    def _positions(
+    def _committed_offsets(
         self, log: Partition, undone: Collection[int]
-    ) -> Mapping[tuple[str, PartitionId], tuple[_Position | None, _Position]]:
-        """(what counts, what is said last) of each position: the latter with markers that do not count any more."""
-        counting: dict[tuple[str, PartitionId], _Position] = {}
-        said: dict[tuple[str, PartitionId], _Position] = {}
-        pending: dict[int, list[tuple[tuple[str, PartitionId], _Position]]] = {}
+    ) -> Mapping[tuple[str, PartitionId], tuple[_CommittedOffsetRecord | None, _CommittedOffsetRecord]]:
+        """Return (the valid record, the last record) of each committed offset, without and with ``undone`` markers."""
+        valid: dict[tuple[str, PartitionId], _CommittedOffsetRecord] = {}
+        last: dict[tuple[str, PartitionId], _CommittedOffsetRecord] = {}
+        pending: dict[int, list[tuple[tuple[str, PartitionId], _CommittedOffsetRecord]]] = {}
         for batch in log.read(log.log_start_offset, control=True):
             producer_id = batch.header.producer_id
             if batch.header.is_control:
                 marker = decode_marker(batch.header, batch.payload)
                 entries = pending.pop(producer_id, []) if marker is not None and marker.committed else []
-                _put_last(said, entries)
+                _put_last(last, entries)
                 if batch.base_offset not in undone:
-                    _put_last(counting, entries)
+                    _put_last(valid, entries)
                 pending.pop(producer_id, None)
                 continue
             entries = []
             for offset, key, value in zip(batch.offsets.tolist(), batch.keys, batch.values, strict=True):
                 if (about := decode_key(key, self._store_id)) is not None:
                     committed = None if value is None else msgspec.msgpack.decode(value, type=CommittedOffset)
-                    entries.append((about, _Position(offset, committed)))
+                    entries.append((about, _CommittedOffsetRecord(offset, committed)))
             if batch.header.attributes & TRANSACTIONAL:
                 pending.setdefault(producer_id, []).extend(entries)
             else:
-                _put_last(said, entries)
-                _put_last(counting, entries)
-        for entries in pending.values():  # decided, and the marker is still to come
-            _put_last(said, entries)
-            _put_last(counting, entries)
-        return {about: (counting.get(about), last) for about, last in said.items()}
+                _put_last(last, entries)
+                _put_last(valid, entries)
+        for entries in pending.values():  # decided; the marker has not been written yet
+            _put_last(last, entries)
+            _put_last(valid, entries)
+        return {about: (valid.get(about), last) for about, last in last.items()}
 
     def _clipped(self, about: PartitionId, committed: CommittedOffset | None) -> CommittedOffset | None:
         offset = self._kept.cuts.get((about.topic_id, about.partition))
@@ -294,28 +309,29 @@ class Rewinding:
     def _warn(self) -> None:
         compacted = {
             topic.name
-            for where, topic, part in self._everything()
-            if where in self._kept.cuts and part.compacted.begun_offset > self._kept.cuts[where]
+            for partition_key, topic, part in self._all_partitions()
+            if partition_key in self._kept.cuts and part.compacted.begun_offset > self._kept.cuts[partition_key]
         }
         if compacted:
             self.warnings.append(
-                f"compacted beyond the cut: {_listed(compacted)}: of a key that was written again behind it, what it"
-                " was before may be missing"
+                f"topics that were compacted after the restore point: {_listed(compacted)}; keys that were overwritten"
+                " later may be missing"
             )
         if self._kept.producers:
             self.warnings.append(
-                f"transactions of {len(self._kept.producers):,} producers that were committed are taken back, in all"
-                " partitions that they wrote to"
+                f"committed transactions of {len(self._kept.producers):,} producers were undone, in all partitions that"
+                " they wrote to"
             )
 
 
 def _is_complete(part: ShippedPartition) -> bool:
-    """Whether a log has every record that was ever written to it."""
+    """Return whether a log contains every record that was ever written to it."""
     return not (part.log_start_offset or part.lost_ranges or part.compacted.begun_offset)
 
 
 def _put_last(
-    of: dict[tuple[str, PartitionId], _Position], entries: list[tuple[tuple[str, PartitionId], _Position]]
+    of: dict[tuple[str, PartitionId], _CommittedOffsetRecord],
+    entries: list[tuple[tuple[str, PartitionId], _CommittedOffsetRecord]],
 ) -> None:
     for about, position in entries:
         known = of.get(about)

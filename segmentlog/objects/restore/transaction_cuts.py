@@ -1,13 +1,13 @@
-"""Transactions over several partitions of which some are cut: no part of one is kept without the rest. Pure.
+"""Extend the cuts of a restore so that no transaction over several partitions is split. Pure.
 
-A commit counts in a partition by its marker there. Where a cut takes the marker, or some of the data, away from one
-partition, every other partition is cut in front of its own: then nobody sees any part of the transaction. Others may
-be torn by that, and so on, until none is.
+A commit is valid in a partition if its marker is there. If a cut removes the marker, or some of the records, from one
+partition, every other partition is cut before its own marker, so that no reader sees any part of the transaction. These
+cuts may split other transactions, and so on, until none is split.
 
-Which markers belong together the decisions say, each of which names the end of its data in every partition. Of those
-that were compacted away the time says it: a marker and the one of the same producer that is nearest to it in another
-partition belong together, if each is the nearest of the other. That is a guess where one producer has committed
-several times within moments, over different partitions: one may be taken for a part of another one.
+The transaction log says which markers belong to one transaction: each decision contains the end offset of its records
+in every partition. For decisions that were compacted away, time decides. Markers of one producer in two partitions
+belong together if each is nearest in time to the other. That is a guess: if a producer commits several times within
+moments, over different partitions, one transaction may be taken for a part of another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from segmentlog.format.batch import check_payload
 from segmentlog.format.control import decode_marker
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.scan import scan_batches
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.restore.cut_points import Cuts
 from segmentlog.transactions.transaction_log import decode_state
 
@@ -33,8 +33,8 @@ _ID_LENGTH: Final = 36
 _ID_DASHES: Final = 4
 
 
-class End(msgspec.Struct, frozen=True):
-    """The end of a transaction in one partition: data in ``[first_offset, offset)``, the marker at ``offset``."""
+class TransactionEnd(msgspec.Struct, frozen=True):
+    """The end of a transaction in one partition: records in ``[first_offset, offset)``, its marker at ``offset``."""
 
     producer_id: int
     first_offset: int
@@ -43,69 +43,69 @@ class End(msgspec.Struct, frozen=True):
     committed: bool
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """A transaction that was committed: the offset behind its data, by partition."""
+class CommitDecision(msgspec.Struct, frozen=True):
+    """A committed transaction: the offset after its records, by partition."""
 
     producer_id: int
-    ends: dict[Where, int]
+    ends: dict[PartitionKey, int]
     is_rest: bool = False
-    """Its decision may be gone: all that is known is that it counts there, marker or not."""
+    """Whether the decision itself may be compacted away: then only this partition of it is known."""
     decided_ms: int = 0
-    """Wall clock, or a little later."""
+    """Wall clock of the decision, or a little later."""
 
     @property
     def is_by_id(self) -> bool:
-        """Whether topics go by their ids; in a store that was upgraded old decisions have names."""
+        """Whether topics are identified by id; a store that was upgraded has old decisions with names."""
         return all(len(topic_id) == _ID_LENGTH and topic_id.count("-") == _ID_DASHES for topic_id, _ in self.ends)
 
 
-class Kept(msgspec.Struct):
-    """What is left of the partitions, and of their transactions."""
+class ConsistentCuts(msgspec.Struct):
+    """Cuts that split no transaction, and what they mean for transactions."""
 
     cuts: Cuts
-    undone: dict[Where, set[int]] = {}
-    """Markers of commits that do not count any more, in partitions that are not cut."""
-    undecided: set[tuple[Where, int]] = set()
-    """Producers whose transaction has no marker there, and is taken back elsewhere."""
-    committed: set[tuple[Where, int]] = set()
-    """Producers whose transaction has no marker there, and is committed as a whole."""
+    undone: dict[PartitionKey, set[int]] = {}
+    """Offsets of commit markers that are not valid any more, in partitions that are not cut."""
+    undecided: set[tuple[PartitionKey, int]] = set()
+    """(partition, producer id) of transactions without a marker there that are undone elsewhere."""
+    committed: set[tuple[PartitionKey, int]] = set()
+    """(partition, producer id) of transactions without a marker there that stay committed."""
     producers: set[int] = set()
-    """Of all transactions that are taken back."""
+    """Producer ids of all undone transactions."""
 
 
 class _Transaction(msgspec.Struct):
-    """One that was committed: its markers, and the ends of its data where it has none."""
+    """A committed transaction: its markers, and the ends of its records in partitions without a marker."""
 
     producer_id: int
-    markers: list[tuple[Where, End]]
-    ends: dict[Where, int]
+    markers: list[tuple[PartitionKey, TransactionEnd]]
+    ends: dict[PartitionKey, int]
     is_undone: bool = False
     decided_ms: int = 0
 
-    def needs(self) -> Iterator[tuple[Where, int]]:
-        """How far each partition has to reach."""
-        for where, marker in self.markers:
-            yield where, marker.offset + 1
+    def needs(self) -> Iterator[tuple[PartitionKey, int]]:
+        """Yield the end offset that each partition must have so that the transaction is whole."""
+        for partition_key, marker in self.markers:
+            yield partition_key, marker.offset + 1
         yield from self.ends.items()
 
 
-def ends_in(data: bytes, start_offset: int) -> list[End]:
-    """The markers in a segment's batches behind the log start: at it, all that they are about has been deleted."""
+def find_ends(data: bytes, start_offset: int) -> list[TransactionEnd]:
+    """Return the markers in a piece after the log start. Records of a marker at the log start have been deleted."""
     view = memoryview(data)
     found = []
     for position, header in scan_batches(view, 0, len(view)):
         if header.is_control and header.base_offset > start_offset:
             marker = decode_marker(header, check_payload(view, position, header))
             if marker is not None:
-                end = End(
+                end = TransactionEnd(
                     marker.producer_id, marker.first_offset, marker.offset, header.max_timestamp, marker.committed
                 )
                 found.append(end)
     return found
 
 
-def commits_in(data: bytes) -> list[Commit]:
-    """The decisions to commit in a segment of the log of decisions."""
+def find_commits(data: bytes) -> list[CommitDecision]:
+    """Return the commit decisions in a piece of the transaction log."""
     view = memoryview(data)
     found = []
     for position, header in scan_batches(view, 0, len(view)):
@@ -114,111 +114,123 @@ def commits_in(data: bytes) -> list[Commit]:
             if state is None:
                 continue
             if state.status in ("PrepareCommit", "CompleteCommit"):
-                ends = {(where[0], where[1]): end for where, end in zip(state.partitions, state.ends, strict=False)}
-                found.append(Commit(state.producer_id, ends, decided_ms=state.updated_ms))
-            for marker in state.unsettled:
+                ends = {
+                    (partition_key[0], partition_key[1]): end
+                    for partition_key, end in zip(state.partitions, state.ends, strict=False)
+                }
+                found.append(CommitDecision(state.producer_id, ends, decided_ms=state.updated_ms))
+            for marker in state.unconfirmed_markers:
                 found.append(
-                    Commit(state.producer_id, {(marker.topic_id, marker.partition): marker.offset}, is_rest=True)
+                    CommitDecision(
+                        state.producer_id, {(marker.topic_id, marker.partition): marker.offset}, is_rest=True
+                    )
                 )
     return found
 
 
-def keep_together(
-    cuts: Cuts, ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit], uncut: Collection[Where],
-    at_ms: int | None = None,
-) -> Kept:  # fmt: skip
-    """Cut so that no transaction is torn, nor kept that was decided after ``at_ms`` and lacks a marker that says so.
+def extend_cuts(
+    cuts: Cuts, ends: Mapping[PartitionKey, Sequence[TransactionEnd]], commits: Iterable[CommitDecision],
+    uncut: Collection[PartitionKey], at_ms: int | None = None,
+) -> ConsistentCuts:  # fmt: skip
+    """Extend ``cuts`` so that no transaction is split.
 
-    ``ends``: all that ended, of each partition in the order of offsets, behind its cut as well. ``uncut``: partitions
-    that are never cut: what is to go of them is told.
+    ends   all transaction ends of each partition, in the order of offsets, also after its cut uncut  partitions that
+    must not be cut; their invalid markers are returned in `ConsistentCuts.undone` at_ms  undo transactions that were
+    decided later and miss a marker, which would say when
     """
     transactions = _transactions(ends, commits)
-    kept = Kept(dict(cuts))
-    waiting: dict[Where, list[tuple[int, int]]] = defaultdict(list)
+    kept = ConsistentCuts(dict(cuts))
+    waiting: dict[PartitionKey, list[tuple[int, int]]] = defaultdict(list)
     for index, one in enumerate(transactions):
-        for where, need in one.needs():
-            waiting[where].append((need, index))
+        for partition_key, need in one.needs():
+            waiting[partition_key].append((need, index))
     for needs in waiting.values():
         needs.sort()
-    to_see = [where for where in cuts if where in waiting]
+    to_see = [partition_key for partition_key in cuts if partition_key in waiting]
     for one in transactions:
         if at_ms is not None and one.ends and one.decided_ms > at_ms:
             one.is_undone = True
-            to_see += _take_back(one, kept, uncut)
+            to_see += _undo(one, kept, uncut)
     while to_see:
-        where = to_see.pop()
-        needs = waiting[where]
-        while needs and needs[-1][0] > kept.cuts[where]:
+        partition_key = to_see.pop()
+        needs = waiting[partition_key]
+        while needs and needs[-1][0] > kept.cuts[partition_key]:
             one = transactions[needs.pop()[1]]
             if not one.is_undone:
                 one.is_undone = True
-                to_see += _take_back(one, kept, uncut)
-    _tell_undecided(transactions, kept)
+                to_see += _undo(one, kept, uncut)
+    _collect_undecided(transactions, kept)
     return kept
 
 
-def _take_back(one: _Transaction, kept: Kept, uncut: Collection[Where]) -> Iterator[Where]:
-    """Cut in front of each marker; the partitions that are cut further than before."""
+def _undo(one: _Transaction, kept: ConsistentCuts, uncut: Collection[PartitionKey]) -> Iterator[PartitionKey]:
+    """Cut each partition before its marker; yield the partitions whose cut has moved."""
     kept.producers.add(one.producer_id)
-    for where, marker in one.markers:
-        if where in uncut:
-            kept.undone.setdefault(where, set()).add(marker.offset)
-        elif marker.offset < kept.cuts.get(where, marker.offset + 1):
-            kept.cuts[where] = marker.offset
-            yield where
+    for partition_key, marker in one.markers:
+        if partition_key in uncut:
+            kept.undone.setdefault(partition_key, set()).add(marker.offset)
+        elif marker.offset < kept.cuts.get(partition_key, marker.offset + 1):
+            kept.cuts[partition_key] = marker.offset
+            yield partition_key
 
 
-def _tell_undecided(transactions: Iterable[_Transaction], kept: Kept) -> None:
+def _collect_undecided(transactions: Iterable[_Transaction], kept: ConsistentCuts) -> None:
     for one in transactions:
-        for where in one.ends:
-            (kept.undecided if one.is_undone else kept.committed).add((where, one.producer_id))
+        for partition_key in one.ends:
+            (kept.undecided if one.is_undone else kept.committed).add((partition_key, one.producer_id))
     kept.committed -= kept.undecided
 
 
-# ---------------------------------------------------------------- what belongs together
+# ---------------------------------------------------------------- which markers belong together
 
 
-def _transactions(ends: Mapping[Where, Sequence[End]], commits: Iterable[Commit]) -> list[_Transaction]:
-    by_producer: dict[int, dict[Where, list[End]]] = defaultdict(dict)
-    for where, found_there in ends.items():
+def _transactions(
+    ends: Mapping[PartitionKey, Sequence[TransactionEnd]], commits: Iterable[CommitDecision]
+) -> list[_Transaction]:
+    by_producer: dict[int, dict[PartitionKey, list[TransactionEnd]]] = defaultdict(dict)
+    for partition_key, found_there in ends.items():
         for end in found_there:
-            by_producer[end.producer_id].setdefault(where, []).append(end)
+            by_producer[end.producer_id].setdefault(partition_key, []).append(end)
     found: dict[tuple[object, ...], _Transaction] = {}
-    known: set[tuple[Where, int]] = set()
+    known: set[tuple[PartitionKey, int]] = set()
     for commit in commits:
         key = (commit.producer_id, commit.is_rest, *sorted(commit.ends.items()))
         decided_ms = min(commit.decided_ms, found[key].decided_ms if key in found else commit.decided_ms)
         one = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
-        for where, end_offset in commit.ends.items():
-            if where not in ends or not end_offset:
+        for partition_key, end_offset in commit.ends.items():
+            if partition_key not in ends or not end_offset:
                 continue  # deleted since, or not restored; or nothing was written there
-            marker = _marker_behind(by_producer[commit.producer_id].get(where, []), end_offset)
+            marker = _marker_after(by_producer[commit.producer_id].get(partition_key, []), end_offset)
             if marker is None:
-                one.ends[where] = end_offset
+                one.ends[partition_key] = end_offset
             elif marker.first_offset < end_offset and marker.committed and not commit.is_rest:
-                one.markers.append((where, marker))
-                known.add((where, marker.offset))
+                one.markers.append((partition_key, marker))
+                known.add((partition_key, marker.offset))
     transactions = list(found.values())
     for producer_id, markers_of in by_producer.items():
         unknown = {
-            where: [one for one in markers if one.committed and (where, one.offset) not in known]
-            for where, markers in markers_of.items()
+            partition_key: [one for one in markers if one.committed and (partition_key, one.offset) not in known]
+            for partition_key, markers in markers_of.items()
         }
-        transactions += _by_time(producer_id, {where: markers for where, markers in unknown.items() if markers})
+        transactions += _group_by_time(
+            producer_id, {partition_key: markers for partition_key, markers in unknown.items() if markers}
+        )
     return transactions
 
 
-def _marker_behind(markers: Sequence[End], end: int) -> End | None:
-    """The first at or behind the end of a transaction's data."""
+def _marker_after(markers: Sequence[TransactionEnd], end: int) -> TransactionEnd | None:
+    """Return the first marker at or after the end of a transaction's records."""
     at = bisect_left(markers, end, key=lambda marker: marker.offset)
     return markers[at] if at < len(markers) else None
 
 
-def _by_time(producer_id: int, markers: Mapping[Where, Sequence[End]]) -> Iterator[_Transaction]:
-    """Those of which no decision is left."""
-    group: dict[tuple[Where, int], tuple[Where, int]] = {}
+def _group_by_time(
+    producer_id: int, markers: Mapping[PartitionKey, Sequence[TransactionEnd]]
+) -> Iterator[_Transaction]:
+    """Yield the transactions of which no decision is left, grouped by the time of their markers."""
+    group: dict[tuple[PartitionKey, int], tuple[PartitionKey, int]] = {}
 
-    def first_of(member: tuple[Where, int]) -> tuple[Where, int]:
+    def first_of(member: tuple[PartitionKey, int]) -> tuple[PartitionKey, int]:
         while (following := group.get(member, member)) != member:
             member = following
         return member
@@ -228,16 +240,18 @@ def _by_time(producer_id: int, markers: Mapping[Where, Sequence[End]]) -> Iterat
             first, second = first_of((here, one.offset)), first_of((there, other.offset))
             if first != second:
                 group[second] = first
-    found: dict[tuple[Where, int], _Transaction] = {}
-    for where, ends in markers.items():
+    found: dict[tuple[PartitionKey, int], _Transaction] = {}
+    for partition_key, ends in markers.items():
         for end in ends:
-            of_end = found.setdefault(first_of((where, end.offset)), _Transaction(producer_id, [], {}))
-            of_end.markers.append((where, end))
+            of_end = found.setdefault(first_of((partition_key, end.offset)), _Transaction(producer_id, [], {}))
+            of_end.markers.append((partition_key, end))
     yield from found.values()
 
 
-def _nearest(here: Sequence[End], there: Sequence[End]) -> Iterator[tuple[End, End]]:
-    """Pairs of which each is the nearest of the other in time."""
+def _nearest(
+    here: Sequence[TransactionEnd], there: Sequence[TransactionEnd]
+) -> Iterator[tuple[TransactionEnd, TransactionEnd]]:
+    """Yield the pairs of markers that are mutually nearest in time."""
     moments_here, moments_there = _moments(here), _moments(there)
     of_here = [_nearest_of(moment, moments_there) for moment in moments_here]
     of_there = [_nearest_of(moment, moments_here) for moment in moments_there]
@@ -246,8 +260,8 @@ def _nearest(here: Sequence[End], there: Sequence[End]) -> Iterator[tuple[End, E
             yield here[index], there[nearest]
 
 
-def _moments(ends: Iterable[End]) -> list[int]:
-    """When they were written, ascending: of those in one millisecond their number counts, too."""
+def _moments(ends: Iterable[TransactionEnd]) -> list[int]:
+    """Return the times of markers, strictly ascending: markers of the same millisecond differ by their order."""
     moments: list[int] = []
     for end in ends:
         moment = end.timestamp_ms << _NUMBER_BITS

@@ -1,1 +1,1 @@
-"""Tiered storage: evict segments, recall them, read them through a block cache."""
+"""Tiered storage: evict segments, recall them, and read them through a block cache."""

@@ -1,9 +1,9 @@
-"""Segments that lie in an object store, of which here is what was read: sparse files, and blocks that are brought.
+"""A block cache for segments in an object store: sparse files, and the blocks that were downloaded into them.
 
-A segment's file has its size from the beginning and holds nothing. Whoever is about to touch bytes of it says so
-(`RangedFile.need`), and waits for the blocks that are missing; who reads on has those behind brought ahead, more of
-them the longer it goes on. What is here may be as much as a limit says: then the file that was not used for the longest
-time is put aside for an empty one. Who has the old one mapped reads on in it.
+A cached file has the segment's size from the beginning, and no data. Before a reader accesses bytes, it calls
+`CachedFile.ensure_range`, which downloads the missing blocks. Sequential readers prefetch, the longer the more. If the
+cache exceeds its limit, the least recently used file is replaced by an empty one. Readers that have mapped the old file
+keep it until they unmap it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from segmentlog.errors import DiskFull, ObjectStoreError, SegmentlogError, ShippingRefused, StoreClosed
 from segmentlog.format.file_names import TEMPORARY_SUFFIX
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
-from segmentlog.objects.manifest.object_ranges import Spans, size_of
+from segmentlog.objects.manifest.object_ranges import ObjectRanges, file_size
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable
@@ -28,20 +28,20 @@ from segmentlog.weak_sets import members_of
 
 BLOCK_BYTES: Final = 1 << 20
 _RUN_BLOCKS: Final = 4
-"""What is got in one request: several of them at a time are faster than one large one."""
+"""Blocks per request: several small requests in parallel are faster than one large request."""
 _AHEAD_BLOCKS_MAX: Final = 16
 PARALLEL: Final = 4
 
 
 class CacheLost(ObjectStoreError):
-    """The folder that an object store is brought into is gone, or the file of it that was just made."""
+    """The cache folder, or a cached file in it, was deleted."""
 
 
 @contextlib.contextmanager
-def _telling(url: str, path: str) -> Iterator[None]:
-    """Around what is done with a file of the cache: what fails is not the store's, nor is a segment gone.
+def _translating_errors(url: str, path: str) -> Iterator[None]:
+    """Translate errors of cache files, so that they name the cache folder and not the store or a segment.
 
-    Raises `CacheLost`, `DiskFull`, `ObjectStoreError`, which name the folder; and what is the process's own affair.
+    Raise `CacheLost`, `DiskFull`, `ObjectStoreError`. Errors of this process, as too many open files, are unchanged.
     """
     try:
         yield
@@ -52,27 +52,27 @@ def _telling(url: str, path: str) -> Iterator[None]:
         if error.errno in LOCAL_ERRORS or isinstance(error, SegmentlogError):
             raise
         if isinstance(error, FileNotFoundError):
-            why = "it is gone, which what was read is kept in; open the store anew, or give it a 'cache_dir' that stays"
+            why = "the cache folder was deleted; reopen the store, or set 'cache_dir' to a folder that is not cleaned"
             raise CacheLost(url, folder, why) from error
-        why = f"what was read cannot be kept there: {error.strerror}; see 'cache_dir'"
+        why = f"cannot write downloaded data to the cache folder: {error.strerror}; check 'cache_dir'"
         raise ObjectStoreError(url, folder, why) from error
 
 
-class Cache:
-    """How much of an object store is here, and the threads that bring it. Thread-safe."""
+class BlockCache:
+    """The cached files of one object store, with a size limit and download threads. Thread-safe."""
 
     def __init__(self, bucket: Bucket, limit_bytes: int, parallel: int = PARALLEL) -> None:
         self.bucket = bucket
         self.limit_bytes = limit_bytes
         self.mutex = fork_safety.reentrant_lock(self, "mutex")
-        self.files: dict[str, RangedFile] = {}
-        """By path, those that readers find there."""
+        self.files: dict[str, CachedFile] = {}
+        """The files that new readers get, by path."""
         self.held_bytes = 0
-        self.got_bytes = 0
-        """Of all that was ever brought."""
+        self.downloaded_bytes = 0
+        """Bytes downloaded so far."""
         self.refresh: Callable[[], object] = lambda: None
-        """Called when an object is gone: what the manifest says now may be something else."""
-        self._opened: weakref.WeakSet[OpenedRanges] = weakref.WeakSet()
+        """Called when an object is missing, to read the current manifest: the bytes may be in another object now."""
+        self._opened: weakref.WeakSet[OpenCachedFile] = weakref.WeakSet()
         self._is_closed = False
         self._uses = 0
         self._parallel = parallel
@@ -81,25 +81,25 @@ class Cache:
         fork_safety.on_fork(self, "_forget")
 
     def _forget(self) -> None:
-        """In a forked child there are no threads, and what they were at is nobody's."""
+        """In a forked child: the download threads exist only in the parent."""
         self._is_of_parent = True
 
-    def use(self) -> int:
-        """A number that grows with every use: of the files with the lowest the last use was the longest ago."""
+    def count_use(self) -> int:
+        """Return a number that grows with every use; the file with the lowest one is the least recently used."""
         self._uses += 1
         return self._uses
 
-    def submit(self, do: Callable[[], None]) -> Future[None]:
-        """Have a thread do it; without any whoever asks."""
+    def submit(self, download: Callable[[], None]) -> Future[None]:
+        """Run a download on a thread, or in the calling thread if the cache has none."""
         if self._is_closed:
             raise StoreClosed(self.bucket.url)
         if self._is_of_parent:
-            why = "it was opened before this process was forked; open it anew in the child"
+            why = "the store was opened before this process was forked; open it again in the child"
             raise ObjectStoreError(self.bucket.url, "get", why, False)
         if not self._parallel:
             done: Future[None] = Future()
             try:
-                do()
+                download()
                 done.set_result(None)
             except Exception as error:
                 done.set_exception(error)
@@ -107,12 +107,12 @@ class Cache:
         with self.mutex:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._parallel, "segmentlog-ranges")
-            return self._pool.submit(do)
+            return self._pool.submit(download)
 
-    def note(self, file: RangedFile, size_bytes: int) -> None:
-        """So much more of a file is here; where that is too much others are put aside."""
+    def record_download(self, file: CachedFile, size_bytes: int) -> None:
+        """Count downloaded bytes, and evict other files while the cache exceeds its limit."""
         with self.mutex:
-            self.got_bytes += size_bytes
+            self.downloaded_bytes += size_bytes
             if file.is_retired:
                 return
             file.held_bytes += size_bytes
@@ -122,23 +122,23 @@ class Cache:
                 if not held:
                     return
                 try:
-                    self.renew(min(held, key=lambda one: one.used))
+                    self.evict(min(held, key=lambda one: one.used))
                 except (SegmentlogError, OSError):
-                    return  # whoever needs that one next is told; what was brought just now is here
+                    return  # the next reader of that file gets the error; this download succeeded
 
-    def renew(self, file: RangedFile, spans: Spans | None = None) -> RangedFile:
-        """Put an empty file in the place of one; what it held is given back once nobody has it mapped.
+    def evict(self, file: CachedFile, ranges: ObjectRanges | None = None) -> CachedFile:
+        """Replace a cached file by an empty one, for the same or for new ``ranges``. Mappings keep the old one's space.
 
-        Raises as `RangedFile`; then it is as it was.
+        Raise as `CachedFile`; then nothing has changed.
         """
         with self.mutex:
-            made = RangedFile(self, file.path, file.spans if spans is None else spans)
+            empty = CachedFile(self, file.path, file.ranges if ranges is None else ranges)
             self.retire(file.path)
-            self.files[file.path] = file.renewed_by = made
-            return made
+            self.files[file.path] = file.replaced_by = empty
+            return empty
 
     def retire(self, path: str) -> None:
-        """Readers do not find this file any more."""
+        """Remove a file from the cache; readers that have opened it keep it."""
         with self.mutex:
             file = self.files.pop(path, None)
             if file is not None:
@@ -146,7 +146,7 @@ class Cache:
                 self.held_bytes -= file.held_bytes
 
     def close(self) -> None:
-        """Bring nothing more, though somebody may still have something mapped."""
+        """Stop downloads. Existing mappings stay valid."""
         with self.mutex:
             self._is_closed = True
             pool, self._pool = self._pool, None
@@ -155,64 +155,65 @@ class Cache:
         for opened_ranges in members_of(self._opened):
             opened_ranges.close()
 
-    def open(self, file: RangedFile) -> OpenedRanges:
-        """Keep it open. Raises `CacheLost` when it is not there."""
-        with _telling(self.bucket.url, file.path):
+    def open(self, file: CachedFile) -> OpenCachedFile:
+        """Open a cached file. Raise `CacheLost` if it was deleted."""
+        with _translating_errors(self.bucket.url, file.path):
             fd = open_lockable(FileSystem(), file.path, os.O_RDWR)
             if FileSystem().fstat(fd).st_ino != file.inode:
                 close_lockable(FileSystem(), fd)
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
-        found = OpenedRanges(file, fd)
+        found = OpenCachedFile(file, fd)
         self._opened.add(found)
         return found
 
 
-class RangedFile:
-    """One such file, and which of its blocks are here. Thread-safe."""
+class CachedFile:
+    """A sparse file for one segment, and which of its blocks are downloaded. Thread-safe."""
 
-    def __init__(self, cache: Cache, path: str, spans: Spans, *, beside: bool = False) -> None:
-        """Made at once, empty: at ``path``, or ``beside`` it until `put_in_place`.
+    def __init__(self, cache: BlockCache, path: str, ranges: ObjectRanges, *, is_staged: bool = False) -> None:
+        """Create the empty file at ``path``; with ``is_staged`` under a temporary name until `move_into_place`.
 
-        Raises `CacheLost` without a folder for it, `DiskFull`, `ObjectStoreError`.
+        Raise `CacheLost` if its folder was deleted, `DiskFull`, `ObjectStoreError`.
         """
         self._cache = cache
         self.url = cache.bucket.url
         self.path = path
-        self.spans = spans
+        self.ranges = ranges
         self.is_retired = False
-        self.used = cache.use()
+        self.used = cache.count_use()
         self.held_bytes = 0
-        self._present = bytearray(_blocks(size_of(spans)))
-        self._coming: dict[int, Future[None]] = {}
-        self._open: weakref.ref[OpenedRanges] | None = None
+        self._present = bytearray(_blocks(file_size(ranges)))
+        self._downloads: dict[int, Future[None]] = {}
+        """Running downloads, by block."""
+        self._open: weakref.ref[OpenCachedFile] | None = None
         self._window = 0
         self._next = 0
-        """Block behind the last one that was needed."""
+        """Block after the last one that was requested."""
         self._ahead = 0
-        """Block behind the last one that is brought ahead."""
-        self.renewed_by: RangedFile | None = None
-        """Of the same bytes, once this one has made room."""
-        self._beside = path + TEMPORARY_SUFFIX
+        """Block after the last one that is prefetched."""
+        self.replaced_by: CachedFile | None = None
+        """The file for the same bytes that replaced this one at its eviction."""
+        self._staged_path = path + TEMPORARY_SUFFIX
         fs = FileSystem()
         with (
-            _telling(self.url, path),
-            opened(fs, self._beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) as fd,
+            _translating_errors(self.url, path),
+            opened(fs, self._staged_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) as fd,
         ):
-            fs.ftruncate(fd, size_of(spans))
+            fs.ftruncate(fd, file_size(ranges))
             self.inode = fs.fstat(fd).st_ino
-        if not beside:
-            self.put_in_place()
+        if not is_staged:
+            self.move_into_place()
 
-    def put_in_place(self) -> None:
-        """Have readers find it."""
-        with _telling(self.url, self.path):
-            FileSystem().replace(self._beside, self.path)
+    def move_into_place(self) -> None:
+        """Rename the file to its path, where readers find it."""
+        with _translating_errors(self.url, self.path):
+            FileSystem().replace(self._staged_path, self.path)
 
-    def open(self) -> OpenedRanges:
-        """As long as what is returned is kept blocks can be brought. For one that readers find.
+    def open(self) -> OpenCachedFile:
+        """Open the file. Blocks can be downloaded while the result exists.
 
-        Where somebody has removed the file another one takes its place: folders for temporary files are cleared of
-        what is old. Raises `CacheLost` where that, too, is not there, or the folder; `DiskFull`, `ObjectStoreError`.
+        If the file was deleted, as cleaners of temporary files do, create it again. Raise `CacheLost` if the folder was
+        deleted, or the new file, too; `DiskFull`, `ObjectStoreError`.
         """
         with self._cache.mutex:
             found = None if self._open is None else self._open()
@@ -221,39 +222,42 @@ class RangedFile:
             try:
                 file, found = self, self._cache.open(self)
             except CacheLost:
-                file = self._cache.renew(self)
+                file = self._cache.evict(self)
                 found = self._cache.open(file)
             file._open = weakref.ref(found)
             return found
 
-    def extend(self, spans: Spans) -> None:
-        """It goes on, or lies in other objects: of what was here no byte is another one. Raises `CacheLost`."""
+    def extend(self, ranges: ObjectRanges) -> None:
+        """Extend the file, or point it to other objects. Bytes already present do not change. Raise `CacheLost`."""
         with self._cache.mutex:
-            before, size_bytes = size_of(self.spans), size_of(spans)
+            before, size_bytes = file_size(self.ranges), file_size(ranges)
             if size_bytes > before:
                 with (
-                    _telling(self.url, self.path),
+                    _translating_errors(self.url, self.path),
                     opened(FileSystem(), self.path, os.O_RDWR | os.O_CLOEXEC) as fd,
                 ):
                     FileSystem().ftruncate(fd, size_bytes)
                 self._present.extend(bytes(_blocks(size_bytes) - len(self._present)))
                 if before % BLOCK_BYTES:
                     self._present[before // BLOCK_BYTES] = 0
-            self.spans = spans
+            self.ranges = ranges
 
-    def need(self, held: OpenedRanges, start: int, end: int) -> None:
-        """Return once bytes ``[start, end)`` are here. Raises `ObjectStoreError`, `ShippingRefused`."""
-        first, behind = start // BLOCK_BYTES, _blocks(end)
-        if behind > self._next or first < self._next - 1:
-            self._note_way(held, first, behind)
-        if self._present.find(0, first, behind) >= 0:
-            self.used = self._cache.use()
-            if not self._wait(held, first, behind, is_last=False):
-                self._wait(held, first, behind, is_last=True)
+    def ensure_range(self, opened_file: OpenCachedFile, start: int, end: int) -> None:
+        """Return when bytes ``[start, end)`` are downloaded. Raise `ObjectStoreError`, `ShippingRefused`."""
+        first, stop = start // BLOCK_BYTES, _blocks(end)
+        if stop > self._next or first < self._next - 1:
+            self._update_readahead(opened_file, first, stop)
+        if self._present.find(0, first, stop) >= 0:
+            self.used = self._cache.count_use()
+            if not self._wait(opened_file, first, stop, is_last=False):
+                self._wait(opened_file, first, stop, is_last=True)
 
-    def _wait(self, held: OpenedRanges, first: int, behind: int, *, is_last: bool) -> bool:
-        """False where others, who had asked before, got no answer: that is no reason not to ask. Raises as `need`."""
-        begun, joined = self._begin(held, first, behind)
+    def _wait(self, opened_file: OpenCachedFile, first: int, stop: int, *, is_last: bool) -> bool:
+        """Download blocks and wait for them; return False if a download of another reader failed, unless ``is_last``.
+
+        The other reader may have asked long ago, so its failure is a reason to try once more. Raise as `ensure_range`.
+        """
+        begun, joined = self._start_downloads(opened_file, first, stop)
         for future in begun:
             future.result()
         for future in joined:
@@ -265,99 +269,101 @@ class RangedFile:
                 return False
         return True
 
-    def _note_way(self, held: OpenedRanges, first: int, behind: int) -> None:
-        """Who reads on has what lies behind brought ahead."""
+    def _update_readahead(self, opened_file: OpenCachedFile, first: int, stop: int) -> None:
+        """Prefetch blocks if the access is sequential."""
         with self._cache.mutex:
-            is_on = self._next - 1 <= first <= self._next
-            self._next = behind
-            if not is_on:
-                self._window, self._ahead = 0, behind
+            is_sequential = self._next - 1 <= first <= self._next
+            self._next = stop
+            if not is_sequential:
+                self._window, self._ahead = 0, stop
                 return
-            if behind + self._window // 2 < self._ahead:
+            if stop + self._window // 2 < self._ahead:
                 return
             self._window = min(max(2 * self._window, 1), _AHEAD_BLOCKS_MAX)
-            start = max(self._ahead, behind)
-            self._ahead = min(behind + self._window, len(self._present))
-        self.used = self._cache.use()
+            start = max(self._ahead, stop)
+            self._ahead = min(stop + self._window, len(self._present))
+        self.used = self._cache.count_use()
         if start < self._ahead and self._cache.limit_bytes > 2 * _AHEAD_BLOCKS_MAX * BLOCK_BYTES:
-            self._begin(held, first, behind)  # first what is waited for
-            self._begin(held, start, self._ahead)
+            self._start_downloads(opened_file, first, stop)  # first the blocks that the reader waits for
+            self._start_downloads(opened_file, start, self._ahead)
 
-    def _begin(self, held: OpenedRanges, first: int, behind: int) -> tuple[list[Future[None]], list[Future[None]]]:
-        """Have the blocks brought that are missing. What was begun for that, and what others had begun already."""
+    def _start_downloads(
+        self, opened_file: OpenCachedFile, first: int, stop: int
+    ) -> tuple[list[Future[None]], list[Future[None]]]:
+        """Start downloads of missing blocks; return (downloads started now, downloads that were running already)."""
         begun: list[Future[None]] = []
         joined: list[Future[None]] = []
         with self._cache.mutex:
             at = first
-            while (at := self._present.find(0, at, behind)) >= 0:
-                coming = self._is_coming(at)
-                if coming is not None:
-                    joined.append(coming)
+            while (at := self._present.find(0, at, stop)) >= 0:
+                running = self._running_download(at)
+                if running is not None:
+                    joined.append(running)
                     at += 1
                     continue
                 end = at + 1
-                while end < min(at + _RUN_BLOCKS, behind) and not self._present[end] and self._is_coming(end) is None:
+                while end < min(at + _RUN_BLOCKS, stop) and not self._present[end] and not self._running_download(end):
                     end += 1
-                future = self._cache.submit(lambda at=at, end=end: self._bring(held, at, end))  # type: ignore[misc]
+                future = self._cache.submit(lambda at=at, end=end: self._download_blocks(opened_file, at, end))  # type: ignore[misc]
                 if not future.done():
-                    self._coming.update(dict.fromkeys(range(at, end), future))
-                    future.add_done_callback(lambda one, at=at, end=end: self._come(one, at, end))  # type: ignore[misc]
+                    self._downloads.update(dict.fromkeys(range(at, end), future))
+                    future.add_done_callback(lambda one, at=at, end=end: self._remove_download(one, at, end))  # type: ignore[misc]
                 begun.append(future)
                 at = end
         return begun, joined
 
-    def _is_coming(self, block: int) -> Future[None] | None:
-        """Who is at it; not who has failed just now: of what is done the block is here."""
-        coming = self._coming.get(block)
-        return None if coming is None or coming.done() else coming
+    def _running_download(self, block: int) -> Future[None] | None:
+        """Return the running download of a block. A finished one has failed, or else the block would be present."""
+        running = self._downloads.get(block)
+        return None if running is None or running.done() else running
 
-    def _come(self, future: Future[None], first: int, behind: int) -> None:
+    def _remove_download(self, future: Future[None], first: int, stop: int) -> None:
         with self._cache.mutex:
-            for block in range(first, behind):
-                if self._coming.get(block) is future:
-                    del self._coming[block]
+            for block in range(first, stop):
+                if self._downloads.get(block) is future:
+                    del self._downloads[block]
 
-    def _bring(self, held: OpenedRanges, first: int, behind: int) -> None:
-        """Bring blocks, by whatever objects they lie in; once more where these have changed meanwhile."""
-        spans = self.spans
-        start, end = first * BLOCK_BYTES, min(behind * BLOCK_BYTES, size_of(spans))
+    def _download_blocks(self, opened_file: OpenCachedFile, first: int, stop: int) -> None:
+        """Download blocks; try once more with the current manifest if an object is missing."""
+        ranges = self.ranges
+        start, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, file_size(ranges))
         try:
-            self._get(held, spans, start, end)
+            self._download_range(opened_file, ranges, start, end)
         except ObjectMissing as missing:
             self._cache.refresh()
             newest = self
-            while newest.renewed_by is not None:  # that one has heard since where the same bytes lie now
-                newest = newest.renewed_by
-            if newest.spans == spans:
+            while newest.replaced_by is not None:  # only the newest one got the ranges of the current manifest
+                newest = newest.replaced_by
+            if newest.ranges == ranges:
                 if newest.is_retired:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path) from None
-                why = f"{missing.key} is gone, which the manifest refers to; see 'segmentlog objects verify'"
+                why = f"{missing.key} is missing, although the manifest refers to it; see 'segmentlog objects verify'"
                 raise ShippingRefused(self._cache.bucket.url, why) from missing
-            self._get(held, newest.spans, start, end)
+            self._download_range(opened_file, newest.ranges, start, end)
         with self._cache.mutex:
-            self._present[first:behind] = b"\1" * (behind - first)
-            if end < min(behind * BLOCK_BYTES, size_of(self.spans)):  # it has grown since
-                self._present[behind - 1] = 0
-            self._cache.note(self, end - start)
+            self._present[first:stop] = b"\1" * (stop - first)
+            if end < min(stop * BLOCK_BYTES, file_size(self.ranges)):  # the file was extended meanwhile
+                self._present[stop - 1] = 0
+            self._cache.record_download(self, end - start)
 
-    def _get(self, held: OpenedRanges, spans: Spans, start: int, end: int) -> None:
-        for span in spans:
-            low, high = max(span.position, start), min(span.end, end)
+    def _download_range(self, opened_file: OpenCachedFile, ranges: ObjectRanges, start: int, end: int) -> None:
+        for part in ranges:
+            low, high = max(part.position, start), min(part.end, end)
             if low < high:
-                first, size_bytes = low - span.position, high - low
+                first, size_bytes = low - part.position, high - low
                 data = (
-                    span.data[first : first + size_bytes]
-                    if span.data
-                    else self._cache.bucket.get_range(span.key, span.start + first, size_bytes)
+                    part.data[first : first + size_bytes]
+                    if part.data
+                    else self._cache.bucket.get_range(part.key, part.start + first, size_bytes)
                 )
-                with _telling(self.url, self.path):
-                    held.write(data, low)
+                with _translating_errors(self.url, self.path):
+                    opened_file.write(data, low)
 
 
-class OpenedRanges:
-    """A file of ranges that is open: as long as it is kept blocks can be brought, and what is mapped is its."""
+class OpenCachedFile:
+    """An open cached file. Missing blocks can be downloaded while it exists. It implements `storage.fs.Ranges`."""
 
-    def __init__(self, file: RangedFile, fd: LockableFd) -> None:
+    def __init__(self, file: CachedFile, fd: LockableFd) -> None:
         self.file = file
         self._fs = FileSystem()
         self._fd: LockableFd | None = fd
@@ -365,40 +371,40 @@ class OpenedRanges:
 
     @property
     def inode(self) -> int:
-        """Of the file."""
+        """Inode of the file."""
         return self.file.inode
 
     @property
     def is_retired(self) -> bool:
-        """Whether another file has its place."""
+        """Whether the cache has replaced or removed the file."""
         return self.file.is_retired
 
     @property
     def source(self) -> str:
-        """Where its blocks come from."""
-        return f"{self.file.url}/{self.file.spans[0].key}" if self.file.spans else self.file.url
+        """URL of the object that its first block comes from."""
+        return f"{self.file.url}/{self.file.ranges[0].key}" if self.file.ranges else self.file.url
 
     def map(self) -> memoryview:
-        """All of it as it is now; bytes that nobody said that he needs are zeros, or not."""
-        size_bytes = size_of(self.file.spans)
+        """Map the whole file. Only ranges that were requested with `need` are valid; other bytes are undefined."""
+        size_bytes = file_size(self.file.ranges)
         with self._mutex:
             return self._fs.map_file(self._open_fd(), size_bytes) if size_bytes else memoryview(b"")
 
     def need(self, start: int, end: int) -> None:
-        """See `RangedFile.need`."""
+        """Return when bytes ``[start, end)`` are downloaded; raise as `CachedFile.ensure_range` does."""
         if start < end:
-            self.file.need(self, start, end)
+            self.file.ensure_range(self, start, end)
 
     def close(self) -> None:
-        """Nothing more can be brought."""
+        """Close the file: no more blocks can be downloaded."""
         with self._mutex:
             fd, self._fd = self._fd, None
             if fd is not None:
                 close_lockable(self._fs, fd)
 
     def write(self, data: Data, position: int) -> None:
-        """Put bytes there that have come. Raises `DiskFull`, `StoreClosed`."""
-        with self._mutex:  # or its number may be another file's by now
+        """Write downloaded bytes. Raise `DiskFull`, `StoreClosed`."""
+        with self._mutex:  # otherwise the descriptor's number may belong to another file
             write_all(self._fs, self._open_fd(), [data], position)
 
     def _open_fd(self) -> int:

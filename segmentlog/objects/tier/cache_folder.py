@@ -1,6 +1,6 @@
-"""A folder for what was brought from an object store: of one process, and gone with it.
+"""A temporary folder of one process for downloaded data, removed when it is closed.
 
-It is locked for as long as it is used. What killed processes left of theirs goes when the next one is made there.
+The folder is locked while it is in use. Creating one also removes folders that killed processes left at the same place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _PREFIX: Final = "segmentlog-"
 
 
 class CacheFolder:
-    """Made at once, below ``cache_dir``, or where the system keeps such. Raises `InvalidConfig`, `DiskFull`."""
+    """A new, locked folder below ``cache_dir``, or below the system's folder for temporary files.
+
+    Raise `InvalidConfig` if it cannot be created, `DiskFull`.
+    """
 
     def __init__(self, fs: FileSystem, cache_dir: str | os.PathLike[str] | None) -> None:
         self._fs = fs
@@ -34,28 +37,28 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     lock = open_lockable(fs, f"{self.path}/{REPLICA_FILE}", os.O_RDWR | os.O_CREAT)
                     fs.flock(lock, EXCLUSIVE)
-                    if fs.exists(f"{self.path}/{REPLICA_FILE}"):  # else somebody has swept it before it was locked
+                    if fs.exists(f"{self.path}/{REPLICA_FILE}"):  # false if another process removed it before the lock
                         break
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(parent) from error
-            wanted = f"a folder that can be written to ({error.strerror})"
-            raise InvalidConfig("cache_dir", parent, wanted) from error
+            expected = f"a folder that can be written to ({error.strerror})"
+            raise InvalidConfig("cache_dir", parent, expected) from error
         self._lock: LockableFd | None = lock
         fork_safety.on_fork(self, "_forget")
         _sweep(fs, parent)
 
     def _forget(self) -> None:
-        """In a forked child: the folder is the parent's."""
+        """In a forked child: the folder belongs to the parent."""
         self._lock = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether it is this process's, and there."""
+    def is_owned(self) -> bool:
+        """Whether this process owns the folder, and it is not closed."""
         return self._lock is not None
 
     def close(self) -> None:
-        """The folder goes. Idempotent."""
+        """Remove the folder. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             _remove(self._fs, self.path)
@@ -63,7 +66,7 @@ class CacheFolder:
 
 
 def _sweep(fs: FileSystem, parent: str) -> None:
-    """Remove what processes that were killed have left of theirs."""
+    """Remove folders of processes that were killed."""
     for name in fs.listdir(parent):
         mark = f"{parent}/{name}/{REPLICA_FILE}"
         if not name.startswith(_PREFIX) or not _is_ours(fs, mark):
@@ -78,7 +81,7 @@ def _sweep(fs: FileSystem, parent: str) -> None:
 
 
 def _is_ours(fs: FileSystem, mark: str) -> bool:
-    """An empty mark: what is a replica says of what."""
+    """Return whether the mark is empty: in a replica, the file with this name is not."""
     try:
         return fs.stat(mark).st_size == 0
     except OSError:

@@ -1,7 +1,8 @@
-"""Segments that lie in an object store alone come back, where nobody there would know that somebody needs them.
+"""Recall evicted segments whose object the manifest does not protect from garbage collection.
 
-The manifest refers to each object that a segment lies in alone: so it is never condemned. Where it does not, because
-shipping ended, or began anew, or a stub is damaged, the segment comes back, or the stub is made anew.
+Normally the manifest refers to the object of every evicted segment, so the object is never deleted. After shipping was
+ended or started over, or if a stub is damaged, it may not. Then the segment is downloaded again, or the stub is
+recreated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from segmentlog.format.file_names import LOG_SUFFIX
 from segmentlog.format.manifest import ShippedPartition
 from segmentlog.format.stub import Stub
 from segmentlog.log.handle import Handle
-from segmentlog.log.segment_tiering import bring_back, insist, is_remote
+from segmentlog.log.segment_tiering import is_remote, recall_or_raise, recall_segment
 from segmentlog.policy.upload_policy import LocalSegment
 from segmentlog.storage.segment import segment_stem
 from segmentlog.storage.segment_stub import write_stub
@@ -23,16 +24,16 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 
-def settle(handle: Handle, url: str, segment: LocalSegment, there: ShippedPartition | None) -> None:
-    """Bring a segment back whose object the manifest does not refer to; or make a stub anew that is damaged.
+def recall_unreferenced(handle: Handle, url: str, segment: LocalSegment, entry: ShippedPartition | None) -> None:
+    """Recall a segment whose object the manifest does not refer to, or recreate a damaged stub from the manifest.
 
-    Raises `ObjectStoreError`, `SegmentGone`, `DiskFull`, `CorruptBatch`, OSError.
+    Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, `CorruptBatch`, OSError.
     """
     base = segment.base_offset
     try:
-        bring_back(handle, base)
+        recall_segment(handle, base)
     except CorruptBatch:
-        known = {one.base_offset: one for one in (there.segments if there else ())}.get(base)
+        known = {one.base_offset: one for one in (entry.segments if entry else ())}.get(base)
         if known is None or known.log.size_bytes != segment.size_bytes:
             raise
         stub = Stub(url, known.log, handle.clock.now_ms())
@@ -41,11 +42,11 @@ def settle(handle: Handle, url: str, segment: LocalSegment, there: ShippedPartit
             handle.ledger.count_generation()
 
 
-def bring_all_back(topics: Topics, *, is_fenced: bool) -> None:
-    """Have all bytes of the store here again, before nobody sees to it any more that they stay there.
+def recall_all(topics: Topics, *, is_fenced: bool) -> None:
+    """Recall all evicted segments of a store, before its objects lose their protection from garbage collection.
 
-    Where another machine has taken the store over it may have deleted some: then these stay lost, and are logged.
-    Raises `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError; what came back until then is here.
+    With ``is_fenced``, another machine has taken over the store and may have deleted objects: their segments are lost,
+    and logged. Raise `ObjectStoreError`, `SegmentGone`, `DiskFull`, OSError; segments recalled before that stay local.
     """
     for name, _ in list(topics.all_partitions()):
         with contextlib.suppress(UnknownTopic):
@@ -53,7 +54,7 @@ def bring_all_back(topics: Topics, *, is_fenced: bool) -> None:
             for base in handle.list_segments():
                 if is_remote(handle, base):
                     try:
-                        insist(handle, base)
+                        recall_or_raise(handle, base)
                     except SegmentGone as error:
                         if not is_fenced:
                             raise

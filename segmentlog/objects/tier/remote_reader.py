@@ -1,8 +1,8 @@
-"""Reading segments of a store in a folder whose bytes lie in an object store alone (tiered storage).
+"""Read evicted segments: segments in a local store whose bytes only the object store has (tiered storage).
 
-Each process brings what it reads into a folder of its own, block by block, as from a store that is opened by its URL
-(`objects.tier.block_cache`); as much as a limit says stays there. What is here is known by the name of the object: no
-other bytes ever have it. Nothing is opened before the first such segment is read.
+Each process downloads the blocks that it reads into a folder of its own, up to a size limit, as for a store that is
+opened by its URL (`objects.tier.block_cache`). Cached data is identified by the object's name, because objects never
+change. The folder is created when the first evicted segment is read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from segmentlog.format.stub import Stub
 from segmentlog.objects.bucket.base import ObjectMissing
 from segmentlog.objects.bucket.error_messages import without_secrets
 from segmentlog.objects.bucket.url import open_bucket
-from segmentlog.objects.manifest.object_ranges import spans_of
-from segmentlog.objects.tier.block_cache import PARALLEL, Cache, CacheLost, OpenedRanges, RangedFile
+from segmentlog.objects.manifest.object_ranges import object_ranges
+from segmentlog.objects.tier.block_cache import PARALLEL, BlockCache, CachedFile, CacheLost, OpenCachedFile
 from segmentlog.objects.tier.cache_folder import CacheFolder
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment_stub import read_stub
 
-_NOT_THERE: Final = "nothing was shipped there, or it is not mounted: the segment lies there alone"
+_NOT_FOUND: Final = "no store is at this URL, or it is not mounted; the object store has the only copy of this segment"
 
 
-class Tiered:
-    """How the process reaches such segments of one store. Thread-safe; in a forked child it begins anew.
+class RemoteReader:
+    """Opens the evicted segments of one store. Thread-safe; in a forked child it starts with an empty cache.
 
-    ``cache_bytes`` and ``cache_dir`` as for `Attached`. Raises `InvalidConfig`.
+    ``cache_bytes`` and ``cache_dir`` are as for `RemoteStore`. Raise `InvalidConfig`.
     """
 
     def __init__(
@@ -43,33 +43,34 @@ class Tiered:
         self._cache_bytes = cache_bytes
         self._cache_dir = cache_dir
         self._urls: dict[str, str] = {}
-        """By URLs as stubs have them those that were given: with what no file is told."""
+        """URLs with their secrets, by the URL in the stubs, which has none."""
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._is_closed = False
-        self._begin_empty()
-        fork_safety.on_fork(self, "_begin_empty")
+        self._start_empty()
+        fork_safety.on_fork(self, "_start_empty")
 
-    def _begin_empty(self) -> None:
-        """Have brought nothing. In a forked child: the folder is the parent's, and its threads are not here."""
+    def _start_empty(self) -> None:
+        """Start with an empty cache. In a forked child, folder and threads belong to the parent."""
         self._folder: CacheFolder | None = None
-        self._caches: dict[str, Cache] = {}
+        self._caches: dict[str, BlockCache] = {}
         """By URL."""
-        self._troubles: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
-    def know(self, url: str) -> None:
-        """By this URL, which may hold what is secret, its place is to be reached. Raises `InvalidConfig`."""
+    def add_url(self, url: str) -> None:
+        """Use this URL, with its secrets, for objects at the same place. Raise `InvalidConfig`."""
         place = without_secrets(url).rstrip("/")
         with self._mutex:
             if self._urls.get(place, place) == url:
                 return
             self._urls[place] = url
-            if place in self._caches:  # opened without what was secret; what it has brought is as good as before
+            if place in self._caches:  # it was opened without the secrets; its cached data stays valid
                 self._caches[place].bucket = open_bucket(url)
 
-    def reach(self, fs: FileSystem, path: str) -> Remote | None:
-        """As `FileSystem.ranged`. Raises also `InvalidConfig` for a URL that cannot be opened here.
+    def open_segment(self, fs: FileSystem, path: str) -> RemoteSegment | None:
+        """Open the evicted segment whose log is at ``path``; return None if its bytes are local.
 
-        And `DiskFull`, `ObjectStoreError` for a cache that cannot be written to.
+        Raise as `FileSystem.ranged`, `InvalidConfig` for a URL that cannot be opened here, `DiskFull` and
+        `ObjectStoreError` for a cache that cannot be written.
         """
         found = read_stub(fs, path)
         if found is None:
@@ -77,24 +78,24 @@ class Tiered:
         stub, inode = found
         with self._mutex:
             cache = self._cache(stub.url)
-            with self.noting_trouble(stub.url):
+            with self.recording_errors(stub.url):
                 try:
                     opened = self._open(cache, stub)
-                except CacheLost:  # folders for temporary files are cleared of what is old
-                    self._lose_folder()
+                except CacheLost:  # a cleaner of temporary files removed the folder
+                    self._drop_folder()
                     opened = self._open(cache, stub)
-            return Remote(self, fs, path, stub, inode, opened)
+            return RemoteSegment(self, fs, path, stub, inode, opened)
 
-    def _open(self, cache: Cache, stub: Stub) -> OpenedRanges:
+    def _open(self, cache: BlockCache, stub: Stub) -> OpenCachedFile:
         with cache.mutex:
             place = f"{self._open_folder()}/{xxhash.xxh3_128_hexdigest(stub.key.encode())}"
             file = cache.files.get(place)
             if file is None:
-                file = cache.files[place] = RangedFile(cache, place, spans_of(stub.stored))
+                file = cache.files[place] = CachedFile(cache, place, object_ranges(stub.stored))
             return file.open()
 
-    def _lose_folder(self) -> None:
-        """Begin a new one, with nothing in it. Who has something mapped reads on in it, and asks anew then."""
+    def _drop_folder(self) -> None:
+        """Drop the cache folder, so that the next access creates a new one. Existing mappings stay valid."""
         for cache in self._caches.copy().values():
             for place in cache.files.copy():
                 cache.retire(place)
@@ -109,56 +110,56 @@ class Tiered:
             self._folder = CacheFolder(FileSystem(), self._cache_dir)
         return self._folder.path
 
-    def _cache(self, url: str) -> Cache:
+    def _cache(self, url: str) -> BlockCache:
         cache = self._caches.get(url)
         if cache is None:
             bucket = open_bucket(self._urls.get(url, url))
-            cache = self._caches[url] = Cache(bucket, self._cache_bytes, PARALLEL)
+            cache = self._caches[url] = BlockCache(bucket, self._cache_bytes, PARALLEL)
         return cache
 
-    def note_trouble(self, url: str, why: str) -> None:
-        """What keeps segments from being read; empty once one was."""
+    def record_error(self, url: str, why: str) -> None:
+        """Record why segments cannot be read from ``url``; an empty text after a success."""
         if why:
-            self._troubles[url] = why
+            self._errors[url] = why
         else:
-            self._troubles.pop(url, None)
+            self._errors.pop(url, None)
 
     @contextlib.contextmanager
-    def noting_trouble(self, url: str) -> Iterator[None]:
-        """Around what fails where the object store does, or the disk that it is brought to."""
+    def recording_errors(self, url: str) -> Iterator[None]:
+        """Record errors of the object store and of the cache's disk, and raise them."""
         try:
             yield
         except (ObjectStoreError, DiskFull) as error:
-            self.note_trouble(url, str(error))
+            self.record_error(url, str(error))
             raise
 
     def health(self) -> dict[str, str]:
-        """Object stores that could not be reached the last time."""
-        return {f"segments at {url}": why for url, why in self._troubles.copy().items()}
+        """Return the last error of each object store that could not be read."""
+        return {f"segments at {url}": why for url, why in self._errors.copy().items()}
 
-    def why_missing(self, stub: Stub) -> ObjectStoreError:
-        """What to tell of an object that is not there: gone for good only where anything is there at all."""
+    def missing_object_error(self, stub: Stub) -> ObjectStoreError:
+        """Return the error for a missing object: `SegmentGone` only if the manifest at the same URL can be read."""
         cache = self._caches[stub.url]
         try:
             cache.bucket.get(MANIFEST_KEY)
         except ObjectMissing:
-            return ObjectStoreError(stub.url, stub.key, _NOT_THERE)
+            return ObjectStoreError(stub.url, stub.key, _NOT_FOUND)
         except ObjectStoreError as error:
             return error
-        return SegmentGone(stub.url, stub.key, "it is gone, and the segment lies there alone")
+        return SegmentGone(stub.url, stub.key, "the object was deleted, and it was the only copy of this segment")
 
     @property
-    def got_bytes(self) -> int:
-        """What was brought so far."""
-        return sum(cache.got_bytes for cache in self._caches.copy().values())
+    def downloaded_bytes(self) -> int:
+        """Bytes downloaded so far."""
+        return sum(cache.downloaded_bytes for cache in self._caches.copy().values())
 
     @property
     def held_bytes(self) -> int:
-        """What of it is here."""
+        """Bytes in the cache now."""
         return sum(cache.held_bytes for cache in self._caches.copy().values())
 
     def close(self) -> None:
-        """Bring nothing more; what was brought goes. Idempotent."""
+        """Stop downloads and remove the cache. Idempotent."""
         with self._mutex:
             self._is_closed = True
             caches, self._caches = self._caches, {}
@@ -169,66 +170,69 @@ class Tiered:
             folder.close()
 
 
-class Remote:
-    """One such segment that is open: `storage.fs.Ranges`."""
+class RemoteSegment:
+    """An open evicted segment. It implements `storage.fs.Ranges`."""
 
-    def __init__(self, tiered: Tiered, fs: FileSystem, path: str, stub: Stub, inode: int, opened: OpenedRanges) -> None:
-        self._tiered = tiered
+    def __init__(
+        self, reader: RemoteReader, fs: FileSystem, path: str, stub: Stub, inode: int, opened: OpenCachedFile
+    ) -> None:
+        self._reader = reader
         self._fs = fs
         self._path = path
         self._stub = stub
         self._opened = opened
         self.inode = inode
-        """Of the hole: what tells it from a file that takes its place."""
+        """Inode of the hole: it differs from that of a file that replaces it."""
 
     @property
     def is_retired(self) -> bool:
-        """Whether what was brought of it has made room."""
+        """Whether the cache has evicted the downloaded blocks."""
         return self._opened.is_retired
 
     @property
     def source(self) -> str:
-        """The object, with its URL."""
+        """URL of the object."""
         return f"{self._stub.url}/{self._stub.key}"
 
     def map(self) -> memoryview:
-        """See `Ranges.map`."""
+        """Map the whole segment; see `Ranges.map`."""
         return self._opened.map()
 
     def need(self, start: int, end: int) -> None:
-        """See `Ranges.need`.
+        """Download bytes ``[start, end)`` if they are missing; see `Ranges.need`.
 
-        Raises `ObjectStoreError`, `SegmentGone`, `DiskFull` for the cache, FileNotFoundError for one that was replaced.
+        Raise `ObjectStoreError`, `SegmentGone`, `DiskFull` for the cache, FileNotFoundError if the segment was
+        replaced.
         """
         try:
-            with self._tiered.noting_trouble(self._stub.url):
+            with self._reader.recording_errors(self._stub.url):
                 self._opened.need(start, end)
         except (ShippingRefused, FileNotFoundError) as error:
-            raise self._why() from error
-        self._tiered.note_trouble(self._stub.url, "")
+            raise self._missing_error() from error
+        self._reader.record_error(self._stub.url, "")
 
-    def _why(self) -> SegmentlogError | OSError:
-        """What to raise for an object that is missing: the segment may have been compacted or deleted since."""
+    def _missing_error(self) -> SegmentlogError | OSError:
+        """Return the error for a missing object: FileNotFoundError if the segment was compacted or deleted since."""
         try:
             found = read_stub(self._fs, self._path)
         except FileNotFoundError as gone:
             return gone
         if found is None or found[0] != self._stub:
             return FileNotFoundError(self._path)
-        why = self._tiered.why_missing(self._stub)
-        self._tiered.note_trouble(self._stub.url, str(why))
+        why = self._reader.missing_object_error(self._stub)
+        self._reader.record_error(self._stub.url, str(why))
         return why
 
 
 @contextlib.contextmanager
-def reaching(fs: FileSystem, tiered: Tiered | None = None) -> Iterator[FileSystem]:
-    """Within, whoever reads files of a store by ``fs`` reaches segments that lie in an object store alone."""
-    made = tiered or Tiered()
+def remote_segments_readable(fs: FileSystem, reader: RemoteReader | None = None) -> Iterator[FileSystem]:
+    """Let ``fs`` read evicted segments of a store, within the context."""
+    used = reader or RemoteReader()
     before = fs.reach_by
-    fs.reach_by = lambda path: made.reach(fs, path)
+    fs.reach_by = lambda path: used.open_segment(fs, path)
     try:
         yield fs
     finally:
         fs.reach_by = before
-        if tiered is None:
-            made.close()
+        if reader is None:
+            used.close()

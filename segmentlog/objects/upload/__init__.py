@@ -1,1 +1,1 @@
-"""Ship a store. Each cycle scans, plans, uploads, and publishes the manifest."""
+"""Upload a store. Each cycle scans the partitions, plans, uploads, and publishes the manifest."""

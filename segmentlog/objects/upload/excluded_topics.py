@@ -1,4 +1,4 @@
-"""Topics that are shipped no more, though others of the store are: nobody raises their ceilings, so they need none."""
+"""Remove the offset grants of topics that are excluded from shipping: no shipper extends them any more."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from collections.abc import Set
 
 from segmentlog.errors import SegmentlogError, UnknownTopic
 from segmentlog.log import offset_grants
-from segmentlog.objects.local.partition_snapshot import is_wanted
+from segmentlog.objects.local.partition_snapshot import is_selected
 from segmentlog.storage.grant_file import read_grant
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
 
 
-def release_unwanted(topics: Topics, wanted: tuple[str, ...], there: Set[str]) -> bool:
-    """Let all partitions go on alone that are not wanted; false if that is to be tried again for any.
+def release_excluded_topics(topics: Topics, patterns: tuple[str, ...], shipped: Set[str]) -> bool:
+    """Remove the grants of all topics that match no pattern; return False if any removal failed, to be tried again.
 
-    ``there``: ids of the topics that the manifest has, which lies there: who took the store over would go on with them.
+    Topics with an id in ``shipped`` keep theirs: the manifest still lists them, so a takeover would continue them.
     """
     is_done = True
     for name in topics.names(internal=True):
-        if is_wanted(name, wanted):
+        if is_selected(name, patterns):
             continue
         with contextlib.suppress(UnknownTopic):  # deleted meanwhile, or renamed
             file = topics.read_topic_file(name)
-            if file.topic_id in there:
+            if file.topic_id in shipped:
                 continue
             for number in range(file.partitions):
                 try:
                     if read_grant(topics.fs, f"{topics.path}/{name}/{number}") is not None:
-                        offset_grants.release(topics.open_partition(name, number, file.topic_id).handle)
+                        offset_grants.remove(topics.open_partition(name, number, file.topic_id).handle)
                 except UnknownTopic:
                     break
                 except (SegmentlogError, OSError) as error:
-                    logger.warning("%s/%d: is not shipped any more, and needs grants still: %s", name, number, error)
+                    logger.warning(
+                        "%s/%d: excluded from shipping, but its offset grant cannot be removed yet: %s. Appends stop at"
+                        " the grant until a later cycle removes it", name, number, error,
+                    )  # fmt: skip
                     is_done = False
     return is_done

@@ -1,4 +1,4 @@
-"""What the next manifest is to say of the store, and whether that is anything new."""
+"""Build the next manifest, and decide whether it differs from the current one."""
 
 from __future__ import annotations
 
@@ -7,54 +7,58 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from segmentlog.format.manifest import Manifest, ShippedPartition, ShippedTopic
-from segmentlog.objects.local.partition_snapshot import as_shipped
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.upload_state import Part
-from segmentlog.objects.upload.plan import Interval
+from segmentlog.objects.local.partition_snapshot import to_manifest_topic
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.upload_state import PartitionUploadState
+from segmentlog.objects.upload.plan import UploadPlan
 from segmentlog.policy.lost_ranges import count_offsets
-from segmentlog.policy.upload_policy import entry, promise
+from segmentlog.policy.upload_policy import grant_only_entry, manifest_entry
 
 
-def compose_topics(interval: Interval, parts: Mapping[Where, Part]) -> tuple[ShippedTopic, ...]:
-    """All topics, once what was planned has been put; ``parts`` is what is known of partitions."""
-    composed = []
-    for name, file in interval.topics:
-        places = [(file.topic_id, number) for number in range(file.partitions)]
-        entries = [_entry(where, interval, parts) for where in places]
-        composed.append(as_shipped(name, file, tuple(one for one in entries if one is not None)))
-    return tuple(composed)
+def build_topics(
+    plan: UploadPlan, states: Mapping[PartitionKey, PartitionUploadState]
+) -> tuple[ShippedTopic, ...]:  # fmt: skip
+    """Return the entries of all topics, after everything planned has been uploaded."""
+    built = []
+    for name, file in plan.topics:
+        keys = [(file.topic_id, number) for number in range(file.partitions)]
+        entries = [_build_entry(partition_key, plan, states) for partition_key in keys]
+        built.append(to_manifest_topic(name, file, tuple(entry for entry in entries if entry is not None)))
+    return tuple(built)
 
 
-def _entry(where: Where, interval: Interval, parts: Mapping[Where, Part]) -> ShippedPartition | None:
-    """Of one partition; None of one that cannot be opened, and never was shipped."""
-    round_, shipped = interval.rounds.get(where), interval.shipped.get(where)
-    if round_ is not None and not round_.is_held:
-        snapshots = round_.part.standing.snapshots.values()
-        stable = round_.part.local.stable_offset(round_.log, round_.to_do.end_offset)
-        return entry(
-            round_.log, shipped, round_.to_do, round_.chunks, snapshots, round_.ceiling, stable,
-            round_.same.__contains__,
+def _build_entry(
+    partition_key: PartitionKey, plan: UploadPlan, states: Mapping[PartitionKey, PartitionUploadState]
+) -> ShippedPartition | None:
+    """Return the entry of a partition; None for a partition that cannot be opened and was never shipped."""
+    upload, shipped = plan.uploads.get(partition_key), plan.shipped.get(partition_key)
+    if upload is not None and not upload.is_withheld:
+        snapshots = upload.state.objects.snapshots.values()
+        stable = upload.state.local.stable_offset(upload.log, upload.plan.end_offset)
+        return manifest_entry(
+            upload.log, shipped, upload.plan, upload.chunks, snapshots, upload.offset_grant, stable,
+            upload.unchanged.__contains__,
         )  # fmt: skip
-    ceiling = interval.ceilings.get(where, 0)
+    offset_grant = plan.offset_grants.get(partition_key, 0)
     if shipped is not None:
-        return shipped if shipped.ceiling >= ceiling else replace(shipped, ceiling=ceiling)
-    if where not in interval.ceilings:
+        return shipped if shipped.offset_grant >= offset_grant else replace(shipped, offset_grant=offset_grant)
+    if partition_key not in plan.offset_grants:
         return None
-    return promise(where[1], ceiling, parts[where].local.first_epoch())
+    return grant_only_entry(partition_key[1], offset_grant, states[partition_key].local.first_epoch())
 
 
-def tails_of(topics: tuple[ShippedTopic, ...]) -> set[int]:
-    """The numbers of those that hold something of these."""
+def tail_numbers(topics: tuple[ShippedTopic, ...]) -> set[int]:
+    """Return the numbers of the tails that these entries refer to."""
     return {chunk.tail for topic in topics for part in topic.partitions for chunk in part.chunks}
 
 
-def said(manifest: Manifest) -> object:
-    """What a manifest says of the store; nothing needs to be put for the rest."""
+def content_of(manifest: Manifest) -> object:
+    """Return what a manifest says about the store. Two manifests with equal content need no new put."""
     return manifest.owner, manifest.topics, manifest.tails, manifest.files, manifest.ended
 
 
-def records_of(manifest: Manifest | None) -> int:
-    """Offsets that are shipped, without those in lost ranges."""
+def count_shipped_offsets(manifest: Manifest | None) -> int:
+    """Return the number of shipped offsets, without those in lost ranges."""
     topics = () if manifest is None else manifest.topics
     return sum(
         count_offsets(part.lost_ranges, part.log_start_offset, part.end_offset)

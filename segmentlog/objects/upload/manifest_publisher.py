@@ -1,9 +1,8 @@
-"""The manifest that lies there, and puts of the next one: all that was shipped is what it refers to.
+"""Publish the manifest by a conditional put, and resolve puts whose outcome is unknown.
 
-condemn   what nothing refers to any more is named in it, with the time since when
-put       in the place of the one that was read or put last
-learn     after a put of which nobody knows whether it took effect: which one lies there
-delete    what was condemned long ago
+mark_unreferenced   add objects that nothing refers to any more to the list of objects marked for deletion publish
+replace the manifest that was read or published last resolve_outcome     read the manifest after a put with an unknown
+outcome, and find out whose it is delete_marked       delete objects that have been marked long enough
 """
 
 from __future__ import annotations
@@ -17,83 +16,83 @@ from msgspec.structs import replace
 from segmentlog.errors import ShippingRefused, StoreFenced
 from segmentlog.format.manifest import MANIFEST_KEY, Condemned, Manifest, Owner, encode_manifest
 from segmentlog.objects.bucket.base import Bucket
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.manifest.load import read_manifest
 from segmentlog.objects.ownership.binding import Binding, read_binding
-from segmentlog.objects.ownership.claim import compare, fence
-from segmentlog.objects.upload.manifest_builder import said
+from segmentlog.objects.ownership.claim import compare_with_local, fence
+from segmentlog.objects.upload.manifest_builder import content_of
 from segmentlog.topics.topic_registry import Topics
 
-_ENDED: Final = "shipping was ended ('segmentlog ship --stop') while this process was at it: it ships no more"
+_ENDED: Final = "another command ended shipping ('segmentlog ship --stop'); this process ships no more"
 
 
-class Learnt(enum.Enum):
-    """Which manifest lies there, as against the one that was known last."""
+class PutOutcome(enum.Enum):
+    """Which manifest is in the object store, compared with the last known one."""
 
-    NOTHING = enum.auto()
-    """None, as before."""
-    SAME = enum.auto()
-    """The one of an owner who had ended: it is not ours yet."""
-    PUT = enum.auto()
-    """One that was put here, whatever was answered then."""
-    SWEPT = enum.auto()
-    """It says what the last one said; somebody has condemned objects."""
-    EARLIER = enum.auto()
-    """One of an earlier process of this very store, arriving late."""
+    NO_MANIFEST = enum.auto()
+    """None exists, as before."""
+    UNCHANGED = enum.auto()
+    """Still the manifest of an owner that has ended shipping: this store's first put did not take effect."""
+    PUBLISHED = enum.auto()
+    """A manifest that this process put, although it got no answer."""
+    MARKED = enum.auto()
+    """The last manifest with more objects marked for deletion, by a garbage collection."""
+    EARLIER_PROCESS = enum.auto()
+    """A manifest of an earlier process of this store, which took effect late."""
 
 
-class Root:
-    """As one shipper knows it. For one thread at a time."""
+class ManifestPublisher:
+    """The current manifest as one shipper knows it. Not thread-safe."""
 
     def __init__(self, topics: Topics, bucket: Bucket) -> None:
         self._topics = topics
         self._bucket = bucket
         self.manifest: Manifest | None = None
-        """The one that was put last, or was found; None before the first."""
-        self.unopened: set[Where] = set()
-        """Partitions that could not be compared with the one that was found last."""
+        """The manifest that was published or read last; None before the first."""
+        self.uncompared: set[PartitionKey] = set()
+        """Partitions that could not be opened to compare them with the manifest that was read last."""
         self._tag: str | None = None
         self._keys: dict[str, frozenset[str]] = {}
-        """By nonce, all that the last manifests refer to."""
-        self._tried: dict[str, Manifest] = {}
-        """By nonce: puts of whose outcome nothing is known, and what each said."""
+        """Keys that a manifest refers to, by nonce, for the last manifests."""
+        self._unresolved: dict[str, Manifest] = {}
+        """Manifests of puts with an unknown outcome, by nonce."""
         self._deleted: set[str] = set()
-        """Of what the manifest condemns."""
+        """Keys that are deleted but still marked in the manifest."""
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether something was put, and nobody knows whether it took effect."""
-        return bool(self._tried)
+        """Whether the outcome of a put is unknown."""
+        return bool(self._unresolved)
 
-    def begin(self, manifest: Manifest, tag: str, unopened: set[Where]) -> None:
-        """Go on from what an earlier process has put."""
-        self.manifest, self._tag, self.unopened = manifest, tag, unopened
+    def resume_from(self, manifest: Manifest, tag: str, uncompared: set[PartitionKey]) -> None:
+        """Continue from a manifest of an earlier process."""
+        self.manifest, self._tag, self.uncompared = manifest, tag, uncompared
 
     # ------------------------------------------------------------ which objects
 
-    def settled(self) -> Set[str]:
-        """Keys of objects of which the manifest says what becomes of them: it refers to them, or condemns them."""
-        return self._keys_of(self.manifest) | self.condemned() if self.manifest else frozenset()
+    def accounted_keys(self) -> Set[str]:
+        """Return the keys that the manifest refers to or marks for deletion."""
+        return self._keys_of(self.manifest) | self.marked_keys() if self.manifest else frozenset()
 
-    def condemned(self) -> Set[str]:
-        """Keys of those that nothing refers to."""
-        return {one.key for one in self.manifest.condemned} if self.manifest else frozenset()
+    def marked_keys(self) -> Set[str]:
+        """Return the keys that the manifest marks for deletion."""
+        return {mark.key for mark in self.manifest.condemned} if self.manifest else frozenset()
 
-    def condemn(self, manifest: Manifest, orphans: Set[str], kept: Set[str], now_ms: int) -> Manifest:
-        """The next manifest, with what nothing refers to any more from it on.
+    def mark_unreferenced(self, manifest: Manifest, orphans: Set[str], in_use: Set[str], now_ms: int) -> Manifest:
+        """Return the next manifest with marks for all objects that it no longer refers to.
 
-        ``orphans`` are objects that none ever referred to; ``kept`` of them are of use still.
+        ``orphans`` are objects that no manifest referred to; objects ``in_use`` are not marked.
         """
         before = self.manifest
-        known = {one.key: one for one in before.condemned if one.key not in self._deleted} if before else {}
-        kept = self._keys_of(manifest) | kept
+        marks = {mark.key: mark for mark in before.condemned if mark.key not in self._deleted} if before else {}
+        in_use = self._keys_of(manifest) | in_use
         gone = self._keys_of(before) if before else frozenset()
-        for key in sorted((gone | orphans) - kept):
-            known.setdefault(key, Condemned(key, now_ms))
-        return replace(manifest, condemned=tuple(one for key, one in known.items() if key not in kept))
+        for key in sorted((gone | orphans) - in_use):
+            marks.setdefault(key, Condemned(key, now_ms))
+        return replace(manifest, condemned=tuple(mark for key, mark in marks.items() if key not in in_use))
 
     def _keys_of(self, manifest: Manifest) -> frozenset[str]:
-        """All that it refers to."""
+        """Return the keys that a manifest refers to."""
         found = self._keys.get(manifest.nonce)
         if found is None:
             found = frozenset(stored.key for stored in manifest.objects())
@@ -102,63 +101,67 @@ class Root:
             self._keys[manifest.nonce] = found
         return found
 
-    def delete_condemned(self, now_ms: int, grace_ms: int) -> None:
-        """Delete what was condemned so long ago. It is struck off the list with the next put."""
-        condemned = self.manifest.condemned if self.manifest else ()
-        due = [one.key for one in condemned if now_ms - one.since_ms >= grace_ms]
+    def delete_marked(self, now_ms: int, grace_ms: int) -> None:
+        """Delete the objects that were marked at least ``grace_ms`` ago. The next manifest drops their marks."""
+        marks = self.manifest.condemned if self.manifest else ()
+        due = [mark.key for mark in marks if now_ms - mark.since_ms >= grace_ms]
         due = [key for key in due if key not in self._deleted]
         if due:
             self._bucket.delete(due)
             self._deleted.update(due)
 
-    # ------------------------------------------------------------ putting, and what became of it
+    # ------------------------------------------------------------ publishing, and the outcome
 
-    def put(self, manifest: Manifest) -> None:
-        """Put it in the place of the last one.
+    def publish(self, manifest: Manifest) -> None:
+        """Replace the last manifest.
 
-        Raises `ObjectStoreError`, also `ObjectChanged`: then it is to be learnt what became of it.
+        Raise `ObjectStoreError`, also its subclass `PreconditionFailed`: then call `resolve_outcome`.
         """
-        self._tried[manifest.nonce] = manifest
-        tag = self._bucket.swap(MANIFEST_KEY, encode_manifest(manifest), self._tag)
-        self._go_on_from(manifest, tag)
+        self._unresolved[manifest.nonce] = manifest
+        tag = self._bucket.compare_and_swap(MANIFEST_KEY, encode_manifest(manifest), self._tag)
+        self._adopt(manifest, tag)
 
-    def learn(self, binding: Binding, owner: Owner) -> Learnt:
-        """Find out what lies there.
+    def resolve_outcome(self, binding: Binding, owner: Owner) -> PutOutcome:
+        """Read the manifest and return whose it is.
 
-        Raises `StoreFenced` or `ShippingRefused` where this owner, as the store is bound, may not go on from it, and
-        where somebody here has ended shipping; `ObjectStoreError` where nothing is known yet.
+        Raise `StoreFenced` if it names another owner, `ShippingRefused` if it is another store's, is missing, or
+        shipping was ended; `ObjectStoreError` if it cannot be read, so that the outcome stays unknown.
         """
         bound = read_binding(self._topics.fs, self._topics.path)
-        if bound is None or bound.owner_id != binding.owner_id:  # before anybody is fenced for another's sake
+        # Check this before fencing: a store that is not bound to this owner must not be fenced because of it.
+        if bound is None or bound.owner_id != binding.owner_id:
             raise ShippingRefused(self._bucket.url, _ENDED)
         found = read_manifest(self._bucket)
         if found is None:
             if self.manifest is not None:
-                raise ShippingRefused(self._bucket.url, "the manifest is gone, which nobody here has deleted")
-            return Learnt.NOTHING
+                raise ShippingRefused(
+                    self._bucket.url, "the manifest is missing, and segmentlog never deletes it; check the URL and the"
+                    " rules of the bucket, or end shipping ('segmentlog ship --stop') to start over"
+                )  # fmt: skip
+            return PutOutcome.NO_MANIFEST
         manifest, tag = found
         if manifest.store_id != self._topics.store_id:
-            raise ShippingRefused(self._bucket.url, f"another store is shipped there, by {manifest.owner}")
+            raise ShippingRefused(self._bucket.url, f"{manifest.owner} ships another store to this URL")
         if (manifest.owner.epoch, manifest.owner.id) != (owner.epoch, owner.id):
             if self.manifest is not None and manifest.nonce == self.manifest.nonce:
-                return Learnt.SAME
+                return PutOutcome.UNCHANGED
             fence(self._topics, binding, manifest.owner)
             raise StoreFenced(f"store {self._topics.path}", str(manifest.owner))
         if manifest.ended and (self.manifest is None or not self.manifest.ended):
             raise ShippingRefused(self._bucket.url, _ENDED)
-        if manifest.nonce in self._tried:
-            self._go_on_from(self._tried[manifest.nonce], tag)
-            return Learnt.PUT
-        if self.manifest is not None and said(manifest) == said(self.manifest):
-            self._go_on_from(manifest, tag)
-            return Learnt.SWEPT
-        self.unopened = compare(self._topics, self._bucket, manifest)  # then it says nothing that is not so here
-        self._go_on_from(manifest, tag)
-        return Learnt.EARLIER
+        if manifest.nonce in self._unresolved:
+            self._adopt(self._unresolved[manifest.nonce], tag)
+            return PutOutcome.PUBLISHED
+        if self.manifest is not None and content_of(manifest) == content_of(self.manifest):
+            self._adopt(manifest, tag)
+            return PutOutcome.MARKED
+        self.uncompared = compare_with_local(self._topics, self._bucket, manifest)  # raises if it has foreign data
+        self._adopt(manifest, tag)
+        return PutOutcome.EARLIER_PROCESS
 
-    def _go_on_from(self, manifest: Manifest, tag: str) -> None:
-        """It lies there."""
-        if tag != self._tag:  # else a put that was sent may still take effect
-            self._tried.clear()
+    def _adopt(self, manifest: Manifest, tag: str) -> None:
+        """Record the manifest that is in the object store."""
+        if tag != self._tag:  # with the same tag, a put that was sent may still take effect
+            self._unresolved.clear()
         self.manifest, self._tag = manifest, tag
-        self._deleted &= {one.key for one in manifest.condemned}
+        self._deleted &= {mark.key for mark in manifest.condemned}

@@ -1,14 +1,15 @@
-"""Putting sealed segments; a large one in parts, each an object of its own, and a journal of those that lie there.
+"""Upload sealed segments; large ones in parts, each an object of its own, with a journal of the uploaded parts.
 
     @uploads    JSON, of the store: {"url": "s3://bucket/path", "begun": [
                 {"topic_id": ..., "partition": 0, "base_offset": 0, "stamp": [131, 67108864, 1785456000000000000],
                  "key": "segments/...", "part_bytes": 16777216, "parts": {"0": [16777216, <xxh3_64>, <sha256>], ...}}]}
 
-A client's multipart upload is lost with the process that began it: its number is nobody's to know then. An object is
-not: whoever goes on asks for what the journal names, and puts the rest. A part has the same name at every try, and the
-same bytes: what comes late, or twice, does no harm.
+The multi-part uploads of S3 cannot be used here: obstore does not expose their id, so an upload is lost when its
+process dies. Separate objects are not lost: the next process checks the parts in the journal and uploads the missing
+ones. Every attempt uploads a part under the same name with the same bytes, so late or repeated puts do no harm.
 
-The journal only saves work. A part is believed in that holds what the file holds now, and lies there.
+The journal only saves work. A part in the journal counts only if its checksum matches the local file and its object
+exists.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from segmentlog.format.file_names import UPLOADS_FILE
 from segmentlog.format.manifest import Stored, StoredPart
 from segmentlog.objects.bucket import upload_pool
 from segmentlog.objects.bucket.base import Bucket, Data, ObjectMissing
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.ownership.binding import remove_upload_journal
 from segmentlog.policy.upload_policy import LocalSegment
 from segmentlog.storage import fork_safety
@@ -34,20 +35,20 @@ from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.fs import FileSystem
 
 PART_BYTES: Final = 16 << 20
-"""What is larger is put in parts, all of about one size."""
+"""Larger segments are uploaded in parts of about this size."""
 TRIES: Final = 4
-"""Of a part, one after the other; then its segment goes on at the next turn, or the one after."""
+"""Attempts for one part; after them the segment waits for a later cycle."""
 PAUSE_S: Final = 0.5
-"""Before the second try; twice as long before each further one, more or less."""
+"""Pause before the second attempt. It doubles for each further attempt, with jitter."""
 
 Read = Callable[[int, int], Data]
-"""Bytes of the file, from a position on, so many. May raise: the file is another one by now."""
+"""Returns ``size_bytes`` bytes of the file from ``position`` on. Raises if the file was replaced."""
 
 
-class Begun(msgspec.Struct):
-    """A segment that is being put in parts; ``parts`` by number, those that lie there.
+class MultipartUpload(msgspec.Struct):
+    """An unfinished upload of a segment in parts; ``parts`` are the uploaded ones, by number.
 
-    ``stamp`` tells its file from one that took its place.
+    ``stamp`` identifies the file: inode, size and time.
     """
 
     topic_id: str
@@ -59,138 +60,143 @@ class Begun(msgspec.Struct):
     parts: dict[int, StoredPart] = {}
 
     @property
-    def where(self) -> Where:
-        """Of which partition."""
+    def partition_key(self) -> PartitionKey:
+        """The partition of the segment."""
         return self.topic_id, self.partition
 
     @property
-    def sizes(self) -> list[int]:
-        """Of all parts."""
+    def part_sizes(self) -> list[int]:
+        """Sizes of all parts in bytes."""
         size_bytes = self.stamp[1]
         return [min(self.part_bytes, size_bytes - start) for start in range(0, size_bytes, self.part_bytes)]
 
     @property
-    def names(self) -> list[str]:
-        """Of all parts, those that were never put as well."""
-        return [f"{self.key}.{number}" for number in range(len(self.sizes))]
+    def part_keys(self) -> list[str]:
+        """Keys of all parts, including those that are not uploaded yet."""
+        return [f"{self.key}.{number}" for number in range(len(self.part_sizes))]
 
 
-class _Journal(msgspec.Struct):
-    """What the file holds."""
+class _JournalFile(msgspec.Struct):
+    """Content of the journal file."""
 
     url: str
-    begun: list[Begun]
+    begun: list[MultipartUpload]
 
 
-class SegmentPuts:
-    """Puts sealed segments of one store at one place, several of them at a time. Thread-safe."""
+class MultipartUploader:
+    """Uploads sealed segments of one store to one bucket, several at a time. Thread-safe."""
 
     def __init__(self, fs: FileSystem, folder: str, bucket: Bucket, parallel: int = upload_pool.PARALLEL) -> None:
         self._fs = fs
         self._path = f"{folder}/{UPLOADS_FILE}"
         self._bucket = bucket
         self._parallel = parallel
-        self._at_a_time = parallel
-        """Parts of one segment; fewer where the way there is too narrow for as many to come through in time."""
+        self._concurrency = parallel
+        """Parts of a segment uploaded at the same time; lowered while the network is too slow for so many."""
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._begun: dict[str, Begun] = {}
-        """By key."""
-        self._known: set[str] = set()
-        """Names of parts that this process has put, or has looked at."""
-        self._given_up: set[str] = set()
-        """Keys of what is of no use any more."""
+        self._begun: dict[str, MultipartUpload] = {}
+        """Unfinished uploads, by key."""
+        self._verified: set[str] = set()
+        """Keys of parts that this process has uploaded or found in the object store."""
+        self._abandoned: set[str] = set()
+        """Keys of uploads whose file has changed."""
         self.put_bytes = 0
-        """Of all parts that were put."""
+        """Bytes of all uploaded parts."""
 
     # ------------------------------------------------------------ the journal
 
     def load(self) -> None:
-        """Go on from what an earlier process has put."""
+        """Read the journal of an earlier process, to resume its uploads."""
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            found = msgspec.json.decode(read_file(self._fs, self._path), type=_Journal)
+            found = msgspec.json.decode(read_file(self._fs, self._path), type=_JournalFile)
             if found.url == self._bucket.url:
-                self._begun = {one.key: one for one in found.begun}
+                self._begun = {upload.key: upload for upload in found.begun}
 
-    def _write_locked(self) -> None:
-        with contextlib.suppress(SegmentlogError, OSError):  # no room, say: then it saves no work
+    def _write_journal_locked(self) -> None:
+        with contextlib.suppress(SegmentlogError, OSError):  # without a journal, later attempts repeat work
             if self._begun:
-                journal = _Journal(self._bucket.url, list(self._begun.values()))
+                journal = _JournalFile(self._bucket.url, list(self._begun.values()))
                 replace_file(self._fs, self._path, msgspec.json.encode(journal) + b"\n", sync_folder=False)
             else:
                 remove_upload_journal(self._fs, self._path.rpartition("/")[0])
 
-    def _begin(self, where: Where, segment: LocalSegment) -> Begun:
-        """Go on with what was begun of this very file, or begin."""
+    def _start_or_resume(self, partition_key: PartitionKey, segment: LocalSegment) -> MultipartUpload:
+        """Return the unfinished upload of exactly this file, or start one."""
+        base_offset = segment.base_offset
         with self._mutex:
-            for one in self._begun.values():
-                if (one.where, one.base_offset, one.stamp) == (where, segment.base_offset, segment.stamp):
-                    return one
+            for upload in self._begun.values():
+                identity = (upload.partition_key, upload.base_offset, upload.stamp)
+                if identity == (partition_key, base_offset, segment.stamp):
+                    return upload
             count = -(-segment.size_bytes // PART_BYTES)
-            begun = Begun(*where, segment.base_offset, segment.stamp, key_of(where, segment.base_offset),
-                          -(-segment.size_bytes // count))  # fmt: skip
-            self._begun[begun.key] = begun
-            self._write_locked()
-            return begun
+            key, part_bytes = new_segment_key(partition_key, base_offset), -(-segment.size_bytes // count)
+            upload = MultipartUpload(*partition_key, base_offset, segment.stamp, key, part_bytes)
+            self._begun[upload.key] = upload
+            self._write_journal_locked()
+            return upload
 
-    def _note(self, begun: Begun, number: int, part: StoredPart) -> None:
+    def _record_part(self, upload: MultipartUpload, number: int, part: StoredPart) -> None:
         with self._mutex:
-            begun.parts[number] = part
-            self._known.add(f"{begun.key}.{number}")
+            upload.parts[number] = part
+            self._verified.add(f"{upload.key}.{number}")
             self.put_bytes += part.size_bytes
-            if begun.key in self._begun:
-                self._write_locked()
+            if upload.key in self._begun:
+                self._write_journal_locked()
 
-    def settle(self, said: Set[str]) -> None:
-        """A manifest that lies there says what becomes of these objects: it refers to them, or condemns them."""
+    def remove_published(self, accounted: Set[str]) -> None:
+        """Remove uploads with parts that a published manifest refers to or marks for deletion."""
         with self._mutex:
-            settled = [key for key, one in self._begun.items() if not said.isdisjoint(one.names)]
-            for key in settled:
-                self._known.difference_update(self._begun.pop(key).names)
-                self._given_up.discard(key)
-            if settled:
-                self._write_locked()
+            published = [key for key, upload in self._begun.items() if not accounted.isdisjoint(upload.part_keys)]
+            for key in published:
+                self._verified.difference_update(self._begun.pop(key).part_keys)
+                self._abandoned.discard(key)
+            if published:
+                self._write_journal_locked()
 
     def is_whole(self, stored: Stored) -> bool:
-        """Whether nobody has condemned a part of it since it was put."""
+        """Return whether no part of an uploaded segment was marked for deletion since its upload."""
         with self._mutex:
             return not stored.parts or stored.key in self._begun
 
-    def of_no_use(self, is_wanted: Callable[[Begun], bool]) -> Iterator[str]:
-        """Names of parts of segments that are not what files here are any more; each is told once."""
+    def abandoned_parts(self, may_be_valid: Callable[[MultipartUpload], bool]) -> Iterator[str]:
+        """Yield the part keys of uploads whose file has changed; each upload once."""
         with self._mutex:
-            for key, one in self._begun.items():
-                if key not in self._given_up and not is_wanted(one):
-                    self._given_up.add(key)
-                    yield from one.names
+            for key, upload in self._begun.items():
+                if key not in self._abandoned and not may_be_valid(upload):
+                    self._abandoned.add(key)
+                    yield from upload.part_keys
 
-    def missing_bytes(self, segments: Iterable[tuple[Where, LocalSegment]]) -> int:
-        """What is to be put of segments still."""
+    def missing_bytes(self, segments: Iterable[tuple[PartitionKey, LocalSegment]]) -> int:
+        """Return how many bytes of these segments are not uploaded yet."""
         with self._mutex:
-            there = {
-                (one.where, one.base_offset, one.stamp): sum(part.size_bytes for part in one.parts.values())
-                for one in self._begun.values()
+            uploaded = {
+                (upload.partition_key, upload.base_offset, upload.stamp): sum(
+                    part.size_bytes for part in upload.parts.values()
+                )
+                for upload in self._begun.values()
             }
-        return sum(one.size_bytes - there.get((where, one.base_offset, one.stamp), 0) for where, one in segments)
+        return sum(one.size_bytes - uploaded.get((key, one.base_offset, one.stamp), 0) for key, one in segments)
 
-    # ------------------------------------------------------------ putting
+    # ------------------------------------------------------------ upload
 
-    def put(self, where: Where, segment: LocalSegment, read: Read, stop: threading.Event) -> Stored:
-        """Put a segment, or what is missing of it; what the manifest says of it.
+    def upload(self, partition_key: PartitionKey, segment: LocalSegment, read: Read, stop: threading.Event) -> Stored:
+        """Upload a segment, or the missing parts of it, and return its manifest entry.
 
-        Raises what ``read`` does, `ObjectStoreError`, `StoreClosed` once it is to ``stop``: the next call goes on.
+        Raise what ``read`` raises, `ObjectStoreError`, or `StoreClosed` after ``stop`` is set. The next call resumes.
         """
         if segment.size_bytes <= PART_BYTES:
-            return upload_pool.put(self._bucket, key_of(where, segment.base_offset), read(0, segment.size_bytes))
-        begun = self._begin(where, segment)
-        sizes = begun.sizes
-        at_a_time = self._at_a_time
+            key = new_segment_key(partition_key, segment.base_offset)
+            return upload_pool.put_object(self._bucket, key, read(0, segment.size_bytes))
+        upload = self._start_or_resume(partition_key, segment)
+        sizes = upload.part_sizes
+        concurrency = self._concurrency
 
-        def do(number: int) -> ObjectStoreError | None:
+        def try_part(number: int) -> ObjectStoreError | None:
             if stop.is_set():
                 raise StoreClosed(self._bucket.url)
-            data = read(number * begun.part_bytes, sizes[number])
+            data = read(number * upload.part_bytes, sizes[number])
             try:
-                self._put_part(begun, number, data)
+                self._upload_part(upload, number, data)
             except ObjectStoreError as error:
                 if not error.retriable:
                     raise
@@ -198,47 +204,49 @@ class SegmentPuts:
             return None
 
         numbers = range(len(sizes))
-        errors = upload_pool.beside_each_other(do, numbers, at_a_time)
+        errors = upload_pool.run_parallel(try_part, numbers, concurrency)
         failed = [number for number, error in zip(numbers, errors, strict=True) if error is not None]
-        self._at_a_time = at_a_time // 2 or min(at_a_time, 1) if failed else min(at_a_time + 1, self._parallel)
+        self._concurrency = concurrency // 2 or min(concurrency, 1) if failed else min(concurrency + 1, self._parallel)
         for number in failed:
-            self._put_alone(do, number, stop)
-        return Stored(begun.key, segment.size_bytes, parts=tuple(begun.parts[number] for number in numbers))
+            self._retry_part(try_part, number, stop)
+        return Stored(upload.key, segment.size_bytes, parts=tuple(upload.parts[number] for number in numbers))
 
-    def _put_alone(self, do: Callable[[int], ObjectStoreError | None], number: int, stop: threading.Event) -> None:
-        """Once more what failed beside others, with pauses."""
+    def _retry_part(
+        self, try_part: Callable[[int], ObjectStoreError | None], number: int, stop: threading.Event
+    ) -> None:  # fmt: skip
+        """Upload a part that failed among parallel ones again, by itself, with pauses."""
         error: ObjectStoreError | None = None
-        for tried in range(1, TRIES):
-            if stop.wait(PAUSE_S * 2 ** (tried - 1) * random.uniform(0.5, 1.5)):
+        for attempt in range(1, TRIES):
+            if stop.wait(PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)):
                 raise StoreClosed(self._bucket.url)
-            error = do(number)
+            error = try_part(number)
             if error is None:
                 return
         assert error is not None
         raise error
 
-    def _put_part(self, begun: Begun, number: int, data: Data) -> None:
-        name = f"{begun.key}.{number}"
-        known = begun.parts.get(number)
-        if known is not None and name in self._known:
+    def _upload_part(self, upload: MultipartUpload, number: int, data: Data) -> None:
+        key = f"{upload.key}.{number}"
+        known = upload.parts.get(number)
+        if known is not None and key in self._verified:
             return
-        described = upload_pool.describe(name, data)
-        part = StoredPart(described.size_bytes, described.xxh3_64, described.sha256)
-        if known == part and self._lies_there(name, len(data)):  # of an earlier process
-            self._known.add(name)
+        describe_objects = upload_pool.describe_object(key, data)
+        part = StoredPart(describe_objects.size_bytes, describe_objects.xxh3_64, describe_objects.sha256)
+        if known == part and self._exists(key, len(data)):  # uploaded by an earlier process
+            self._verified.add(key)
             return
-        self._bucket.put(name, data)
-        self._note(begun, number, part)
+        self._bucket.put(key, data)
+        self._record_part(upload, number, part)
 
-    def _lies_there(self, name: str, size_bytes: int) -> bool:
-        """Somebody may have swept the place since."""
+    def _exists(self, key: str, size_bytes: int) -> bool:
+        """Return whether the object of a part exists: a garbage collection may have deleted it."""
         try:
-            self._bucket.get_range(name, size_bytes - 1, 1)
+            self._bucket.get_range(key, size_bytes - 1, 1)
         except ObjectMissing:
             return False
         return True
 
 
-def key_of(where: Where, base_offset: int) -> str:
-    """A name for a segment that no other object gets."""
-    return f"segments/{where[0]}/{where[1]}/{base_offset:020d}-{upload_pool.nonce()}"
+def new_segment_key(partition_key: PartitionKey, base_offset: int) -> str:
+    """Return a new, unique object key for a segment."""
+    return f"segments/{partition_key[0]}/{partition_key[1]}/{base_offset:020d}-{upload_pool.new_nonce()}"

@@ -1,8 +1,8 @@
-"""What of a store is to be shipped in an interval: each partition is looked at, planned and, for its tail, read.
+"""Plan the uploads of one cycle: scan each partition, decide what to upload, and read it.
 
-All partitions are looked at first (`looking`), in the order of `capture.topics_of`, and decisions last of all; then
-each is planned for itself; then what would tear a transaction is held back (`commits`): its bytes are put, and no
-manifest speaks of them before the rest is there.
+First all partitions are scanned (`store_scan`), in the order of `partition_snapshot.scan_order`, the transaction log
+last. Then each partition is planned by itself. Last, partitions whose upload would split a transaction are withheld
+(`transaction_barrier`): their bytes are uploaded, but no manifest refers to them before the rest is uploaded, too.
 """
 
 from __future__ import annotations
@@ -13,123 +13,142 @@ import msgspec
 
 from segmentlog.format.file_names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from segmentlog.format.manifest import Chunk, Manifest, ShippedPartition
-from segmentlog.objects.local.partition_snapshot import Replaced, topics_of
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.upload_state import KnownPartitions, Part
-from segmentlog.objects.upload.store_scan import Look, partitions_of
-from segmentlog.objects.upload.transaction_barrier import Commits, held_back
+from segmentlog.objects.local.partition_snapshot import SegmentReplaced, topics_to_ship
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.upload_state import PartitionUploadState, UploadStates
+from segmentlog.objects.upload.store_scan import StoreScan, entries_by_partition
+from segmentlog.objects.upload.transaction_barrier import TransactionBarrier, withheld_partitions
 from segmentlog.policy.fair_share import Turns
-from segmentlog.policy.upload_policy import TAIL_BYTES, LocalLog, Plan, plan, tails_to_move, wasted_tails
+from segmentlog.policy.upload_policy import (
+    TAIL_BYTES,
+    LocalLog,
+    PartitionPlan,
+    plan_upload,
+    tails_to_move,
+    wasted_tails,
+)
 from segmentlog.topics.topic_folders import TopicFile
 from segmentlog.topics.topic_registry import Topics
 
 
-class Round(msgspec.Struct):
-    """What one tick is to put of a partition: ``data`` are the pieces that the plan wants in the tail."""
+class PartitionUpload(msgspec.Struct):
+    """What one cycle uploads of a partition. ``data`` holds the bytes of the plan's pieces, in the same order."""
 
-    part: Part
+    state: PartitionUploadState
     log: LocalLog
-    to_do: Plan
-    ceiling: int
+    plan: PartitionPlan
+    offset_grant: int
     data: list[memoryview]
     chunks: list[Chunk] = []
-    """What they became."""
-    same: Set[Chunk] = frozenset()
-    """Of those that were put before, which hold what the files hold."""
-    is_held: bool = False
-    """The manifest is to say of it what it said before."""
+    """The chunks that the uploaded pieces became."""
+    unchanged: Set[Chunk] = frozenset()
+    """Earlier chunks whose bytes match the local files."""
+    is_withheld: bool = False
+    """Whether the next manifest must repeat the partition's current entry."""
 
 
-class Interval(msgspec.Struct, frozen=True):
-    """What is to be done in one tick, by partition; ``ceilings`` are those of all that there are.
+class UploadPlan(msgspec.Struct, frozen=True):
+    """The plan of one cycle.
 
-    ``shipped``: what the manifest said that lay there. ``waiting``: why nothing more of a partition can be shipped
-    now, though there may be more.
+    uploads        what to upload, for partitions with something new
+    topics         name and file of each topic to ship
+    shipped        the entries of the current manifest
+    offset_grants  the next offset grant of every partition that could be opened
+    waiting        why nothing more of a partition can be shipped now, although there may be more
     """
 
-    rounds: dict[Where, Round]
+    uploads: dict[PartitionKey, PartitionUpload]
     topics: list[tuple[str, TopicFile]]
-    shipped: Mapping[Where, ShippedPartition]
-    ceilings: dict[Where, int]
-    waiting: dict[Where, str]
+    shipped: Mapping[PartitionKey, ShippedPartition]
+    offset_grants: dict[PartitionKey, int]
+    waiting: dict[PartitionKey, str]
 
 
-class Planning:
-    """Of one shipper. For one thread at a time."""
+class UploadPlanner:
+    """Plans each cycle of one shipper. Not thread-safe."""
 
-    def __init__(self, topics: Topics, url: str, known: KnownPartitions) -> None:
+    def __init__(self, topics: Topics, url: str, states: UploadStates) -> None:
         self._topics = topics
         self._url = url
-        self._known = known
-        self._commits = Commits(topics, known)
-        self._turns: Turns[Where] = Turns()
-        """By whose bytes the tails took, which have room for so many."""
+        self._states = states
+        self._barrier = TransactionBarrier(topics, states)
+        self._turns: Turns[PartitionKey] = Turns()
+        """Which partitions used the limited size of recent tails."""
 
-    def look(self, wanted: tuple[str, ...], manifest: Manifest | None, now_ms: int) -> Interval:
-        """Look at all of it; ``manifest`` is what lies there.
+    def make_plan(self, patterns: tuple[str, ...], manifest: Manifest | None, now_ms: int) -> UploadPlan:
+        """Scan the store and plan the next cycle. ``manifest`` is the current one.
 
-        A partition that cannot be opened keeps no other from being shipped, unless nothing was promised of it yet:
-        then what keeps it is raised.
+        A partition that cannot be opened does not stop the others from being shipped. But if the manifest has no entry
+        of it yet, and so no offset grant, its error is raised.
         """
-        topics = topics_of(self._topics, wanted, [topic.id for topic in manifest.topics] if manifest else ())
-        self._known.forget_topics({file.topic_id for _, file in topics})
-        shipped = partitions_of(manifest)
+        topics = topics_to_ship(self._topics, patterns, [topic.id for topic in manifest.topics] if manifest else ())
+        self._states.drop_deleted_topics({file.topic_id for _, file in topics})
+        shipped = entries_by_partition(manifest)
         wasted = _wasted_tails(manifest, shipped)
         decisions = next(((file.topic_id, 0) for name, file in topics if name == TRANSACTIONS_TOPIC), None)
-        decided_before = self._commits.decided_offset(decisions)
-        look = Look(self._known, self._url, shipped)
+        decided_before = self._barrier.durable_decisions_offset(decisions)
+        scan = StoreScan(self._states, self._url, shipped)
         for name, file in topics:
             for number in range(file.partitions):
-                look.at(name, (file.topic_id, number), wasted, now_ms)
-        ends = self._commits.ends(look, topics, decisions, decided_before)
-        rounds = self._plan(look, decisions, wasted)
-        positions = {(file.topic_id, number) for name, file in topics if name == OFFSETS_TOPIC
-                     for number in range(file.partitions)}  # fmt: skip
-        plans = {where: round_.to_do for where, round_ in rounds.items()}
-        held = held_back(plans, shipped, ends, decisions, positions, look.is_complete)
-        waiting: dict[Where, str] = {}
-        for where, round_ in rounds.items():
-            if where in held:
-                round_.is_held = True
-                round_.part.look_again()
-                waiting[where] = "it waits for the rest of a transaction, or for the data that positions are of"
-        return Interval(rounds, topics, shipped, look.ceilings, waiting | look.waiting)
+                scan.scan(name, (file.topic_id, number), wasted, now_ms)
+        ends = self._barrier.required_ends(scan, topics, decisions, decided_before)
+        uploads = self._plan_uploads(scan, decisions, wasted)
+        offset_partitions = {(file.topic_id, number) for name, file in topics if name == OFFSETS_TOPIC
+                             for number in range(file.partitions)}  # fmt: skip
+        plans = {partition_key: upload.plan for partition_key, upload in uploads.items()}
+        withheld = withheld_partitions(plans, shipped, ends, decisions, offset_partitions, scan.is_complete)
+        waiting: dict[PartitionKey, str] = {}
+        for partition_key, upload in uploads.items():
+            if partition_key in withheld:
+                upload.is_withheld = True
+                upload.state.mark_dirty()
+                waiting[partition_key] = (
+                    "waiting for the rest of a transaction, or for records that a committed offset refers to"
+                )
+        return UploadPlan(uploads, topics, shipped, scan.offset_grants, waiting | scan.waiting)
 
-    def record_shipped(self, interval: Interval, shipped: Mapping[Where, ShippedPartition]) -> None:
-        """The manifest that lies there says this now: what is not held back is staged no more."""
-        for round_ in interval.rounds.values():
-            if not round_.is_held:
-                round_.part.standing.unstage()
-        self._commits.record_shipped(shipped)
+    def record_published(self, plan: UploadPlan, shipped: Mapping[PartitionKey, ShippedPartition]) -> None:
+        """Record that the manifest with the entries ``shipped`` was published: only withheld chunks stay staged."""
+        for upload in plan.uploads.values():
+            if not upload.is_withheld:
+                upload.state.objects.unstage()
+        self._barrier.record_published(shipped)
 
-    def _plan(self, look: Look, decisions: Where | None, wasted: Set[int]) -> dict[Where, Round]:
-        """What is to be done about each partition. Those whose bytes wait longest come first, and decisions last."""
-        rounds: dict[Where, Round] = {}
+    def _plan_uploads(
+        self, scan: StoreScan, decisions: PartitionKey | None, wasted: Set[int]
+    ) -> dict[PartitionKey, PartitionUpload]:  # fmt: skip
+        """Plan each scanned partition: those whose bytes have waited longest first, the transaction log last."""
+        uploads: dict[PartitionKey, PartitionUpload] = {}
         room_bytes = TAIL_BYTES
-        order = self._turns.order(where for where in look.found if where != decisions)
-        for where in [*order, *(where for where in look.found if where == decisions)]:
-            one = look.found[where]
-            there, local, standing = look.shipped.get(where), one.part.local, one.part.standing
-            chunks = standing.staged if standing.staged is not None else there.chunks if there is not None else ()
-            same = standing.same_chunks(one.log, {*chunks, *(there.chunks if there is not None else ())})
-            uploaded = standing.segments(one.log, there)
-            room_bytes = TAIL_BYTES if where == decisions else room_bytes  # they are what others wait for
-            to_do = plan(one.log, there, uploaded, chunks, same.__contains__, wasted.__contains__, room_bytes)
+        order = self._turns.order(key for key in scan.found if key != decisions)
+        for partition_key in [*order, *(key for key in scan.found if key == decisions)]:
+            scanned = scan.found[partition_key]
+            state, log = scanned.state, scanned.log
+            entry, objects = scan.shipped.get(partition_key), state.objects
+            chunks = objects.staged if objects.staged is not None else entry.chunks if entry is not None else ()
+            unchanged = objects.unchanged_chunks(log, {*chunks, *(entry.chunks if entry is not None else ())})
+            segments = objects.matching_segments(log, entry)
+            # Decisions get a full tail: the transactions of all other partitions wait for them.
+            room_bytes = TAIL_BYTES if partition_key == decisions else room_bytes
+            plan = plan_upload(
+                log, entry, segments, chunks, unchanged.__contains__, wasted.__contains__, room_bytes
+            )  # fmt: skip
             try:
-                data = [local.read(one.log, piece.segment, piece.position, piece.size_bytes) for piece in to_do.pieces]
-            except Replaced:
-                one.part.look_again()
+                data = [state.local.read(log, piece.segment, piece.position, piece.size_bytes) for piece in plan.pieces]
+            except SegmentReplaced:
+                state.mark_dirty()
                 continue
-            room_bytes -= to_do.size_bytes
-            if to_do.size_bytes:
-                self._turns.record_served(where)
-            if to_do.is_behind:
-                one.part.look_again()
-            rounds[where] = Round(one.part, one.log, to_do, max(one.ceiling, one.part.ceiling), data, same=same)
-        return rounds
+            room_bytes -= plan.size_bytes
+            if plan.size_bytes:
+                self._turns.record_served(partition_key)
+            if plan.is_incomplete:
+                state.mark_dirty()
+            offset_grant = max(scanned.offset_grant, state.offset_grant)
+            uploads[partition_key] = PartitionUpload(state, log, plan, offset_grant, data, unchanged=unchanged)
+        return uploads
 
 
-def _wasted_tails(manifest: Manifest | None, shipped: Mapping[Where, ShippedPartition]) -> set[int]:
+def _wasted_tails(manifest: Manifest | None, shipped: Mapping[PartitionKey, ShippedPartition]) -> set[int]:
     if manifest is None:
         return set()
     chunks = (chunk for part in shipped.values() for chunk in part.chunks)

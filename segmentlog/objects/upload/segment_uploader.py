@@ -1,4 +1,4 @@
-"""Uploading sealed segments whole, each with its index and its producers, over as many ticks as it takes."""
+"""Upload sealed segments whole, each with its index and producer snapshot, over as many cycles as it takes."""
 
 from __future__ import annotations
 
@@ -12,156 +12,166 @@ from segmentlog.format.batch import decode_header
 from segmentlog.format.manifest import Manifest, ShippedSegment
 from segmentlog.objects.bucket import upload_pool
 from segmentlog.objects.bucket.base import Bucket
-from segmentlog.objects.local.partition_snapshot import Replaced
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.upload_state import KnownPartitions
-from segmentlog.objects.local.uploaded_objects import Uploaded
+from segmentlog.objects.local.partition_snapshot import SegmentReplaced
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.upload_state import UploadStates
+from segmentlog.objects.local.uploaded_objects import UploadedSegment
 from segmentlog.objects.manifest.orphans import Orphans
-from segmentlog.objects.upload.multipart import Begun, SegmentPuts, key_of
-from segmentlog.objects.upload.plan import Round
+from segmentlog.objects.upload.multipart import MultipartUpload, MultipartUploader, new_segment_key
+from segmentlog.objects.upload.plan import PartitionUpload
 from segmentlog.policy.fair_share import Turns
 from segmentlog.policy.upload_policy import LocalSegment
 from segmentlog.storage.fs import FileSystem
 
 
-class SegmentUploads:
-    """Of one shipper. For one thread at a time; what it begins is done by threads of its own."""
+class SegmentUploader:
+    """Background uploads of sealed segments of one shipper. Not thread-safe; its own threads run the uploads."""
 
     def __init__(
-        self, fs: FileSystem, folder: str, bucket: Bucket, parallel: int, known: KnownPartitions, orphans: Orphans
+        self, fs: FileSystem, folder: str, bucket: Bucket, parallel: int, states: UploadStates, orphans: Orphans
     ) -> None:
         self._bucket = bucket
-        self._known = known
+        self._states = states
         self._orphans = orphans
-        self._uploads: upload_pool.Uploads[tuple[Where, int], Uploaded] = upload_pool.Uploads(parallel)
-        self._puts = SegmentPuts(fs, folder, bucket, parallel)
-        self._turns: Turns[Where] = Turns()
-        """By whose segments are being uploaded: there are places for so many at once."""
-        self._left: list[ShippedSegment] = []
-        """What of segments was put, and is of no use: an upload failed, or was of a topic that is gone."""
-        self._whole_bytes = 0
-        """Of segments that were put, but for those in parts."""
+        self._pool: upload_pool.UploadPool[tuple[PartitionKey, int], UploadedSegment] = (
+            upload_pool.UploadPool(parallel)
+        )  # fmt: skip
+        self._multipart = MultipartUploader(fs, folder, bucket, parallel)
+        self._turns: Turns[PartitionKey] = Turns()
+        """Which partitions used the limited number of parallel uploads."""
+        self._unused: list[ShippedSegment] = []
+        """Uploaded objects that are of no use: the upload failed later, or the topic was deleted."""
+        self._single_bytes = 0
+        """Bytes uploaded as single objects."""
         self.left_bytes = 0
-        """What is to be uploaded still."""
+        """Bytes of planned segments that are not uploaded yet."""
 
     @property
     def put_bytes(self) -> int:
-        """What lies there by now."""
-        return self._whole_bytes + self._puts.put_bytes
+        """Bytes of segments uploaded so far."""
+        return self._single_bytes + self._multipart.put_bytes
 
     def load(self) -> None:
-        """Go on from what an earlier process has put."""
-        self._puts.load()
+        """Resume multi-part uploads of an earlier process."""
+        self._multipart.load()
 
-    def settle(self, said: Set[str]) -> None:
-        """A manifest that lies there says what becomes of these objects: it refers to them, or condemns them."""
-        self._puts.settle(said)
+    def remove_published(self, accounted: Set[str]) -> None:
+        """Drop multi-part uploads whose keys a published manifest refers to or marks for deletion."""
+        self._multipart.remove_published(accounted)
 
     def close(self) -> None:
-        """Begin no more. What is being uploaded is not waited for."""
-        self._uploads.close()
+        """Start no more uploads, and do not wait for running ones."""
+        self._pool.close()
 
-    # ------------------------------------------------------------ beginning
+    # ------------------------------------------------------------ start
 
-    def begin(self, rounds: Mapping[Where, Round]) -> int:
-        """Start the uploads that the plans want; return how many segments are being uploaded or wait for a thread."""
-        self._orphans.add(self._puts.of_no_use(lambda one: self._is_wanted(one, rounds)))
+    def start(self, planned: Mapping[PartitionKey, PartitionUpload]) -> int:
+        """Start planned uploads while threads are free; return the number of segments that are not uploaded yet."""
+        self._orphans.add(self._multipart.abandoned_parts(lambda upload: self._may_be_valid(upload, planned)))
         waiting = {
-            where: [one for one in round_.to_do.upload if (where, one.base_offset) not in self._uploads]
-            for where, round_ in rounds.items()
-        }
-        order = self._turns.order(where for where, segments in waiting.items() if segments)
+            partition_key: [
+                segment for segment in upload.plan.segments_to_upload
+                if (partition_key, segment.base_offset) not in self._pool
+            ]
+            for partition_key, upload in planned.items()
+        }  # fmt: skip
+        order = self._turns.order(key for key, segments in waiting.items() if segments)
         left = sum(map(len, waiting.values()))
-        for where, segment in _one_of_each({where: waiting[where] for where in order}):
-            upload = self._uploading(where, rounds[where], segment)
-            if not self._uploads.begin((where, segment.base_offset), upload):
-                break  # all places are taken
-            self._turns.record_served(where)
+        for partition_key, segment in _round_robin({key: waiting[key] for key in order}):
+            upload = self._prepare_upload(partition_key, planned[partition_key], segment)
+            if not self._pool.start((partition_key, segment.base_offset), upload):
+                break  # the pool is full
+            self._turns.record_served(partition_key)
             left -= 1
-        self.left_bytes = self._puts.missing_bytes(_to_upload(rounds))
-        return len(self._uploads) + left
+        self.left_bytes = self._multipart.missing_bytes(_planned_segments(planned))
+        return len(self._pool) + left
 
-    def _is_wanted(self, begun: Begun, rounds: Mapping[Where, Round]) -> bool:
-        """Whether the file may still be there of which parts were put."""
-        if (begun.where, begun.base_offset) in self._uploads:
+    def _may_be_valid(self, upload: MultipartUpload, planned: Mapping[PartitionKey, PartitionUpload]) -> bool:
+        """Return whether the local file of a multi-part upload may still exist unchanged."""
+        partition_key = upload.partition_key
+        if (partition_key, upload.base_offset) in self._pool:
             return True
-        if begun.where not in rounds:
-            return begun.where in self._known.parts
-        found = rounds[begun.where].log.segments
-        is_behind = bool(found) and begun.base_offset >= found[-1].end_offset  # of what was looked at
-        return is_behind or any(one.stamp == begun.stamp for one in found)
+        if partition_key not in planned:
+            return partition_key in self._states.by_key
+        scanned = planned[partition_key].log.segments
+        is_after_scan = bool(scanned) and upload.base_offset >= scanned[-1].end_offset
+        return is_after_scan or any(segment.stamp == upload.stamp for segment in scanned)
 
-    def _uploading(self, where: Where, round_: Round, segment: LocalSegment) -> Callable[[], Uploaded]:
-        local, log, stop = round_.part.local, round_.log, self._uploads.stop
-        bucket, puts, left, base = self._bucket, self._puts, self._left, segment.base_offset
+    def _prepare_upload(
+        self, partition_key: PartitionKey, planned: PartitionUpload, segment: LocalSegment
+    ) -> Callable[[], UploadedSegment]:  # fmt: skip
+        """Return the function that uploads a segment on a thread of the pool."""
+        local, log, stop = planned.state.local, planned.log, self._pool.stop
+        bucket, multipart, unused, base = self._bucket, self._multipart, self._unused, segment.base_offset
 
         def read(position: int, size_bytes: int) -> memoryview:
             return local.read(log, base, position, size_bytes)
 
-        def upload() -> Uploaded:
+        def upload() -> UploadedSegment:
             base_timestamp = decode_header(read(0, segment.size_bytes), 0).base_timestamp if segment.size_bytes else -1
-            max_timestamp, known = local.max_timestamp(base), local.snapshot(base)
-            stored = puts.put(where, segment, read, stop)
-            found = ShippedSegment(base, segment.end_offset, stored, base_timestamp, max_timestamp)
+            max_timestamp, snapshot = local.max_timestamp(base), local.producer_snapshot(base)
+            stored = multipart.upload(partition_key, segment, read, stop)
+            uploaded = ShippedSegment(base, segment.end_offset, stored, base_timestamp, max_timestamp)
             try:
-                key = key_of(where, base) if stored.parts else stored.key
-                if known is not None:
-                    found = replace(found, snapshot=upload_pool.put(bucket, f"{key}.snapshot", known))
-                entries = local.index(log, segment)
-                if entries is not None:
-                    found = replace(found, index=upload_pool.put(bucket, f"{key}.index", entries))
+                key = new_segment_key(partition_key, base) if stored.parts else stored.key
+                if snapshot is not None:
+                    stored = upload_pool.put_object(bucket, f"{key}.snapshot", snapshot)
+                    uploaded = replace(uploaded, snapshot=stored)
+                index = local.index(log, segment)
+                if index is not None:
+                    uploaded = replace(uploaded, index=upload_pool.put_object(bucket, f"{key}.index", index))
             except BaseException:
-                left.append(found)
+                unused.append(uploaded)
                 raise
-            return segment.stamp, found
+            return segment.stamp, uploaded
 
         return upload
 
-    # ------------------------------------------------------------ ending
+    # ------------------------------------------------------------ collect
 
-    def collect(self, manifest: Manifest | None, wait_s: float = 0.0) -> None:
-        """Take note of segments that lie there now; ``manifest`` is what lies there.
+    def collect_finished(self, manifest: Manifest | None, wait_s: float = 0.0) -> None:
+        """Record the uploads that have ended, after waiting up to ``wait_s`` for the first; ``manifest`` is current.
 
-        Raises the first error; what failed is begun anew.
+        Raise the first error. The next cycle starts a failed upload again.
         """
         first: BaseException | None = None
-        condemned = {one.key for one in manifest.condemned} if manifest else set()
-        for (where, base), future in self._uploads.ended(wait_s):
-            part = self._known.parts.get(where)
-            if part is not None:
-                part.look_again()  # there is something to say
+        marked = {mark.key for mark in manifest.condemned} if manifest else set()
+        for (partition_key, base), future in self._pool.collect_finished(wait_s):
+            state = self._states.by_key.get(partition_key)
+            if state is not None:
+                state.mark_dirty()  # the next manifest has to include the segment
             error = future.exception()
-            if error is None and part is not None:
-                part.standing.forget_upload(base)
+            if error is None and state is not None:
+                state.objects.discard_segment(base)
                 stamp, segment = future.result()
-                if segment.log.key not in condemned and self._puts.is_whole(segment.log):
-                    part.standing.note_uploaded(base, (stamp, segment))
-                    self._whole_bytes += 0 if segment.is_in_parts else segment.log.size_bytes
+                if segment.log.key not in marked and self._multipart.is_whole(segment.log):
+                    state.objects.record_segment(base, (stamp, segment))
+                    self._single_bytes += 0 if segment.is_in_parts else segment.log.size_bytes
                     continue
-                self._left.append(segment)  # it has taken so long that somebody swept it
+                self._unused.append(segment)  # the upload took so long that garbage collection marked it
             elif error is None:
-                self._left.append(future.result()[1])
-            elif not isinstance(error, Replaced | UnknownTopic | StoreClosed):
+                self._unused.append(future.result()[1])
+            elif not isinstance(error, SegmentReplaced | UnknownTopic | StoreClosed):
                 first = first or error
-        while self._left:
-            # Of what was put in parts the journal knows, and whoever begins anew goes on with them.
-            segment = self._left.pop()
-            self._orphans.add(one.key for one in segment.objects[len(segment.log.parts) :])
+        while self._unused:
+            # Leave out the parts of the log: the journal has them, and the next attempt resumes with them.
+            segment = self._unused.pop()
+            self._orphans.add(stored.key for stored in segment.objects[len(segment.log.parts) :])
         if first is not None:
             raise first
 
 
-def _to_upload(rounds: Mapping[Where, Round]) -> Iterator[tuple[Where, LocalSegment]]:
-    """All that the plans want uploaded."""
-    return ((where, one) for where, round_ in rounds.items() for one in round_.to_do.upload)
+def _planned_segments(planned: Mapping[PartitionKey, PartitionUpload]) -> Iterator[tuple[PartitionKey, LocalSegment]]:
+    """Yield all segments that the plans upload whole."""
+    return ((key, segment) for key, upload in planned.items() for segment in upload.plan.segments_to_upload)
 
 
-def _one_of_each(waiting: Mapping[Where, list[LocalSegment]]) -> Iterator[tuple[Where, LocalSegment]]:
-    """The first segment of each partition, then the second of each: a partition with many would take all places."""
-    queue = deque((where, iter(segments)) for where, segments in waiting.items())
+def _round_robin(waiting: Mapping[PartitionKey, list[LocalSegment]]) -> Iterator[tuple[PartitionKey, LocalSegment]]:
+    """Yield the first segment of each partition, then the second of each, so that no partition takes all threads."""
+    queue = deque((partition_key, iter(segments)) for partition_key, segments in waiting.items())
     while queue:
-        where, rest = queue.popleft()
+        partition_key, rest = queue.popleft()
         segment = next(rest, None)
         if segment is not None:
-            yield where, segment
-            queue.append((where, rest))
+            yield partition_key, segment
+            queue.append((partition_key, rest))

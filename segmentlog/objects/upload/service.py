@@ -1,4 +1,4 @@
-"""Shipping as a store does it by itself: a thread that ticks, once an interval or when somebody waits."""
+"""The shipping of a store that is open: a thread runs cycles, at an interval and whenever an appender waits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from segmentlog.arguments import as_int, as_patterns
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import InvalidConfig, PartitionFailed, SegmentlogError, ShippingRefused, UnknownTopic
 from segmentlog.objects.bucket.url import open_bucket
-from segmentlog.objects.local.transaction_ends import Where
+from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.ownership.binding import read_binding
-from segmentlog.objects.ownership.claim import end, unbind
-from segmentlog.objects.tier.recall import bring_all_back
+from segmentlog.objects.ownership.claim import stop_shipping, unbind_store
+from segmentlog.objects.tier.recall import recall_all
 from segmentlog.objects.upload.ship_log import ShipLog
-from segmentlog.objects.upload.shipper import Progress, ShippedNow, Shipper
+from segmentlog.objects.upload.shipper import Progress, Shipper, ShipResult
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
@@ -32,24 +32,26 @@ from segmentlog.topics.topic_registry import Topics
 logger = logging.getLogger("segmentlog")
 
 _STANDBY_S: Final = 2.0
-"""Another process ships: it is looked so often whether it still does."""
+"""While another process ships the store, check this often whether it still does."""
 _WATCH_S: Final = 0.5
 _COUNT_S: Final = 0.05
-"""So often it is counted what waits, where a number of bytes is not to be exceeded."""
+"""How often unshipped bytes are counted if their number is limited."""
 _AHEAD_S: Final = 0.005
-"""A turn begins so much early, for what it takes beside its requests: nothing waits longer than for these."""
+"""A cycle starts this much early, so that the local work does not lengthen the interval between requests."""
 _PAUSE_MIN_S: Final = 0.0005
 _CLOSING_S: Final = 1.0
-"""Closing waits at most so long for each thread, and then for uploads that are pending."""
+"""Longest wait for each thread when shipping stops, and then for pending uploads."""
 _CLOSING_PAUSE_S: Final = 0.02
 _INTERVAL_MAX_MS: Final = 86_400_000
 
 
 class ShippingStatus(msgspec.Struct, frozen=True):
-    """How far a store is shipped, as the process knows that ships it.
+    """How far a store is shipped, as this process knows it.
 
-    ``lag_bytes`` were appended since the last turn, ``lag_s`` ago everything was shipped that was on disk then.
-    ``error``: what keeps it, or some partition, from being shipped; empty when nothing does.
+    is_owner    whether this process ships the store shipped_ms  wall-clock time of the last cycle after which the
+    object store had all that was on disk; 0 before lag_bytes   bytes appended since the last cycle lag_s       seconds
+    since ``shipped_ms``; -1 before the first such cycle error       why the store, or a partition, cannot be shipped;
+    empty if nothing is wrong
     """
 
     url: str
@@ -60,22 +62,22 @@ class ShippingStatus(msgspec.Struct, frozen=True):
     error: str
 
 
-class Shipping:
-    """How a store is shipped from this process. Thread-safe; see docs/replicate.md.
+class ShippingService:
+    """The shipping of an open store from this process; see docs/ship.md. Thread-safe.
 
-    Of several processes that are to ship a store one does; another takes its place when it is gone.
+    If several processes are to ship the store, one does. When it ends, another process takes its place.
     """
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._run: _Run | None = None
+        self._run: _ShippingRun | None = None
 
     @property
     def url(self) -> str | None:
-        """Where this process ships it to by itself; None when it does not."""
+        """The URL that this process ships to in the background; None if it does not."""
         return None if self._run is None else self._run.shipper.bucket.url
 
-    def begin(
+    def start(
         self,
         url: str,
         *,
@@ -85,121 +87,133 @@ class Shipping:
         bytes_per_s: int | None = None,
         threads: bool = True,
     ) -> None:
-        """Ship it from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new; without threads by `tick`.
+        """Ship the store from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new.
 
-        ``topics`` are names and patterns, none for those of the last time, at first all; ``bytes_per_s``
-        limits what is put. Raises `InvalidConfig`, `ReadOnlyStore`.
+        topics       names and patterns; empty for the topics of the last time, at first all bytes_per_s  limit of the
+        upload bandwidth threads      False: run no threads; the caller calls `run_cycle`
+
+        Raise `InvalidConfig`, also if shipping was started before, and `ReadOnlyStore`.
         """
         if self._run is not None:
-            raise InvalidConfig("ship", url, f"nothing more: it is shipped to {self.url} already")
-        self._run = _Run(
-            self._topics, url, wanted=topics, interval_ms=interval_ms, max_bytes=max_bytes, bytes_per_s=bytes_per_s,
-            threads=threads,
+            raise InvalidConfig("ship", url, f"nothing: the store is already shipped to {self.url}")
+        self._run = _ShippingRun(
+            self._topics, url, topic_patterns=topics, interval_ms=interval_ms, max_bytes=max_bytes,
+            bytes_per_s=bytes_per_s, threads=threads,
         )  # fmt: skip
         self._topics.ship_signals.is_starting = threads
         self._run.ensure_running()
 
-    def tick(self, now_ms: int | None = None) -> float:
-        """One turn; seconds until the next. Raises `ObjectStoreError`, `StoreFenced`, `ShippingRefused`.
+    def run_cycle(self, now_ms: int | None = None) -> float:
+        """Run one cycle, and return the seconds until the next.
 
-        And `InvalidConfig` where nobody began to ship it.
+        Raise `ObjectStoreError`, `StoreFenced`, `ShippingRefused`, and `InvalidConfig` if shipping was not started.
         """
         if self._run is None:
             raise InvalidConfig("ship", None, "a URL, given when the store is opened")
-        return self._run.tick(now_ms)
+        return self._run.run_cycle(now_ms)
 
     def ship(
         self, url: str, *, topics: Iterable[str] = (), bytes_per_s: int | None = None, progress: Progress | None = None
-    ) -> ShippedNow:
-        """Ship all that was appended here, or is on disk; returns once it lies there. Raises as `tick`.
+    ) -> ShipResult:
+        """Sync what this process appended, ship all that is on disk, and return when it is uploaded.
 
-        ``progress`` is told (bytes that were put, bytes in all), which grow with what is appended meanwhile.
+        ``progress`` is called with (bytes uploaded, bytes in total). The total grows with appends during the call.
+        Raise as `run_cycle`.
         """
         if self._run is not None and self.url in (url, open_bucket(url).url):
-            wanted, known = as_patterns("topics", topics), self._run.shipper.wanted
-            if wanted and wanted != known:
-                why = f"those that this process ships there anyway: {', '.join(known) or 'all'}"
+            patterns, current = as_patterns("topics", topics), self._run.shipper.topic_patterns
+            if patterns and patterns != current:
+                why = f"the topics that this process already ships there: {', '.join(current) or 'all'}"
                 raise InvalidConfig("topics", topics, why)
             _flush(self._topics)
             return self._run.shipper.ship(progress)
-        run = _Run(self._topics, url, wanted=topics, bytes_per_s=bytes_per_s, threads=False, goes_on=False)
+        run = _ShippingRun(
+            self._topics, url, topic_patterns=topics, bytes_per_s=bytes_per_s, threads=False, is_background=False
+        )  # fmt: skip
         try:
             _flush(self._topics)
             return run.shipper.ship(progress)
         finally:
             run.close()
 
-    def end(self) -> str | None:
-        """Ship no more, for good: nothing here asks the object store for offsets then. Where it was shipped to.
+    def stop_permanently(self) -> str | None:
+        """End shipping, remove all offset grants, and return the URL; None if the store was not shipped.
 
-        What lies there stays; whoever takes it over is told that this store went on. What lies there alone is brought
-        back first: nobody there knows any more that somebody needs it. None when it was not shipped. Raises
-        `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`, `ShippingRefused` while somebody else ships it; it is shipped
-        still then.
+        The objects are kept. A later takeover refuses, because this store may append more. Evicted segments are
+        recalled first: after the end, garbage collection may delete their objects.
+
+        Raise `ShippingRefused` while another process ships the store, `ObjectStoreError`, `DiskFull`, `ReadOnlyStore`.
+        Then the store is still shipped.
         """
         topics = self._topics
         topics.check_writable("end shipping it")
         self.close()
-        # Beside somebody who ships what came back would leave again, and grants that are released be made anew.
-        lease = topics.ship_signals.become_shipper()
+        # The lease keeps out other shippers, which would evict recalled segments and create removed grants again.
+        lease = topics.ship_signals.acquire_lease()
         if lease is None:
-            who = _who_holds(topics.fs, topics.ship_signals.path)
-            raise ShippingRefused(topics.path, f"{who} ships this store; stop that first, then end shipping")
+            holder = _lock_holder(topics.fs, topics.ship_signals.path)
+            raise ShippingRefused(topics.path, f"{holder} ships this store; stop that first, then end shipping")
         try:
             binding = read_binding(topics.fs, topics.path)
             if binding is None:
-                _clean_up(topics)
+                _remove_leftovers(topics)
                 return None
-            bring_all_back(topics, is_fenced=bool(binding.fenced))
-            end(topics, open_bucket(binding.url))
+            recall_all(topics, is_fenced=bool(binding.fenced))
+            stop_shipping(topics, open_bucket(binding.url))
         finally:
-            topics.ship_signals.resign(lease)
+            topics.ship_signals.release_lease(lease)
         return binding.url
 
     def status(self) -> ShippingStatus | None:
-        """How far it is, as this process knows; None when it does not ship."""
+        """Return how far the store is shipped, as this process knows; None if it does not ship."""
         return None if self._run is None else self._run.status()
 
     def health(self) -> dict[str, str]:
-        """What keeps it from shipping; empty when nothing does."""
+        """Return what prevents shipping, as {"ship" or "ship topic/partition": reason}; empty if nothing does."""
         if self._run is None:
             return {}
         shipper = self._run.shipper
-        problems = {f"ship {name}": why for name, why in (shipper.troubles | shipper.stuck).items()}
+        problems = {f"ship {name}": why for name, why in (shipper.eviction_errors | shipper.stuck).items()}
         return problems if shipper.error is None else problems | {"ship": shipper.error}
 
     def close(self) -> None:
-        """Ship once more what there is, if the object store can be reached, and no more then."""
+        """Ship the rest if the object store can be reached, and stop shipping from this process."""
         run, self._run = self._run, None
         if run is not None:
             run.close()
 
+    begin = start
+    """Old name of `start`, kept as an alias."""
+    end = stop_permanently
+    """Old name of `stop_permanently`, kept as an alias."""
+
 
 def _flush(topics: Topics) -> None:
-    """Have all that was appended here on disk; but of those that failed, which keep no other from being shipped."""
+    """Sync all partitions that this process appended to, except failed ones, which must not stop the others."""
     for partition in topics.opened_partitions():
-        with contextlib.suppress(PartitionFailed, UnknownTopic):  # the shipper says so; deleted meanwhile
+        with contextlib.suppress(PartitionFailed, UnknownTopic):  # the shipper reports it; deleted meanwhile
             partition.flush()
 
 
-def _who_holds(fs: FileSystem, path: str) -> str:
+def _lock_holder(fs: FileSystem, path: str) -> str:
+    """Name the process that has locked a file, as far as /proc/locks shows it."""
     """Who has a file locked, as far as the system says it."""
     with contextlib.suppress(OSError, ValueError):
         found = fs.stat(path)
         device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
         for line in read_file(fs, "/proc/locks").decode().splitlines():
-            words = line.split()  # 5: FLOCK  ADVISORY  WRITE 29996 fe:00:11149407 0 EOF
-            if len(words) > 5 and words[1] == "FLOCK" and words[5] == device and int(words[4]) > 0:
-                return "this process itself" if int(words[4]) == os.getpid() else f"process {words[4]}"
+            fields = line.split()  # 5: FLOCK  ADVISORY  WRITE 29996 fe:00:11149407 0 EOF
+            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == device and int(fields[4]) > 0:
+                return "this process itself" if int(fields[4]) == os.getpid() else f"process {fields[4]}"
     return "another process"
 
 
-def _clean_up(topics: Topics) -> None:
-    """Nothing asks for grants in a store that is bound to nothing, or lies elsewhere alone: whoever left it so."""
+def _remove_leftovers(topics: Topics) -> None:
+    """Remove offset grants and recall evicted segments of a store that is not shipped, however it came to this."""
     if _has_grants(topics):
-        logger.warning("%s: it was not shipped, and its logs asked for grants; they need none any more", topics.path)
-        unbind(topics)
-    bring_all_back(topics, is_fenced=True)
+        logger.warning("%s: removing offset grants, because the store is not shipped", topics.path)
+        unbind_store(topics)
+    recall_all(topics, is_fenced=True)
 
 
 def _has_grants(topics: Topics) -> bool:
@@ -211,20 +225,20 @@ def _has_grants(topics: Topics) -> bool:
     return False
 
 
-class _Run:
-    """Shipping to one place, with threads or without."""
+class _ShippingRun:
+    """Shipping to one bucket, with threads or without."""
 
     def __init__(
         self,
         topics: Topics,
         url: str,
         *,
-        wanted: Iterable[str] = (),
+        topic_patterns: Iterable[str] = (),
         interval_ms: int = SHIP_INTERVAL_MS,
         max_bytes: int | None = None,
         bytes_per_s: int | None = None,
         threads: bool = True,
-        goes_on: bool = True,
+        is_background: bool = True,
     ) -> None:
         topics.check_writable("ship it")
         interval_ms = as_int("ship_interval_ms", interval_ms, 1, _INTERVAL_MAX_MS)
@@ -233,16 +247,16 @@ class _Run:
         self._topics = topics
         self._interval_s = interval_ms / 1000
         self._max_bytes = max_bytes
-        self.shipper = Shipper(topics, open_bucket(url, bytes_per_s), wanted=wanted, interval_ms=interval_ms)
-        self._log = self._new_log() if goes_on else None
-        self._ticked_s = 0.0
+        bucket = open_bucket(url, bytes_per_s)
+        self.shipper = Shipper(topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms)
+        self._log = self._new_log() if is_background else None
         self._watch: Watch | None = None
-        self._worker = Worker("ship", self.tick) if threads else None
-        self._watcher = Worker("ship-wanted", self._watch_tick) if threads else None
+        self._worker = Worker("ship", self.run_cycle) if threads else None
+        self._watcher = Worker("ship-wanted", self._wait_for_requests) if threads else None
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:
-        """In a forked child: the parent ships, and logs it."""
+        """In a forked child: forget the parent's threads, which keep shipping and logging in the parent."""
         self._watch = None
         self._log = self._new_log() if self._log is not None else None
 
@@ -250,51 +264,51 @@ class _Run:
         return ShipLog(self._topics.path, self.shipper.bucket.url)
 
     def ensure_running(self) -> None:
-        """Start the threads that this process is to have and has not."""
+        """Start the threads that should run and do not."""
         if self._worker is not None:
-            self._topics.ship_signals.wake_by(self._worker.wake)
+            self._topics.ship_signals.set_wake_callback(self._worker.wake)
         for worker in (self._worker, self._watcher):
             if worker is not None:
                 worker.ensure_running()
 
-    def tick(self, now_ms: int | None = None) -> float:
-        """One turn; seconds until the next. Raises what `Shipper.tick` does."""
-        began_s = self._ticked_s = time.monotonic()
+    def run_cycle(self, now_ms: int | None = None) -> float:
+        """Run one cycle, and return the seconds until the next. Raise as `Shipper.run_cycle` does."""
+        began_s = time.monotonic()
         self._ship(now_ms)
         if not self.shipper.is_owner:
             return _STANDBY_S
         ahead_s = min(_AHEAD_S, self._interval_s / 20)
         return max(began_s + self._interval_s - ahead_s - time.monotonic(), _PAUSE_MIN_S)
 
-    def _ship(self, now_ms: int | None = None) -> ShippedNow:
+    def _ship(self, now_ms: int | None = None) -> ShipResult:
         shipper = self.shipper
         try:
-            done = shipper.tick(now_ms)
+            done = shipper.run_cycle(now_ms)
         except Exception:
             if self._log is not None:
-                self._log.note_failure()
+                self._log.record_failure()
             raise
         if self._log is not None:
-            self._log.note_cycle(is_owner=shipper.is_owner, put=done.put, records=done.records, stuck=shipper.stuck)
+            self._log.record_cycle(is_owner=shipper.is_owner, put=done.put, records=done.records, stuck=shipper.stuck)
         return done
 
-    def _watch_tick(self) -> float:
-        """Wake the one that ticks when somebody waits for it, or when there is much."""
+    def _wait_for_requests(self) -> float:
+        """Wake the thread that runs cycles when a process requests one, or when enough bytes are new."""
         assert self._worker is not None
         if self._watch is None:
             self._watch = Watch()
         if not self._watch.add(self._topics.ship_signals.path):
-            return _COUNT_S  # nobody has ever shipped it; in a moment this process does
-        is_wanted = self._watch.wait(_WATCH_S if self._max_bytes is None else _COUNT_S) or self._is_much()
-        if is_wanted and self.shipper.is_owner:
+            return _COUNT_S  # the file does not exist before the first cycle
+        is_due = self._watch.wait(_WATCH_S if self._max_bytes is None else _COUNT_S) or self._has_max_bytes()
+        if is_due and self.shipper.is_owner:
             self._worker.wake()
         return 0.0
 
-    def _is_much(self) -> bool:
+    def _has_max_bytes(self) -> bool:
         return self._max_bytes is not None and self.shipper.unshipped_bytes >= self._max_bytes
 
     def status(self) -> ShippingStatus:
-        """How far it is."""
+        """Return how far the store is shipped."""
         shipper = self.shipper
         now_ms = self._topics.clock.now_ms()
         lag_s = max(now_ms - shipper.shipped_ms, 0) / 1000 if shipper.shipped_ms else -1.0
@@ -308,7 +322,7 @@ class _Run:
         )
 
     def close(self) -> None:
-        """Ship what is appended by now, as far as `_CLOSING_S` and the object store allow it, and no more then."""
+        """Ship what was appended until now, within `_CLOSING_S` and if the object store can be reached; then stop."""
         self._topics.ship_signals.is_starting = False
         for worker in (self._worker, self._watcher):
             if worker is not None:
@@ -330,20 +344,23 @@ class _Run:
                         " ships the store uploads it", self._topics.path, self.shipper.bucket.url, missing,
                     )  # fmt: skip
             except (SegmentlogError, OSError) as error:
-                logger.warning("%s: what was appended last is not shipped: %s", self._topics.path, error)
+                logger.warning(
+                    "%s: the last appended records are not shipped: %s. They are on the local disk; the next process"
+                    " that ships the store uploads them", self._topics.path, error,
+                )  # fmt: skip
         if self._log is not None:
-            self._log.end(is_whole=not missing)
+            self._log.log_end(is_whole=not missing)
         self.shipper.close()
 
     def _ship_the_rest(self) -> str:
-        """Ship what is appended by now, in `_CLOSING_S` at most; return what is missing, or an empty string.
+        """Ship what was appended until now, within `_CLOSING_S`; return what is missing, or an empty text.
 
-        A run that ships once only has one cycle. Raises what `tick` does.
+        A run that ships once only has one cycle. Raise as `run_cycle` does.
         """
         ends_s = time.monotonic() + (_CLOSING_S if self._log is not None else 0.0)
-        ends: dict[Where, int] | None = None
+        ends: dict[PartitionKey, int] | None = None
         while True:
-            _flush(self._topics)  # in each round: a cycle opens partitions to which only other processes appended
+            _flush(self._topics)  # every time: a cycle opens partitions to which only other processes appended
             done = self._ship()
             ends = self.shipper.log_ends() if ends is None else ends
             offsets = self.shipper.count_unshipped(ends)

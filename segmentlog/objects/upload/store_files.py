@@ -1,4 +1,4 @@
-"""Putting the store's own files: those that are others than what lies there."""
+"""Upload the small files of the store itself, whenever they change."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from segmentlog.storage.fs import FileSystem
 
 
 class StoreFiles:
-    """Of one shipper. For one thread at a time."""
+    """The store files that one shipper has uploaded. Not thread-safe."""
 
     def __init__(self, fs: FileSystem, folder: str, bucket: Bucket, orphans: Orphans) -> None:
         self._fs = fs
         self._folder = folder
         self._bucket = bucket
         self._orphans = orphans
-        self._put: dict[str, tuple[tuple[int, ...], StoreFile]] = {}
-        """By path, those that lie there, and what each looked like here when it was put."""
+        self._uploaded: dict[str, tuple[tuple[int, ...], StoreFile]] = {}
+        """(stamp of the local file, its manifest entry), by path."""
 
     @property
-    def there(self) -> tuple[StoreFile, ...]:
-        """What the manifest is to say of them."""
-        return tuple(file for _, file in self._put.values())
+    def entries(self) -> tuple[StoreFile, ...]:
+        """Manifest entries of the files, after `upload_changed`."""
+        return tuple(file for _, file in self._uploaded.values())
 
-    def put(self, manifest: Manifest | None) -> None:
-        """Put those that ``manifest``, which lies there, does not have as they are here."""
-        there = {file.path: file for file in manifest.files} if manifest else {}
-        before, self._put = self._put, {}
+    def upload_changed(self, manifest: Manifest | None) -> None:
+        """Upload the files that differ from the current ``manifest``."""
+        shipped = {file.path: file for file in manifest.files} if manifest else {}
+        before, self._uploaded = self._uploaded, {}
         for path in SHIPPED_FILES:
             local = f"{self._folder}/{path}"
             try:
                 found = self._fs.stat(local)
-                looks = (found.st_ino, found.st_size, found.st_mtime_ns)
-                if path in before and before[path][0] == looks:
-                    self._put[path] = before[path]
+                stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if path in before and before[path][0] == stamp:
+                    self._uploaded[path] = before[path]
                     continue
                 data = read_file(self._fs, local)
             except FileNotFoundError:
                 continue
-            file = there.get(path)
+            file = shipped.get(path)
             if file is None or file.object.xxh3_64 != xxhash.xxh3_64_hexdigest(data):
-                key = f"files/{path}-{upload_pool.nonce()}"
+                key = f"files/{path}-{upload_pool.new_nonce()}"
                 self._orphans.add([key])
-                file = StoreFile(path, upload_pool.put(self._bucket, key, data))
-            self._put[path] = looks, file
+                file = StoreFile(path, upload_pool.put_object(self._bucket, key, data))
+            self._uploaded[path] = stamp, file
 
-    def forget(self) -> None:
-        """Another manifest may lie there: look at all of them, the next time."""
-        self._put = {}
+    def invalidate(self) -> None:
+        """Compare all files with the manifest again in the next cycle: another manifest may be published."""
+        self._uploaded = {}

@@ -1,4 +1,4 @@
-"""One look at the partitions of a store: how each is found on disk, and what keeps one from being shipped."""
+"""Scan the partitions of a store: what each has on disk, and why a partition cannot be shipped."""
 
 from __future__ import annotations
 
@@ -8,113 +8,116 @@ import msgspec
 
 from segmentlog.errors import PartitionFailed, SegmentlogError
 from segmentlog.format.manifest import Manifest, ShippedPartition
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.upload_state import KnownPartitions, Part
-from segmentlog.objects.tier.recall import settle
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.upload_state import PartitionUploadState, UploadStates
+from segmentlog.objects.tier.recall import recall_unreferenced
 from segmentlog.policy.upload_policy import LocalLog
 
-_REPLACED = "files of it are being replaced"
+_REPLACED = "its segment files are being replaced"
 
 
-class Looked(msgspec.Struct):
-    """A partition as it was looked at, and the ceiling that it is to get."""
+class ScannedPartition(msgspec.Struct):
+    """Snapshot of a scanned partition, and its next offset grant."""
 
-    part: Part
+    state: PartitionUploadState
     log: LocalLog
-    ceiling: int
+    offset_grant: int
 
 
-class Look:
-    """Of one tick. ``url``: the place that is shipped to; ``shipped``: what the manifest says that lies there."""
+class StoreScan:
+    """The scan of one cycle. ``shipped`` are the entries of the current manifest, ``url`` is its place."""
 
-    def __init__(self, known: KnownPartitions, url: str, shipped: Mapping[Where, ShippedPartition]) -> None:
-        self._known = known
+    def __init__(self, states: UploadStates, url: str, shipped: Mapping[PartitionKey, ShippedPartition]) -> None:
+        self._states = states
         self._url = url
         self.shipped = shipped
-        self.found: dict[Where, Looked] = {}
-        """Those of which something is to be shipped, perhaps."""
-        self.ceilings: dict[Where, int] = {}
-        """Of all that there are."""
-        self.waiting: dict[Where, str] = {}
-        """Why nothing more of a partition can be shipped now, though there may be more."""
+        self.found: dict[PartitionKey, ScannedPartition] = {}
+        """Partitions that may have something to ship."""
+        self.offset_grants: dict[PartitionKey, int] = {}
+        """Next offset grant of every partition that could be opened."""
+        self.waiting: dict[PartitionKey, str] = {}
+        """Why nothing more of a partition can be shipped now, although there may be more."""
         self.is_complete = True
-        """Whether each that there is was found, or is as it was."""
+        """Whether every existing partition was scanned, or has not changed since its last scan."""
 
-    def at(self, name: str, where: Where, wasted: Set[int], now_ms: int) -> None:
-        """Look at a partition, unless it is as it was, and has nothing in ``wasted`` tails.
+    def scan(self, name: str, partition_key: PartitionKey, wasted: Set[int], now_ms: int) -> None:
+        """Scan a partition, unless it has not changed and none of its chunks is in a ``wasted`` tail.
 
-        One that cannot be opened waits, unless nothing was promised of it yet: then what keeps it is raised.
+        A partition that cannot be opened is recorded as waiting. But if the manifest has no entry of it yet, raise its
+        error.
         """
-        there = self.shipped.get(where)
+        entry = self.shipped.get(partition_key)
         try:
-            part = self._known.part(name, where)
+            state = self._states.open_state(name, partition_key)
         except (SegmentlogError, OSError) as error:
-            if there is None:
+            if entry is None:
                 raise
-            self.waiting[where] = str(error)
+            self.waiting[partition_key] = str(error)
             self.is_complete = False
             return
-        if part is None:
+        if state is None:
             return
-        if there is not None and (why := self._known.why_not_ours(where, there)):
-            self.waiting[where] = why
+        if entry is not None and (why := self._states.divergence(partition_key, entry)):
+            self.waiting[partition_key] = why
             self.is_complete = False
             return
-        is_wasted = there is not None and any(chunk.tail in wasted for chunk in there.chunks)
-        ceiling = self.ceilings[where] = part.wanted_ceiling(there, now_ms)
-        is_known = there is not None and ceiling == there.ceiling and not is_wasted
-        if not is_known or part.local.signature() != part.seen:
-            self.is_complete &= self._look(where, part, ceiling) is not None
+        is_wasted = entry is not None and any(chunk.tail in wasted for chunk in entry.chunks)
+        offset_grant = self.offset_grants[partition_key] = state.next_offset_grant(entry, now_ms)
+        is_published = entry is not None and offset_grant == entry.offset_grant and not is_wasted
+        if not is_published or state.local.signature() != state.scanned:
+            self.is_complete &= self._scan(partition_key, state, offset_grant) is not None
 
-    def again(self, name: str, where: Where, end: int) -> None:
-        """Look once more at a partition in which a transaction ends behind what was found: up to there, no further."""
-        part, found = self._known.part(name, where), self.found.get(where)
-        if part is None:
+    def rescan_up_to(self, name: str, partition_key: PartitionKey, end_offset: int) -> None:
+        """Scan a partition again, but only up to ``end_offset``, because a transaction ends after the first scan."""
+        state, found = self._states.open_state(name, partition_key), self.found.get(partition_key)
+        if state is None:
             return
-        log = self._look(where, part, found.ceiling if found else part.ceiling)
-        cut = None if log is None else part.local.upto(log, end)
-        part.look_again()
-        if cut is not None:
-            self.found[where].log = cut
+        log = self._scan(partition_key, state, found.offset_grant if found else state.offset_grant)
+        truncated = None if log is None else state.local.truncated_to(log, end_offset)
+        state.mark_dirty()
+        if truncated is not None:
+            self.found[partition_key].log = truncated
         elif found is not None:
-            self.found[where] = found
+            self.found[partition_key] = found
         else:
-            self.found.pop(where, None)
+            self.found.pop(partition_key, None)
 
-    def _look(self, where: Where, part: Part, ceiling: int) -> LocalLog | None:
-        there = self.shipped.get(where)
-        signature, appended_bytes = part.local.signature(), part.local.appended_bytes
-        log = part.local.look()
-        if log is None:  # next time
-            part.look_again()
-            failed = part.local.partition.failed
-            name = part.local.partition.handle.log_name
-            self.waiting[where] = str(PartitionFailed(name, failed)) if failed else _REPLACED
+    def _scan(self, partition_key: PartitionKey, state: PartitionUploadState, offset_grant: int) -> LocalLog | None:
+        entry = self.shipped.get(partition_key)
+        signature, appended_bytes = state.local.signature(), state.local.appended_bytes
+        log = state.local.snapshot()
+        if log is None:  # the next cycle tries again
+            state.mark_dirty()
+            failed = state.local.partition.failed
+            name = state.local.partition.handle.log_name
+            self.waiting[partition_key] = str(PartitionFailed(name, failed)) if failed else _REPLACED
             return None
-        if (why := self._settle(part, log, there)) is not None:
-            part.look_again()
-            self.waiting[where] = why
+        if (why := self._recall_unreferenced(state, log, entry)) is not None:
+            state.mark_dirty()
+            self.waiting[partition_key] = why
             return None
-        part.seen, part.appended_bytes = signature, appended_bytes
-        part.standing.add_snapshots(there)
-        self.found[where] = Looked(part, log, ceiling)
+        state.scanned, state.appended_bytes = signature, appended_bytes
+        state.objects.add_snapshots(entry)
+        self.found[partition_key] = ScannedPartition(state, log, offset_grant)
         return log
 
-    def _settle(self, part: Part, log: LocalLog, there: ShippedPartition | None) -> str | None:
-        """See to it that the manifest refers to each object that a segment lies in alone; what keeps it from that.
+    def _recall_unreferenced(
+        self, state: PartitionUploadState, log: LocalLog, entry: ShippedPartition | None
+    ) -> str | None:  # fmt: skip
+        """Recall evicted segments whose object the manifest does not refer to; return why the partition has to wait.
 
-        It does, unless shipping began anew, or a stub is damaged: then the segment comes back first.
+        Such segments exist only if shipping was started over, or if a stub is damaged. Return None if there are none.
         """
-        strays = part.standing.strays(log, there)
+        unreferenced = state.objects.unreferenced_segments(log, entry)
         try:
-            for segment in strays:
-                settle(part.local.partition.handle, self._url, segment, there)
+            for segment in unreferenced:
+                recall_unreferenced(state.local.partition.handle, self._url, segment, entry)
         except (SegmentlogError, OSError) as error:
             return str(error)
-        return _REPLACED if strays else None
+        return _REPLACED if unreferenced else None
 
 
-def partitions_of(manifest: Manifest | None) -> dict[Where, ShippedPartition]:
-    """The entries of all partitions."""
+def entries_by_partition(manifest: Manifest | None) -> dict[PartitionKey, ShippedPartition]:
+    """Return the manifest's entries of all partitions."""
     topics = () if manifest is None else manifest.topics
     return {(topic.id, part.number): part for topic in topics for part in topic.partitions}

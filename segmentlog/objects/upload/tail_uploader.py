@@ -1,8 +1,7 @@
-"""Putting what is new of all partitions: in one tail, with the producers that its chunks build upon.
+"""Upload the new data of all partitions as chunks of one tail object, with the producer snapshots they build upon.
 
-together    the chunks of all partitions, one behind the other
-alone       a chunk that is large is a tail of its own, put beside the others
-inline      a tail of a few KiB is no object: it stands in the manifest
+shared   the chunks of all partitions, one after another, in one tail alone    each large chunk is a tail of its own,
+uploaded in parallel inline   a tail of a few KiB is stored in the manifest instead of an object
 """
 
 from __future__ import annotations
@@ -16,109 +15,110 @@ from segmentlog.format.batch import decode_header
 from segmentlog.format.manifest import Chunk, Manifest, Snapshot, Tail
 from segmentlog.objects.bucket import upload_pool
 from segmentlog.objects.bucket.base import Bucket
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.local.upload_state import Part
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.local.upload_state import PartitionUploadState
 from segmentlog.objects.manifest.orphans import Orphans
-from segmentlog.objects.upload.plan import Round
-from segmentlog.policy.upload_policy import Piece, stands_inline
+from segmentlog.objects.upload.plan import PartitionUpload
+from segmentlog.policy.upload_policy import Piece, fits_inline
 
 _ALONE_BYTES: Final = 8 << 20
-"""Chunks as large are tails of their own."""
-_LOOKED_THROUGH_BYTES: Final = 4 << 20
+"""A chunk of at least this size becomes a tail of its own."""
+_TIMESTAMP_SCAN_BYTES: Final = 4 << 20
 
 
-class Tails:
-    """Of one shipper. For one thread at a time."""
+class TailUploader:
+    """Uploads the tails of one shipper. Not thread-safe."""
 
     def __init__(self, bucket: Bucket, parallel: int, orphans: Orphans) -> None:
         self._bucket = bucket
         self._parallel = parallel
         self._orphans = orphans
         self._new: dict[int, Tail] = {}
-        """By number, those that no manifest refers to yet."""
+        """Uploaded tails that no manifest refers to yet, by number."""
         self._next = 0
         self.put_bytes = 0
-        """What lies there by now."""
+        """Bytes of chunks uploaded so far."""
 
-    def put(self, rounds: Mapping[Where, Round], manifest: Manifest | None) -> int:
-        """Put what is new of all partitions, as one object, beside others of what is large; how many bytes it is.
+    def upload(self, planned: Mapping[PartitionKey, PartitionUpload], manifest: Manifest | None) -> int:
+        """Upload the planned pieces of all partitions and set their ``chunks``; return their size in bytes.
 
-        ``manifest`` is what lies there. Each round then has its chunks; what is held back is staged.
+        ``manifest`` is the current one. Chunks of withheld partitions are staged.
         """
-        together = self.next_number(manifest)
-        parts: dict[int, list[memoryview]] = {together: []}
+        shared = self.next_number(manifest)
+        tails: dict[int, list[memoryview]] = {shared: []}
         size_bytes = start = 0
-        for where, round_ in rounds.items():
-            round_.chunks = []
-            for piece, data in zip(round_.to_do.pieces, round_.data, strict=True):
+        for partition_key, upload in planned.items():
+            upload.chunks = []
+            for piece, data in zip(upload.plan.pieces, upload.data, strict=True):
                 if len(data) >= _ALONE_BYTES:
-                    number = together + len(parts)
-                    parts[number] = [data]
-                    round_.chunks.append(_chunk(piece, data, number, 0))
+                    number = shared + len(tails)
+                    tails[number] = [data]
+                    upload.chunks.append(_chunk(piece, data, number, 0))
                 else:
-                    parts[together].append(data)
-                    round_.chunks.append(_chunk(piece, data, together, start))
+                    tails[shared].append(data)
+                    upload.chunks.append(_chunk(piece, data, shared, start))
                     start += len(data)
                 size_bytes += len(data)
-            if round_.log.has_producers:
-                for segment in {round_.to_do.active_base, *(piece.segment for piece in round_.to_do.pieces)}:
-                    self._put_snapshot(where, round_.part, segment)
+            if upload.log.has_producers:
+                for segment in {upload.plan.active_base, *(piece.segment for piece in upload.plan.pieces)}:
+                    self._upload_snapshot(partition_key, upload.state, segment)
         if size_bytes:
-            self._next = together + len(parts)
-            if len(parts) == 1 and stands_inline(size_bytes, self._inline_bytes(manifest)):
-                self._new[together] = Tail(together, data=b"".join(parts[together]))
+            self._next = shared + len(tails)
+            if len(tails) == 1 and fits_inline(size_bytes, self._inline_bytes(manifest)):
+                self._new[shared] = Tail(shared, data=b"".join(tails[shared]))
             else:
-                self._put_as_objects({number: data for number, data in parts.items() if data})
-            for round_ in rounds.values():
-                round_.part.standing.note_put(round_.log, round_.chunks)
-        for round_ in rounds.values():
-            if round_.is_held:
-                round_.part.standing.stage((*round_.to_do.keep, *round_.chunks))
+                self._upload_tails({number: data for number, data in tails.items() if data})
+            for upload in planned.values():
+                upload.state.objects.record_chunks(upload.log, upload.chunks)
+        for upload in planned.values():
+            if upload.is_withheld:
+                upload.state.objects.stage((*upload.plan.kept_chunks, *upload.chunks))
         self.put_bytes += size_bytes
         return size_bytes
 
     def _inline_bytes(self, manifest: Manifest | None) -> int:
-        """Of tails that stand in the manifest, or are to."""
+        """Return the size of the inline tails, in the current manifest and in the next one."""
         tails = (*(manifest.tails if manifest else ()), *self._new.copy().values())
         return sum(len(data) for data in {tail.number: tail.data for tail in tails}.values())
 
-    def _put_as_objects(self, parts: Mapping[int, list[memoryview]]) -> None:
-        """Put tails, by number."""
-        keys = {number: f"tails/{number:020d}-{upload_pool.nonce()}" for number in parts}
+    def _upload_tails(self, tails: Mapping[int, list[memoryview]]) -> None:
+        """Upload tails as objects, by number."""
+        keys = {number: f"tails/{number:020d}-{upload_pool.new_nonce()}" for number in tails}
         self._orphans.add(keys.values())
 
         def put(number: int) -> Tail:
-            data = parts[number]
+            data = tails[number]
             joined = data[0] if len(data) == 1 else b"".join(data)
-            return Tail(number, upload_pool.put(self._bucket, keys[number], joined))
+            return Tail(number, upload_pool.put_object(self._bucket, keys[number], joined))
 
-        self._new.update((tail.number, tail) for tail in upload_pool.beside_each_other(put, keys, self._parallel))
+        self._new.update((tail.number, tail) for tail in upload_pool.run_parallel(put, keys, self._parallel))
 
-    def _put_snapshot(self, where: Where, part: Part, segment: int) -> None:
-        """See to it that what was known of producers where a segment begins lies there."""
-        if segment in part.standing.snapshots or (data := part.local.snapshot(segment)) is None:
+    def _upload_snapshot(self, partition_key: PartitionKey, state: PartitionUploadState, segment: int) -> None:
+        """Upload the producer snapshot at the base offset of a segment, unless it is uploaded already."""
+        if segment in state.objects.snapshots or (data := state.local.producer_snapshot(segment)) is None:
             return
-        key = f"segments/{where[0]}/{where[1]}/{segment:020d}-{upload_pool.nonce()}.snapshot"
+        topic_id, number = partition_key
+        key = f"segments/{topic_id}/{number}/{segment:020d}-{upload_pool.new_nonce()}.snapshot"
         self._orphans.add([key])
-        part.standing.note_snapshot(Snapshot(segment, upload_pool.put(self._bucket, key, data)))
+        state.objects.record_snapshot(Snapshot(segment, upload_pool.put_object(self._bucket, key, data)))
 
-    # ------------------------------------------------------------ which there are
+    # ------------------------------------------------------------ numbers and keys
 
     def next_number(self, manifest: Manifest | None) -> int:
-        """Of the next one: none that lies there, or was put, has it."""
+        """Return the number of the next tail, which no tail in the manifest or uploaded since has."""
         return max(self._next, manifest.next_tail if manifest else 0)
 
-    def live(self, numbers: Set[int], manifest: Manifest | None) -> tuple[Tail, ...]:
-        """Those of these numbers, which ``manifest`` refers to, or which are new."""
+    def referenced_tails(self, numbers: Set[int], manifest: Manifest | None) -> tuple[Tail, ...]:
+        """Return the tails with these numbers, from the current ``manifest`` and the new ones."""
         tails = {tail.number: tail for tail in manifest.tails} | self._new if manifest else self._new
         return tuple(tail for number, tail in sorted(tails.items()) if number in numbers)
 
-    def kept(self, staged: Set[int]) -> set[str]:
-        """Keys of new ones that are of use, though no manifest refers to them: by these numbers."""
+    def keys_in_use(self, staged: Set[int]) -> set[str]:
+        """Return the keys of new tails with withheld chunks (numbers ``staged``): no manifest refers to them yet."""
         return {tail.object.key for number, tail in self._new.items() if number in staged and tail.object is not None}
 
-    def settle(self, staged: Set[int]) -> None:
-        """Another manifest lies there: of what it does not refer to only tails of these numbers are of use."""
+    def retain_staged(self, staged: Set[int]) -> None:
+        """Drop all new tails except the ``staged`` ones, after a manifest was published."""
         self._new = {number: tail for number, tail in self._new.items() if number in staged}
 
 
@@ -130,9 +130,9 @@ def _chunk(piece: Piece, data: memoryview, tail: int, start: int) -> Chunk:
 
 
 def _max_timestamp(data: memoryview) -> int:
-    """Of the batches in a piece; -1 for one that is too large to be looked through."""
+    """Return the largest timestamp of the batches in a piece; -1 if the piece is too large to scan."""
     found, position = -1, 0
-    while position < len(data) <= _LOOKED_THROUGH_BYTES:
+    while position < len(data) <= _TIMESTAMP_SCAN_BYTES:
         header = decode_header(data, position)
         found, position = max(found, header.max_timestamp), position + header.size_bytes
     return found

@@ -1,7 +1,7 @@
-"""How far each partition has to be shipped, lest a transaction that was committed of late be torn.
+"""Compute how far each partition must be shipped so that no recently committed transaction is split.
 
-The ends come from the decisions (`decisions`), which are read once all partitions have been looked at. What cannot
-reach them is held back, and so are the decisions.
+The ends come from the transaction log (`transaction_ends`), which is read after all partitions have been scanned.
+Partitions that cannot be shipped up to their end are withheld, and so is the transaction log.
 """
 
 from __future__ import annotations
@@ -11,112 +11,124 @@ from typing import Final
 
 from segmentlog.format.file_names import TRANSACTIONS_TOPIC
 from segmentlog.format.manifest import ShippedPartition
-from segmentlog.objects.local.transaction_ends import Ends, Where, ends_of_commits, ends_still_owed, find_markers
-from segmentlog.objects.local.upload_state import KnownPartitions
-from segmentlog.objects.upload.store_scan import Look
-from segmentlog.policy.upload_policy import Plan
+from segmentlog.objects.local.transaction_ends import (
+    PartitionKey,
+    TransactionEnds,
+    commit_ends,
+    find_markers,
+    unconfirmed_commit_ends,
+)
+from segmentlog.objects.local.upload_state import UploadStates
+from segmentlog.objects.upload.store_scan import StoreScan
+from segmentlog.policy.upload_policy import PartitionPlan
 from segmentlog.topics.topic_folders import TopicFile
 from segmentlog.topics.topic_registry import Topics
 
 _UNKNOWN: Final = 1 << 62
-"""An end that nothing reaches."""
+"""An end offset that no log reaches."""
 
 
-class Commits:
-    """Of one shipper. For one thread at a time."""
+class TransactionBarrier:
+    """Withholds partitions of one shipper, so that every manifest contains only whole transactions. Not thread-safe."""
 
-    def __init__(self, topics: Topics, known: KnownPartitions) -> None:
+    def __init__(self, topics: Topics, states: UploadStates) -> None:
         self._topics = topics
-        self._known = known
-        self._owed: Ends | None = None
-        """Transactions whose markers may not be shipped yet, though decisions are; None while that is not known."""
-        self._markers: dict[Where, dict[int, int]] = {}
-        """Those that were found at the last look."""
+        self._states = states
+        self._pending: TransactionEnds | None = None
+        """Transactions with shipped decisions whose markers may not be shipped yet; None if that is unknown."""
+        self._markers: dict[PartitionKey, dict[int, int]] = {}
+        """Markers that the last cycle found: the offset after each, by partition and producer id."""
 
-    def decided_offset(self, decisions: Where | None) -> int:
-        """How far decisions are on disk now."""
-        part = None if decisions is None else self._known.part(TRANSACTIONS_TOPIC, decisions)
-        return 0 if part is None else part.local.partition.durable_offset
+    def durable_decisions_offset(self, decisions: PartitionKey | None) -> int:
+        """Return the durable offset of the transaction log now."""
+        state = None if decisions is None else self._states.open_state(TRANSACTIONS_TOPIC, decisions)
+        return 0 if state is None else state.local.partition.durable_offset
 
-    def ends(
-        self, look: Look, topics: list[tuple[str, TopicFile]], decisions: Where | None, decided_before: int
-    ) -> dict[Where, int]:
-        """How far each partition has to be shipped, lest one of the transactions that were committed of late be torn.
+    def required_ends(
+        self, scan: StoreScan, topics: list[tuple[str, TopicFile]], decisions: PartitionKey | None, decided_before: int
+    ) -> dict[PartitionKey, int]:
+        """Return the offset that each partition must reach so that no recently committed transaction is split.
 
-        So far as its data goes, and its marker if that is on disk, and decisions with it. Where it is further than was
-        looked at, it is looked at once more. ``decided_before``: how far decisions were on disk before the look.
+        That is the end of the transaction's records, or of its marker if the marker is on disk. A partition whose scan
+        ended earlier is scanned again. ``decisions`` is the partition of the transaction log; ``decided_before`` is its
+        durable offset before the scan.
         """
-        part = None if decisions is None else self._known.parts.get(decisions)
-        if decisions is None or part is None:
-            has_come = self._topics.has(TRANSACTIONS_TOPIC)  # after the others were looked at
-            return {where: _UNKNOWN for where, one in look.found.items() if has_come and one.log.has_producers}
-        there, found = look.shipped.get(decisions), look.found.get(decisions)
-        decided = found.log.end_offset if found is not None else part.local.partition.durable_offset
-        shipped_offset = there.end_offset if there else 0
+        state = None if decisions is None else self._states.by_key.get(decisions)
+        if decisions is None or state is None:
+            was_created = self._topics.has(TRANSACTIONS_TOPIC)  # after the other topics were scanned
+            return {key: _UNKNOWN for key, one in scan.found.items() if was_created and one.log.has_producers}
+        entry, found = scan.shipped.get(decisions), scan.found.get(decisions)
+        decided = found.log.end_offset if found is not None else state.local.partition.durable_offset
+        shipped_offset = entry.end_offset if entry else 0
         if decided == shipped_offset and found is None:
             return {}
-        ended = ends_of_commits(part.local.partition, shipped_offset, decided)
+        ended = commit_ends(state.local.partition, shipped_offset, decided)
         self._markers = {}
-        if ended is None:  # compacted already: then all there is, if nothing was decided while all were looked at
-            self._owed = None
-            is_whole = look.is_complete and decided == decided_before
-            whole = {where: one.log.end_offset for where, one in look.found.items() if one.log.has_producers}
+        if ended is None:  # compacted: require all that was scanned, provided that no decision was made meanwhile
+            self._pending = None
+            is_whole = scan.is_complete and decided == decided_before
+            whole = {key: one.log.end_offset for key, one in scan.found.items() if one.log.has_producers}
             return whole | {decisions: decided} if is_whole else dict.fromkeys([*whole, decisions], _UNKNOWN)
-        if self._owed is None:
-            self._owed = ends_still_owed(part.local.partition, shipped_offset)
-        owed = self._owed
-        for where, of_producer in ended.items():
-            owed.setdefault(where, {}).update(of_producer)
+        if self._pending is None:
+            self._pending = unconfirmed_commit_ends(state.local.partition, shipped_offset)
+        pending = self._pending
+        for partition_key, by_producer in ended.items():
+            pending.setdefault(partition_key, {}).update(by_producer)
         names = {file.topic_id: name for name, file in topics}
-        ends: dict[Where, int] = {}
-        for where in list(owed):
-            if where[0] in names:
-                ends[where] = self._end(look, names[where[0]], where, owed[where])
+        ends: dict[PartitionKey, int] = {}
+        for partition_key in list(pending):
+            if partition_key[0] in names:
+                name = names[partition_key[0]]
+                ends[partition_key] = self._required_end(scan, name, partition_key, pending[partition_key])
             else:
-                del owed[where]
+                del pending[partition_key]
         return ends | {decisions: decided} if ends else {}
 
-    def _end(self, look: Look, name: str, where: Where, ends: Mapping[int, int]) -> int:
-        """How far one partition has to be shipped; looked at once more if that is further than it was."""
-        part, found, there = self._known.part(name, where), look.found.get(where), look.shipped.get(where)
-        if part is None:
+    def _required_end(self, scan: StoreScan, name: str, partition_key: PartitionKey, ends: Mapping[int, int]) -> int:
+        """Return the offset that one partition must reach. Scan it again if its scan ended before that."""
+        state, found = self._states.open_state(name, partition_key), scan.found.get(partition_key)
+        if state is None:
             return _UNKNOWN
-        looked_offset = found.log.end_offset if found else there.end_offset if there else 0
-        durable_offset = part.local.partition.durable_offset
-        markers = self._markers[where] = find_markers(part.local.partition, ends, durable_offset)
+        entry = scan.shipped.get(partition_key)
+        scanned_offset = found.log.end_offset if found else entry.end_offset if entry else 0
+        durable_offset = state.local.partition.durable_offset
+        markers = self._markers[partition_key] = find_markers(state.local.partition, ends, durable_offset)
         end = max([*ends.values(), *markers.values()])
-        if looked_offset < end:
-            look.again(name, where, end)
+        if scanned_offset < end:
+            scan.rescan_up_to(name, partition_key, end)
         return end
 
-    def record_shipped(self, shipped: Mapping[Where, ShippedPartition]) -> None:
-        """Markers that were found may be there now: of their decisions nothing is owed any more."""
-        owed = self._owed or {}
-        for where, markers in self._markers.items():
-            there = shipped.get(where)
+    def record_published(self, shipped: Mapping[PartitionKey, ShippedPartition]) -> None:
+        """Forget pending transactions whose markers the published manifest includes."""
+        pending = self._pending or {}
+        for partition_key, markers in self._markers.items():
+            entry = shipped.get(partition_key)
             for producer_id, end in markers.items():
-                if there is not None and there.end_offset >= end and where in owed:
-                    owed[where].pop(producer_id, None)
-            if not owed.get(where, True):
-                del owed[where]
+                if entry is not None and entry.end_offset >= end and partition_key in pending:
+                    pending[partition_key].pop(producer_id, None)
+            if not pending.get(partition_key, True):
+                del pending[partition_key]
         self._markers = {}
 
 
-def held_back(
-    plans: Mapping[Where, Plan], shipped: Mapping[Where, ShippedPartition], ends: Mapping[Where, int],
-    decisions: Where | None, positions: Set[Where], is_complete: bool,
-) -> Set[Where]:  # fmt: skip
-    """Where a transaction cannot be shipped as a whole, none of its partitions goes on, and no decision.
+def withheld_partitions(
+    plans: Mapping[PartitionKey, PartitionPlan], shipped: Mapping[PartitionKey, ShippedPartition],
+    ends: Mapping[PartitionKey, int], decisions: PartitionKey | None, offset_partitions: Set[PartitionKey],
+    is_complete: bool,
+) -> Set[PartitionKey]:  # fmt: skip
+    """Return the planned partitions that must be withheld from the next manifest.
 
-    Positions that were committed do not go on before all the data that they may be of.
+    If any transaction cannot be shipped whole, these are all partitions with an end in ``ends``, the transaction log
+    (``decisions``), and the committed offsets (``offset_partitions``). Committed offsets are also withheld while data
+    that they may refer to is not shipped.
     """
-    held: set[Where] = set()
+    withheld: set[PartitionKey] = set()
     if not is_complete or any(
-        to_do.is_behind for where, to_do in plans.items() if where != decisions and where not in positions
+        plan.is_incomplete for key, plan in plans.items() if key != decisions and key not in offset_partitions
     ):
-        held |= positions
-    reached = {where: there.end_offset for where, there in shipped.items()}
-    reached.update((where, to_do.end_offset) for where, to_do in plans.items() if where not in held)
-    if any(reached.get(where, 0) < end for where, end in ends.items()):
-        held |= {*ends, *positions, *([decisions] if decisions else [])}
-    return held & plans.keys()
+        withheld |= offset_partitions
+    reached = {key: entry.end_offset for key, entry in shipped.items()}
+    reached.update((key, plan.end_offset) for key, plan in plans.items() if key not in withheld)
+    if any(reached.get(key, 0) < end for key, end in ends.items()):
+        withheld |= {*ends, *offset_partitions, *([decisions] if decisions else [])}
+    return withheld & plans.keys()

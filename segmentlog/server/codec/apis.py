@@ -1,4 +1,4 @@
-"""APIs of Kafka's protocol: their keys, versions and modules."""
+"""Table of the APIs of Kafka's protocol: keys, versions and codecs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from segmentlog.server.codec.primitives import Buffer
 API_VERSIONS_KEY: Final = 18
 
 
-class Codec(Protocol):
-    """Functions of a module of `generated`, beside its classes. Their docstrings name the errors that they raise."""
+class MessageCodec(Protocol):
+    """Functions of a module of `generated`. Their docstrings name the errors that they raise."""
 
     def decode_request(self, data: memoryview, at: int, version: int) -> Any:
-        """The request that begins at ``at``."""
+        """Return the request that begins at ``at``."""
 
     def encode_request(self, message: Any, version: int) -> list[Buffer]:
-        """Its bytes."""
+        """Return the bytes of a request."""
 
     def decode_response(self, data: memoryview, at: int, version: int) -> Any:
-        """The response that begins at ``at``."""
+        """Return the response that begins at ``at``."""
 
     def encode_response(self, message: Any, version: int) -> list[Buffer]:
-        """Its bytes."""
+        """Return the bytes of a response."""
 
 
 class Api:
-    """An API, with the versions that the codec has of it.
+    """An API, with the versions that the codec supports.
 
     key                        its number
-    name                       as Kafka spells it, `ListOffsets`
+    name                       in Kafka's spelling, such as `ListOffsets`
     min_version, max_version   without versions that Kafka calls unstable
-    flexible_from              the first version with compact sizes and tagged fields; None if there is none
+    flexible_from              first version with compact sizes and tagged fields; None if there is none
     """
 
     def __init__(self, key: int, name: str, module: str, versions: tuple[int, int], flexible_from: int | None) -> None:
@@ -47,9 +47,9 @@ class Api:
         return f"<Api {self.key} {self.name} {self.min_version}-{self.max_version}>"
 
     @cached_property
-    def codec(self) -> Codec:
-        """Its module, imported when it is first asked for: all of them take longer than a server may take to start."""
-        return cast(Codec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
+    def codec(self) -> MessageCodec:
+        """Module of the API, imported on first use: importing all of them would delay the start of a server."""
+        return cast(MessageCodec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
 
     def is_flexible(self, version: int) -> bool:
         """Whether messages of this version have compact sizes and tagged fields."""
@@ -58,7 +58,7 @@ class Api:
     def has_tagged_response_header(self, version: int) -> bool:
         """Whether the header of a response has tagged fields.
 
-        That of ApiVersions never has: a client that reads it does not know yet what the server speaks.
+        Always false for ApiVersions: its client does not know the server's versions yet.
         """
         return self.key != API_VERSIONS_KEY and self.is_flexible(version)
 
@@ -67,4 +67,4 @@ APIS: Final = {
     key: Api(key, name, module, (min_version, max_version), flexible_from)
     for key, name, module, min_version, max_version, flexible_from in FACTS
 }
-"""All of them by key."""
+"""All APIs by key."""

@@ -1,9 +1,9 @@
-"""A large answer to DescribeConfigs is encoded a few resources at a time.
+"""Encode a large response to DescribeConfigs a few resources at a time.
 
     throttle time (4 bytes) | number of results | result ... | tags (1 byte, in flexible versions)
 
-The encoder of a message collects a small object for each field and joins them at its end: of 10,000 topics with their
-synonyms hundreds of MiB, for an answer of 25 MB.
+The encoder of a message creates a small object for each field and joins all of them at the end. For 10,000 topics with
+synonyms they take hundreds of MiB, for a response of 25 MB.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any, Final
 from segmentlog.server.codec.primitives import Buffer, uvarint
 
 _RESULTS: Final = 128
-"""Encoded together: their objects take a few MiB."""
+"""Results encoded together; their objects take a few MiB."""
 _THROTTLE_BYTES: Final = 4
 _FLEXIBLE_FROM: Final = 4
-"""The version whose counts are varints, one more than there are."""
+"""First version whose counts are varints, of the count plus 1."""
 
 
 def encode_configs(encode: Callable[[Any, int], list[Buffer]], message: Any, version: int) -> list[Buffer]:
-    """Return the bytes that ``encode`` makes of a DescribeConfigsResponse, in more buffers. Raises what it raises."""
+    """Return the bytes of a DescribeConfigsResponse, in more buffers than ``encode``.
+
+    Raise the errors of ``encode``.
+    """
     results = message.results
     if len(results) <= _RESULTS:
         return encode(message, version)

@@ -48,7 +48,7 @@ def message_codec(
     name = message_class.__name__
 
     def decode(data: memoryview, at: int, version: int) -> _M:
-        """Return the message that begins at ``at``. Raises `MalformedMessage` and `UnknownVersion`."""
+        """Return the message that begins at ``at``. Raise `MalformedMessage` and `UnsupportedVersion`."""
         try:
             decode_version = decoders[version]
         except KeyError:
@@ -59,7 +59,7 @@ def message_codec(
             raise malformed(problem, name, version) from None
 
     def encode(message: _M, version: int) -> list[Buffer]:
-        """Return buffers that follow each other. Raises `NotInVersion` and `UnknownVersion`."""
+        """Return the buffers of a message. Raise `NotInVersion` and `UnsupportedVersion`."""
         try:
             encode_version = encoders[version]
         except KeyError:
@@ -72,12 +72,12 @@ def message_codec(
 def data_codec(
     message_class: type[_M],
 ) -> tuple[Callable[[memoryview], tuple[int, _M]], Callable[[_M, int], bytes]]:
-    """Return the decoder and the encoder of data with its version before it: see `decode` and `encode` below."""
+    """Return the decoder and the encoder of data that begin with their version: see `decode` and `encode` below."""
     decode_body, encode_body = message_codec(message_class)
     name, versions = message_class.__name__, layout_of(message_class).versions
 
     def decode(data: memoryview) -> tuple[int, _M]:
-        """Return (version, message); a newer version is read as the newest known. Raises `MalformedMessage`."""
+        """Return (version, message); decode a newer version as the newest supported one. Raise `MalformedMessage`."""
         if len(data) < _version.size:
             raise truncated()
         (version,) = _version.unpack_from(data, 0)
@@ -86,14 +86,14 @@ def data_codec(
         return version, decode_body(data, _version.size, min(version, versions[-1]))
 
     def encode(message: _M, version: int) -> bytes:
-        """Return the bytes, with the version before them. Raises `NotInVersion` and `UnknownVersion`."""
+        """Return the bytes, beginning with the version. Raise `NotInVersion` and `UnsupportedVersion`."""
         return b"".join((_version.pack(version), *encode_body(message, version)))
 
     return decode, encode
 
 
 def _compiled(message_class: type[msgspec.Struct], verb: str, version: int) -> Any:
-    """Compile a function, unless a version with the same layout has it; return the function."""
+    """Return the compiled function; compile it unless a version with the same layout has done so."""
     layout = layout_of(message_class)
     if version not in layout.versions:
         raise unknown_version(layout.name, version) from None

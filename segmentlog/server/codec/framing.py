@@ -1,15 +1,15 @@
-"""What stands before a message on a connection.
+"""Size and header before a message on a connection.
 
-size             i32   of what follows, in bytes
+size             i32   size of the rest in bytes
 -- request
 api_key          i16
 api_version      i16
-correlation_id   i32   the response has the same
-client_id        string, may be null; of the old form in flexible versions, too
-tagged fields          flexible versions
+correlation_id   i32   repeated in the response
+client_id        string or null; not compact, even in flexible versions
+tagged fields          in flexible versions
 -- response
 correlation_id   i32
-tagged fields          flexible versions, but not of ApiVersions
+tagged fields          in flexible versions, except of ApiVersions
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _unpack_correlation_id: Final = Struct(">i").unpack_from
 
 
 class RequestHeader(NamedTuple):
-    """What a request says about itself, and where its body begins."""
+    """Header of a request, and the position of its body."""
 
     api_key: int
     api_version: int
@@ -51,9 +51,9 @@ class RequestHeader(NamedTuple):
 
 
 def decode_header(data: memoryview, at: int = 0) -> RequestHeader:
-    """The header of a request that begins at ``at``, behind its size. Raises `MalformedMessage`.
+    """Decode the header of a request that begins at ``at``, after its size. Raise `MalformedMessage`.
 
-    Where the body of an API begins that the codec does not have is not known: then ``body_at`` is behind the client id.
+    For an API that the codec does not support, ``body_at`` is the position after the client id.
     """
     try:
         api_key, api_version, correlation_id, size = _unpack_request(data, at)
@@ -71,7 +71,7 @@ def decode_header(data: memoryview, at: int = 0) -> RequestHeader:
             if tag_count:
                 at = skip_tags(data, at, tag_count)
     except TRUNCATED as problem:
-        raise MalformedMessage(f"the header of a request: {problem}") from None
+        raise MalformedMessage(f"request header: {problem}") from None
     if at > len(data):
         raise truncated()
     return RequestHeader(api_key, api_version, correlation_id, client_id, at)
@@ -80,7 +80,7 @@ def decode_header(data: memoryview, at: int = 0) -> RequestHeader:
 def frame_request(
     api: Api, version: int, correlation_id: int, client_id: str | None, body: list[Buffer]
 ) -> list[Buffer]:
-    """A request as it goes over a connection: its size and header, then ``body``."""
+    """Return the buffers of a request: its size and header, then ``body``."""
     header = _pack_request(api.key, version, correlation_id) + write_string(client_id)
     if api.is_flexible(version):
         header += b"\0"
@@ -88,7 +88,7 @@ def frame_request(
 
 
 def frame_response(api: Api, version: int, correlation_id: int, body: list[Buffer]) -> list[Buffer]:
-    """A response as it goes over a connection: its size and header, then ``body``."""
+    """Return the buffers of a response: its size and header, then ``body``."""
     size = sum(map(len, body))
     if api.has_tagged_response_header(version):
         return [_pack_tagged_response(size + 5, correlation_id), *body]
@@ -96,12 +96,15 @@ def frame_response(api: Api, version: int, correlation_id: int, body: list[Buffe
 
 
 def decode_response_header(data: memoryview, api: Api, version: int, at: int = 0) -> tuple[int, int]:
-    """(correlation id, where the body begins) of a response, behind its size. Raises `MalformedMessage`."""
+    """Decode the header of a response after its size. Return (correlation id, position of the body).
+
+    Raise `MalformedMessage`.
+    """
     try:
         (correlation_id,) = _unpack_correlation_id(data, at)
         at += 4
         if api.has_tagged_response_header(version):
             at = skip_tags(data, at + 1, data[at])
     except TRUNCATED as problem:
-        raise MalformedMessage(f"the header of a response: {problem}") from None
+        raise MalformedMessage(f"response header: {problem}") from None
     return correlation_id, at

@@ -1,4 +1,4 @@
-"""The error codes of Kafka's protocol, those of version 4.4.0, under Kafka's names."""
+"""Error codes of Kafka's protocol (version 4.4.0) under Kafka's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """What a response says about a request, or about a part of it."""
+    """Error code of a response, or of a part of it."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0

@@ -19,7 +19,7 @@ def struct_name(verb: str, formats: list[str]) -> str:
 
 
 def format_of(name: str) -> str:
-    """Return the format in such a name."""
+    """Return the format of a struct whose method has this name."""
     letters = {letter: one for one, letter in _LETTERS.items()}
     return ">" + "".join(letters.get(letter, letter) for letter in name.rpartition("_")[2])
 
@@ -45,7 +45,7 @@ class SourceLines:
         self.depth -= 1
 
     def name(self, wish: str) -> str:
-        """Return ``wish``, or ``wish`` with a number if the function already uses that name."""
+        """Return ``wish``, with a number if the function already uses that name."""
         made, number = wish, 1
         while made in self._taken:
             number += 1

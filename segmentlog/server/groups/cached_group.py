@@ -6,10 +6,10 @@ import threading
 
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.classic_types import JoinAnswer, SyncAnswer
-from segmentlog.server.groups.migration import Machine
+from segmentlog.server.groups.migration import GroupStateMachine
 
 
-class Unavailable(Exception):
+class GroupUnavailable(Exception):
     """The group cannot answer now. ``code`` is the error for the client."""
 
     def __init__(self, code: ErrorCode) -> None:
@@ -17,7 +17,7 @@ class Unavailable(Exception):
         self.code = code
 
 
-class Waiter:
+class AnswerWaiter:
     """A thread that waits for an answer."""
 
     __slots__ = ("answer", "event")
@@ -26,22 +26,22 @@ class Waiter:
         self.answer: JoinAnswer | SyncAnswer | None = None
         self.event = threading.Event()
 
-    def tell(self, answer: JoinAnswer | SyncAnswer) -> None:
+    def set_answer(self, answer: JoinAnswer | SyncAnswer) -> None:
         """Store the answer and wake the thread. Must be called once."""
         self.answer = answer
         self.event.set()
 
 
-class Entry:
+class CachedGroup:
     """A group in memory, with its lock and the state of its saved file."""
 
-    def __init__(self, name: str, machine: Machine) -> None:
+    def __init__(self, name: str, machine: GroupStateMachine) -> None:
         self.name = name
-        self.machine: Machine = machine
+        self.machine: GroupStateMachine = machine
         self.lock = threading.Lock()
-        self.is_held = False
+        self.is_claimed = False
         """Whether the group's file names the clients of this worker as owners of the group."""
-        self.is_gone = False
-        self.told_generation = 0
+        self.is_dropped = False
+        self.logged_generation = 0
         """The last generation that was logged."""
-        self.armed_ms: int | None = None
+        self.timer_ms: int | None = None

@@ -15,12 +15,12 @@ Protocols = tuple[tuple[str, bytes], ...]
 
 Migration = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 
-NEW_MEMBER_MS: Final = 5 * 60_000
+NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
 """How long a new member may wait for the answer to its first JoinGroup. The figure is Kafka's. A client that has gone
 away cannot be noticed before, as it sends no heartbeats until it has an answer."""
 
 
-class State(StrEnum):
+class GroupState(StrEnum):
     """The state of a group, under Kafka's names."""
 
     EMPTY = "Empty"
@@ -32,7 +32,7 @@ class State(StrEnum):
     RECONCILING = "Reconciling"
     """A group of the consumer protocol moves partitions from one member to another."""
     DEAD = "Dead"
-    """The group was deleted, or another process coordinates it."""
+    """The group was deleted, or another process is_coordinator_of it."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.migration in ("bidirectional", "downgrade")
 
 
-def everything(name: str) -> bool:
+def allow_all(name: str) -> bool:
     """Return True: the check of a client whose access is not restricted."""
     return True
 
@@ -86,7 +86,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     member_id: str = ""
     """Empty if the client has no member id yet."""
     instance_id: str | None = None
-    fresh_id: str = ""
+    new_member_id: str = ""
     """The member id to assign to a new member. It must never have been used before."""
     client_id: str = ""
     client_host: str = ""
@@ -94,12 +94,12 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_timeout_ms: int = 60_000
     protocol_type: str = "consumer"
     protocols: Protocols = ()
-    is_told_its_id: bool = False
+    requires_known_member_id: bool = False
     """Whether a new client gets its id first and must join again with it (KIP-394). A client that never repeats the
     request does not become a member then."""
-    may_skip_assignment: bool = False
+    supports_skipping_assignment: bool = False
     """Whether the client understands an answer that makes it leader without having to assign (KIP-814)."""
-    may_see: Callable[[str], bool] = everything
+    may_see: Callable[[str], bool] = allow_all
     """Return whether the member may describe a topic. Groups of the consumer protocol assign it no other topic."""
 
 
@@ -126,7 +126,7 @@ class SyncAnswer(msgspec.Struct, frozen=True, kw_only=True):
     assignment: bytes = b""
 
 
-class Member(msgspec.Struct):
+class ClassicMember(msgspec.Struct):
     """A member of a classic group."""
 
     id: str
@@ -153,7 +153,7 @@ class Member(msgspec.Struct):
     def is_waiting(self) -> bool:
         """Return whether the member waits for an answer, and so cannot send heartbeats.
 
-        False for a new member: its first wait is limited (`NEW_MEMBER_MS`).
+        False for a new member: its first wait is limited (`NEW_MEMBER_JOIN_TIMEOUT_MS`).
         """
         return not self.is_new and (self.join_token is not None or self.sync_token is not None)
 
@@ -162,18 +162,18 @@ class Member(msgspec.Struct):
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
-def size_of(protocols: Protocols) -> int:
+def metadata_size_bytes(protocols: Protocols) -> int:
     """Return the size in bytes of the names and the metadata."""
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
-def common_protocols(members: Iterable[Member]) -> set[str]:
+def common_protocols(members: Iterable[ClassicMember]) -> set[str]:
     """Return the protocols that every member supports."""
     offers = [{name for name, _ in member.protocols} for member in members]
     return set.intersection(*offers) if offers else set()
 
 
-def elect_protocol(members: Collection[Member]) -> str:
+def elect_protocol(members: Collection[ClassicMember]) -> str:
     """Return the elected protocol: each member votes for its preferred one of those that all members support.
 
     If votes are equal, the protocol that got the first vote wins.

@@ -1,10 +1,9 @@
-"""The state machine of a group of the consumer protocol, with the members that speak the classic protocol, and
-time-outs.
+"""The state machine of a group of the consumer protocol, with its time-outs and its classic members.
 
-While a group migrates, some members join, sync and send heartbeats of the classic protocol. Their answers are derived
-from the rules of `consumer_heartbeat`: the generation is the member's epoch, the assignment are its partitions, and a
-rebalance is signalled when the member has something to fetch or to release. No member leads, and no request waits.
-Calls are answered by entries of `answers`. The methods are those of `classic_group`.
+While a group migrates, some members join, sync and send heartbeats of the classic protocol. Their answers follow from
+the rules of `consumer_heartbeat`: the generation is the member's epoch, and the assignment consists of its partitions.
+A heartbeat signals a rebalance when the member has partitions to fetch or to release. There is no leader, and every
+request is answered at once. The methods are those of `classic_group`.
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ from collections.abc import Iterable, Sequence
 
 from segmentlog.policy.reconciliation import Stage
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest, SyncAnswer, size_of
-from segmentlog.server.groups.consumer_heartbeat import ConsumerBeats
-from segmentlog.server.groups.consumer_types import STEPS_OUT, ClassicSide, ConsumerMember
+from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest, SyncAnswer, metadata_size_bytes
+from segmentlog.server.groups.consumer_heartbeat import HeartbeatHandler
+from segmentlog.server.groups.consumer_types import STATIC_LEAVE_EPOCH, ClassicProtocolState, ConsumerMember
 from segmentlog.server.groups.subscriptions import encode_partitions, subscription_of
 
 
-class ConsumerGroup(ConsumerBeats):
+class ConsumerGroup(HeartbeatHandler):
     """A group of the consumer protocol. Not thread-safe; no call blocks."""
 
     # ------------------------------------------------------------ joining
 
-    def would_add(self, request: JoinRequest) -> bool:
+    def would_add_member(self, request: JoinRequest) -> bool:
         """Return whether `join` would add a member, provided that it does not refuse the request."""
         is_known = request.member_id in self.members or request.instance_id in self._static
-        is_sent_away = request.is_told_its_id and request.instance_id is None and not request.member_id
+        is_sent_away = request.requires_known_member_id and request.instance_id is None and not request.member_id
         return not is_known and not is_sent_away
 
     def join(self, token: object, request: JoinRequest, now_ms: int) -> None:
         """Handle a JoinGroup request."""
-        error = self._refusal(request)
+        error = self._join_error(request)
         member_id = request.member_id
         if error is ErrorCode.NONE and not member_id:
-            member_id = request.fresh_id
-            if request.is_told_its_id and request.instance_id is None:
+            member_id = request.new_member_id
+            if request.requires_known_member_id and request.instance_id is None:
                 error = ErrorCode.MEMBER_ID_REQUIRED
         if error is not ErrorCode.NONE:
             self.answers.append((token, JoinAnswer(error=error, member_id=member_id)))
@@ -46,7 +45,7 @@ class ConsumerGroup(ConsumerBeats):
             member = ConsumerMember(member_id, request.instance_id)
             self._add(member)
         elif held_by.id != member_id:
-            member = self._replace(held_by, member_id)
+            member = self._replace_static_member(held_by, member_id)
         else:
             member = held_by
         self._join(member, request, now_ms, is_new=held_by is None)
@@ -57,61 +56,63 @@ class ConsumerGroup(ConsumerBeats):
         self.answers.append((token, answer))
 
     def _join(self, member: ConsumerMember, request: JoinRequest, now_ms: int, *, is_new: bool) -> None:
-        said = subscription_of(request.protocols[0][1])
-        assert said is not None
+        subscription = subscription_of(request.protocols[0][1])
+        assert subscription is not None
         before = (member.topics, member.regex, member.rack_id, member.classic is not None)
-        topics = sorted({topic for topic in said.topics if request.may_see(topic)})
+        topics = sorted({topic for topic in subscription.topics if request.may_see(topic)})
         member.topics, member.regex, member.matched = tuple(topics), "", ()
-        member.rack_id, member.assignor = said.rack_id, None
+        member.rack_id, member.assignor = subscription.rack_id, None
         member.client_id, member.client_host = request.client_id, request.client_host
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        member.classic = ClassicSide(
-            request.session_timeout_ms, request.protocols, sync_ends_ms=now_ms + max(request.rebalance_timeout_ms, 1)
+        member.classic = ClassicProtocolState(
+            request.session_timeout_ms,
+            request.protocols,
+            sync_deadline_ms=now_ms + max(request.rebalance_timeout_ms, 1),
         )
         self.is_changed = True
         has_changed = is_new or before != (member.topics, member.regex, member.rack_id, True)
-        if self._look(now_ms, at_once=has_changed) or has_changed:
-            self._begin_epoch()
+        if self._topics_changed(now_ms, at_once=has_changed) or has_changed:
+            self._start_epoch()
         owned: dict[str, list[int]] = {}
-        for one in said.owned_partitions:
-            owned.setdefault(one.topic, []).extend(one.partitions)
+        for part in subscription.owned_partitions:
+            owned.setdefault(part.topic, []).extend(part.partitions)
         self._reconcile(member, self.ids_of(owned), now_ms)
         member.deadline_ms = now_ms + request.session_timeout_ms
-        self._note_due(member)
+        self._track_deadline(member)
 
-    def _refusal(self, request: JoinRequest) -> ErrorCode:
+    def _join_error(self, request: JoinRequest) -> ErrorCode:
         settings = self._settings
         if self._is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
             return ErrorCode.INVALID_SESSION_TIMEOUT
         known = self._static.get(request.instance_id or "", request.member_id)
-        if self._is_full(known, size_of(request.protocols)):
+        if self._is_full(known, metadata_size_bytes(request.protocols)):
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if request.protocol_type != self.protocol_type or not request.protocols:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         common = {name for name, _ in request.protocols}
-        for one in self.all():
-            if one.classic is not None and one.id != known:
-                common.intersection_update(name for name, _ in one.classic.protocols)
+        for other in self.all():
+            if other.classic is not None and other.id != known:
+                common.intersection_update(name for name, _ in other.classic.protocols)
         if not common:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        said = subscription_of(request.protocols[0][1])
-        if said is None:
+        subscription = subscription_of(request.protocols[0][1])
+        if subscription is None:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return self._refusal_of_place(request, has_partitions=bool(said.owned_partitions))
+        return self._identity_error(request, has_partitions=bool(subscription.owned_partitions))
 
-    def _refusal_of_place(self, request: JoinRequest, *, has_partitions: bool) -> ErrorCode:
+    def _identity_error(self, request: JoinRequest, *, has_partitions: bool) -> ErrorCode:
         """Return an error if another member uses the id or instance id of the request, or the member has expired."""
         if request.instance_id is not None:
             holder = self.members.get(self._static.get(request.instance_id, ""))
             if holder is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID if request.member_id else ErrorCode.NONE
             if request.member_id:
-                error = self._unknown(request.member_id, request.instance_id)
+                error = self._member_error(request.member_id, request.instance_id)
                 return error if holder.classic else error or ErrorCode.UNKNOWN_MEMBER_ID
-            is_left = holder.classic is not None or holder.holding.epoch == STEPS_OUT
-            return ErrorCode.NONE if is_left else ErrorCode.UNRELEASED_INSTANCE_ID
+            is_disconnected = holder.classic is not None or holder.holding.epoch == STATIC_LEAVE_EPOCH
+            return ErrorCode.NONE if is_disconnected else ErrorCode.UNRELEASED_INSTANCE_ID
         member = self.members.get(request.member_id)
         if member is not None:
             return ErrorCode.NONE if member.classic is not None else ErrorCode.UNKNOWN_MEMBER_ID
@@ -134,7 +135,7 @@ class ConsumerGroup(ConsumerBeats):
         protocol: str | None = None,
     ) -> None:
         """Handle a SyncGroup request. Assignments of a client that believes to be leader are ignored."""
-        error = self._error_of(member_id, instance_id, generation)
+        error = self._request_error(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
             return
@@ -151,17 +152,17 @@ class ConsumerGroup(ConsumerBeats):
         if error is not ErrorCode.NONE:
             self.answers.append((token, SyncAnswer(error=error)))
             return
-        member.classic.sync_ends_ms = None
+        member.classic.sync_deadline_ms = None
         member.deadline_ms = now_ms + member.classic.session_timeout_ms
-        self._note_due(member)
+        self._track_deadline(member)
         assignment = encode_partitions(self.names_of(member.holding.assigned))
         answer = SyncAnswer(protocol_type=self.protocol_type, protocol=chosen, assignment=assignment)
         self.answers.append((token, answer))
 
-    def _error_of(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+    def _request_error(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         if self._is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        error = self._unknown(member_id, instance_id)
+        error = self._member_error(member_id, instance_id)
         if error is ErrorCode.NONE and self.members[member_id].classic is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if error is ErrorCode.NONE and self.members[member_id].holding.epoch != generation:
@@ -170,27 +171,27 @@ class ConsumerGroup(ConsumerBeats):
 
     def _expect_to_join(self, member: ConsumerMember, now_ms: int) -> None:
         assert member.classic is not None
-        if member.classic.join_ends_ms is None:
-            member.classic.join_ends_ms = now_ms + max(member.rebalance_timeout_ms, 1)
-            self._note_due(member)
+        if member.classic.join_deadline_ms is None:
+            member.classic.join_deadline_ms = now_ms + max(member.rebalance_timeout_ms, 1)
+            self._track_deadline(member)
 
     # ------------------------------------------------------------ heartbeats and departures
 
     def heartbeat(self, member_id: str, generation: int, now_ms: int, *, instance_id: str | None = None) -> ErrorCode:
         """Handle a Heartbeat request. The error asks the member to join again if it must fetch or release
         partitions."""
-        error = self._error_of(member_id, instance_id, generation)
+        error = self._request_error(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             return error
         member = self.members[member_id]
         member.deadline_ms = now_ms + self._session_ms(member)
-        self._note_due(member)
+        self._track_deadline(member)
         holding = member.holding
         lacking = member.target - holding.assigned
         if (
             holding.epoch != self.generation
             or holding.stage is Stage.REVOKING
-            or (holding.stage is Stage.AWAITING and any(self._is_free_for(member, where) for where in lacking))
+            or (holding.stage is Stage.AWAITING and any(self._is_free_for(member, partition) for partition in lacking))
         ):
             self._expect_to_join(member, now_ms)
             return ErrorCode.REBALANCE_IN_PROGRESS
@@ -207,7 +208,7 @@ class ConsumerGroup(ConsumerBeats):
             return ErrorCode.NONE
         if generation < 0 and not member_id and instance_id is None and is_transactional:
             return ErrorCode.NONE
-        error = self._unknown(member_id, instance_id)
+        error = self._member_error(member_id, instance_id)
         if error is ErrorCode.NONE:
             member = self.members[member_id]
             if generation != member.holding.epoch:
@@ -230,7 +231,7 @@ class ConsumerGroup(ConsumerBeats):
         has_changed = False
         for member_id, instance_id in leavers:
             known = member_id or self._static.get(instance_id or "", "")
-            error = ErrorCode.COORDINATOR_NOT_AVAILABLE if self._is_dead else self._unknown(known, instance_id)
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE if self._is_dead else self._member_error(known, instance_id)
             if error is ErrorCode.NONE and self.members[known].classic is None and member_id:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
             if error is ErrorCode.NONE:
@@ -238,30 +239,30 @@ class ConsumerGroup(ConsumerBeats):
                 has_changed = True
             results.append((known or member_id, error))
         if has_changed:
-            self._go_on_without()
+            self._start_reduced_epoch()
         return results
 
-    def withdraw(self, token: object, now_ms: int) -> None:
+    def drop_waiting(self, token: object, now_ms: int) -> None:
         """Do nothing: no request waits in a group of this protocol."""
 
     # ------------------------------------------------------------ time-outs
 
     def next_deadline_ms(self) -> int | None:
         """Return a time before which `expire` has nothing to do; None: never."""
-        return self._due_ms if self.members else None
+        return self._earliest_due_ms if self.members else None
 
-    def put_off(self, by_ms: int) -> None:
+    def extend_deadlines(self, by_ms: int) -> None:
         """Extend all deadlines by a time in which no heartbeat could be handled."""
         for member in self.all():
-            member.put_off(by_ms)
-        self._due_ms = min((member.due_ms for member in self.all()), default=None)
+            member.extend_deadlines(by_ms)
+        self._earliest_due_ms = min((member.due_ms for member in self.all()), default=None)
 
     def expire(self, now_ms: int) -> None:
         """Remove members whose session, join, sync or revocation has timed out."""
         overdue = [member for member in self.all() if now_ms >= member.due_ms]
         for member in overdue:
-            self.given_up.append(member.id)
+            self.expired_ids.append(member.id)
             self._remove(member)
         if overdue:
-            self._go_on_without()
-        self._due_ms = min((member.due_ms for member in self.all()), default=None)
+            self._start_reduced_epoch()
+        self._earliest_due_ms = min((member.due_ms for member in self.all()), default=None)

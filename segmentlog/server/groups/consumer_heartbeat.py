@@ -12,21 +12,21 @@ from __future__ import annotations
 from segmentlog.policy.reconciliation import Holding, Stage, reconcile
 from segmentlog.policy.topic_pattern import BadPattern
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.consumer_members import ConsumerMembership
+from segmentlog.server.groups.consumer_members import ConsumerMembers
 from segmentlog.server.groups.consumer_types import (
     ASSIGNORS,
-    JOINS,
-    LEAVES,
-    STEPS_OUT,
-    Beat,
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
     ConsumerMember,
-    Heartbeat,
+    HeartbeatAnswer,
+    HeartbeatFields,
     Partitions,
     by_topic,
 )
 
 
-class Refused(Exception):
+class HeartbeatRefused(Exception):
     """A heartbeat that is rejected and changes nothing."""
 
     def __init__(self, error: ErrorCode, message: str) -> None:
@@ -34,62 +34,64 @@ class Refused(Exception):
         self.error = error
 
 
-class ConsumerBeats(ConsumerMembership):
+class HeartbeatHandler(ConsumerMembers):
     """A group whose members send heartbeats of the consumer protocol."""
 
-    def beat(self, request: Heartbeat, now_ms: int) -> Beat:
+    def consumer_heartbeat(self, request: HeartbeatFields, now_ms: int) -> HeartbeatAnswer:
         """Handle a ConsumerGroupHeartbeat request. May raise what the catalog raises: the group must then be
         reloaded."""
         if self._is_dead:
-            return Beat(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
+            return HeartbeatAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id)
         try:
-            if request.epoch in (LEAVES, STEPS_OUT):
-                return self._leave_by_beat(request)
-            return self._beat(request, now_ms)
-        except Refused as refused:
-            return Beat(error=refused.error, message=str(refused), member_id=request.member_id)
+            if request.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+                return self._handle_leave(request)
+            return self._handle_heartbeat(request, now_ms)
+        except HeartbeatRefused as refused:
+            return HeartbeatAnswer(error=refused.error, message=str(refused), member_id=request.member_id)
 
-    def would_add_by_beat(self, request: Heartbeat) -> bool:
-        """Return whether `beat` would add a member, provided that it does not refuse the request."""
+    def would_add_consumer(self, request: HeartbeatFields) -> bool:
+        """Return whether `consumer_heartbeat` would add a member, provided that it does not refuse the request."""
         is_known = request.member_id in self.members or request.instance_id in self._static
-        return request.epoch == JOINS and not is_known
+        return request.epoch == JOIN_EPOCH and not is_known
 
-    def _beat(self, request: Heartbeat, now_ms: int) -> Beat:
-        matched = self._check(request)
-        known = self._find(request)
+    def _handle_heartbeat(self, request: HeartbeatFields, now_ms: int) -> HeartbeatAnswer:
+        matched = self._check_request(request)
+        known = self._find_member(request)
         is_new = known is None
         if known is None:
             member = ConsumerMember(request.member_id, request.instance_id)
             self._add(member)
-        elif request.epoch == JOINS and known.holding.epoch == STEPS_OUT:
-            member = self._replace(known, request.member_id)
+        elif request.epoch == JOIN_EPOCH and known.holding.epoch == STATIC_LEAVE_EPOCH:
+            member = self._replace_static_member(known, request.member_id)
         else:
             member = known
-        has_changed = self._describe(member, request, matched) or is_new
-        if self._look(now_ms, at_once=has_changed) or has_changed:
-            self._begin_epoch()
+        has_changed = self._update_member(member, request, matched) or is_new
+        if self._topics_changed(now_ms, at_once=has_changed) or has_changed:
+            self._start_epoch()
         before = member.holding
-        owned = request.owned if request.epoch != JOINS else frozenset()
+        owned = request.owned if request.epoch != JOIN_EPOCH else frozenset()
         self._reconcile(member, owned, now_ms)
         member.deadline_ms = now_ms + self._settings.consumer_session_timeout_ms
-        self._note_due(member)
-        is_told = (
-            request.epoch in (JOINS, before.previous_epoch)  # the last answer may have been lost
+        self._track_deadline(member)
+        is_assignment_sent = (
+            request.epoch in (JOIN_EPOCH, before.previous_epoch)  # the last answer may have been lost
             or request.is_full
             or member.holding.assigned != before.assigned
         )
-        return Beat(
+        return HeartbeatAnswer(
             member_id=member.id,
             epoch=member.holding.epoch,
             heartbeat_ms=self._settings.consumer_heartbeat_interval_ms,
-            assigned=by_topic(member.holding.assigned) if is_told else None,
+            assigned=by_topic(member.holding.assigned) if is_assignment_sent else None,
         )
 
     def _reconcile(self, member: ConsumerMember, owned: Partitions | None, now_ms: int) -> None:
         before = member.holding
-        self._hold(
+        self._set_holding(
             member,
-            reconcile(before, member.target, self.generation, owned, lambda where: self._is_free_for(member, where)),
+            reconcile(
+                before, member.target, self.generation, owned, lambda partition: self._is_free_for(member, partition)
+            ),
         )
         after = member.holding
         if after.stage is not Stage.REVOKING or member.classic is not None:
@@ -99,69 +101,71 @@ class ConsumerBeats(ConsumerMembership):
 
     # ------------------------------------------------------------ checks
 
-    def _check(self, request: Heartbeat) -> tuple[str, ...]:
-        """Return the topics that the member's expression matches. Raises `Refused`."""
+    def _check_request(self, request: HeartbeatFields) -> tuple[str, ...]:
+        """Return the topics that the member's expression matches. Raises `HeartbeatRefused`."""
         if request.assignor is not None and request.assignor not in ASSIGNORS:
-            raise Refused(
+            raise HeartbeatRefused(
                 ErrorCode.UNSUPPORTED_ASSIGNOR,
                 f"assignor {request.assignor!r:.100} does not exist; choose one of {', '.join(ASSIGNORS)}",
             )
         known = self.members.get(self._static.get(request.instance_id or "", request.member_id))
         said = sum(map(len, (*(request.topics or ()), request.regex or "", request.rack_id or "")))
         if (said or known is None) and self._is_full(known.id if known else "", said):
-            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "the group has as many members as it may have")
+            raise HeartbeatRefused(ErrorCode.GROUP_MAX_SIZE_REACHED, "the group has as many members as it may have")
         regex = request.regex
-        if regex is None and known is not None and request.epoch != JOINS:
+        if regex is None and known is not None and request.epoch != JOIN_EPOCH:
             regex = known.regex
         if not regex:
             return ()
         try:
             return tuple(name for name in self._matching(regex) if request.may_see(name))
         except BadPattern as error:
-            raise Refused(
+            raise HeartbeatRefused(
                 ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r:.100} is not a valid expression: {error}"
             ) from None
 
-    def _find(self, request: Heartbeat) -> ConsumerMember | None:
-        """Return the member that sends the request; None: a new member. Raises `Refused`."""
+    def _find_member(self, request: HeartbeatFields) -> ConsumerMember | None:
+        """Return the member that sends the request; None: a new member. Raises `HeartbeatRefused`."""
         member = self.members.get(request.member_id)
         if request.instance_id is not None:
             holder = self.members.get(self._static.get(request.instance_id, ""))
-            if request.epoch == JOINS and holder is not member:
+            if request.epoch == JOIN_EPOCH and holder is not member:
                 if holder is None:
-                    raise Refused(ErrorCode.FENCED_INSTANCE_ID, "the member has joined without an instance id")
-                if holder.holding.epoch != STEPS_OUT or member is not None:
-                    raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"member {holder.id} still uses this instance id")
+                    raise HeartbeatRefused(ErrorCode.FENCED_INSTANCE_ID, "the member has joined without an instance id")
+                if holder.holding.epoch != STATIC_LEAVE_EPOCH or member is not None:
+                    raise HeartbeatRefused(
+                        ErrorCode.UNRELEASED_INSTANCE_ID, f"member {holder.id} still uses this instance id"
+                    )
                 return holder
-            if request.epoch != JOINS and holder is not None and holder is not member:
-                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"member {holder.id} uses this instance id now")
+            if request.epoch != JOIN_EPOCH and holder is not None and holder is not member:
+                raise HeartbeatRefused(ErrorCode.FENCED_INSTANCE_ID, f"member {holder.id} uses this instance id now")
             member = holder
-        if (member is None and request.epoch != JOINS) or (member is not None and member.classic is not None):
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is not a member of the group")
-        if member is not None and request.epoch != JOINS:
+        if (member is None and request.epoch != JOIN_EPOCH) or (member is not None and member.classic is not None):
+            raise HeartbeatRefused(ErrorCode.UNKNOWN_MEMBER_ID, f"{request.member_id} is not a member of the group")
+        if member is not None and request.epoch != JOIN_EPOCH:
             self._check_epoch(member.holding, request)
         return member
 
     @staticmethod
-    def _check_epoch(holding: Holding, request: Heartbeat) -> None:
+    def _check_epoch(holding: Holding, request: HeartbeatFields) -> None:
         if request.epoch == holding.epoch:
             return
         # A member that missed the last answer repeats its former epoch and owns its former partitions or fewer. No
         # other member has got any of them since, so the request is safe.
         has_missed_it = request.epoch == holding.previous_epoch and request.epoch < holding.epoch
         if not has_missed_it or request.owned is None or not request.owned <= holding.held:
-            raise Refused(
+            raise HeartbeatRefused(
                 ErrorCode.FENCED_MEMBER_EPOCH,
                 f"the member is in epoch {holding.epoch}, not {request.epoch}; it must join again",
             )
 
     # ------------------------------------------------------------ subscriptions
 
-    def _describe(self, member: ConsumerMember, request: Heartbeat, matched: tuple[str, ...]) -> bool:
+    def _update_member(self, member: ConsumerMember, request: HeartbeatFields, matched: tuple[str, ...]) -> bool:
         """Store what the member reports. Return whether it can change the assignment."""
         before = (member.topics, member.regex, member.matched, member.assignor, member.rack_id)
         said = (member.client_id, member.client_host, member.rebalance_timeout_ms)
-        is_joining = request.epoch == JOINS
+        is_joining = request.epoch == JOIN_EPOCH
         if request.topics is not None or is_joining:
             member.topics = tuple(sorted(set(request.topics or ())))
         if request.regex is not None or is_joining:
@@ -180,27 +184,30 @@ class ConsumerBeats(ConsumerMembership):
 
     # ------------------------------------------------------------ leaving
 
-    def _leave_by_beat(self, request: Heartbeat) -> Beat:
-        error = self._unknown(request.member_id, request.instance_id)
+    def _handle_leave(self, request: HeartbeatFields) -> HeartbeatAnswer:
+        error = self._member_error(request.member_id, request.instance_id)
         if error is not ErrorCode.NONE or self.members[request.member_id].classic is not None:
-            raise Refused(
+            raise HeartbeatRefused(
                 error or ErrorCode.UNKNOWN_MEMBER_ID,
                 f"{request.member_id} is not a member of the group, or another member uses its instance id",
             )
         member = self.members[request.member_id]
-        if request.epoch == STEPS_OUT and member.instance_id is not None:
+        if request.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
             # The member will join again, maybe under another id, and then keeps its partitions. It has released the
             # partitions that it was to revoke.
-            self._hold(member, Holding(epoch=STEPS_OUT, previous_epoch=STEPS_OUT, assigned=member.holding.assigned))
+            self._set_holding(
+                member,
+                Holding(epoch=STATIC_LEAVE_EPOCH, previous_epoch=STATIC_LEAVE_EPOCH, assigned=member.holding.assigned),
+            )
             member.revoked_by_ms = None
         else:
             self._remove(member)
-            self._go_on_without()
-        return Beat(member_id=request.member_id, epoch=request.epoch)
+            self._start_reduced_epoch()
+        return HeartbeatAnswer(member_id=request.member_id, epoch=request.epoch)
 
-    def _go_on_without(self) -> None:
+    def _start_reduced_epoch(self) -> None:
         """Start an epoch after members have been removed."""
-        wanted = self.subscribed
+        wanted = self.subscribed_topics
         self._shapes = {name: shape for name, shape in self._shapes.items() if name in wanted}
-        if not self.wants_classic:  # classic members would not know an epoch that starts just before the downgrade
-            self._begin_epoch()
+        if not self.should_downgrade:  # classic members would not know an epoch that starts just before the downgrade
+            self._start_epoch()

@@ -8,56 +8,56 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from segmentlog.groups.server_group_file import RemoteConsumer, RemoteGroup, RemoteMember
+from segmentlog.groups.server_group_file import SavedConsumerState, SavedGroup, SavedMember
 from segmentlog.policy.assignment import assign
 from segmentlog.policy.reconciliation import Holding, Stage
 from segmentlog.policy.topic_pattern import TopicPattern
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_types import GroupSettings, State, size_of
+from segmentlog.server.groups.classic_types import GroupSettings, GroupState, metadata_size_bytes
 from segmentlog.server.groups.consumer_types import (
     ASSIGNORS,
-    Catalog,
-    ClassicSide,
+    ClassicProtocolState,
     ConsumerMember,
-    Shape,
+    TopicCatalog,
+    TopicShape,
     by_topic,
-    in_a_set,
+    partition_set,
 )
 from segmentlog.server.groups.members import Answer
 from segmentlog.server.groups.subscriptions import CONSUMER
 
-LOOK_MS: Final = 1_000
+TOPIC_CHECK_MS: Final = 1_000
 """How often heartbeats of a group check whether its topics have changed."""
 _PATTERNS_MAX: Final = 100
 
 
-class ConsumerMembership:
+class ConsumerMembers:
     """The members of a group of the consumer protocol, and the owner of each partition."""
 
     protocol_type: Final = CONSUMER
 
-    def __init__(self, settings: GroupSettings, catalog: Catalog) -> None:
+    def __init__(self, settings: GroupSettings, catalog: TopicCatalog) -> None:
         self.generation = 0
         """The group's epoch. It is also the epoch of the target assignment, which is computed with it."""
         self.assignor = next(iter(ASSIGNORS))
         self.members: dict[str, ConsumerMember] = {}
         self.answers: list[tuple[object, Answer]] = []
         self.is_changed = False
-        self.given_up: list[str] = []
+        self.expired_ids: list[str] = []
         """Ids of expired members, to be logged."""
         self._settings = settings
         self._catalog = catalog
         self._static: dict[str, str] = {}
-        self._holders: dict[PartitionId, str] = {}
-        self._shapes: dict[str, Shape] = {}
+        self._owners: dict[PartitionId, str] = {}
+        self._shapes: dict[str, TopicShape] = {}
         """The topics for which the target assignment was computed."""
-        self._looked_ms: int | None = None
+        self._topics_checked_ms: int | None = None
         self._matches: dict[str, tuple[Collection[str], list[str]]] = {}
         """By expression: the list of all topics that was searched, and the topics that match."""
         self._patterns: dict[str, TopicPattern] = {}
         self._is_dead = False
-        self._due_ms: int | None = None
+        self._earliest_due_ms: int | None = None
         """No member expires before this time. To check all members at each heartbeat would be too slow."""
 
     def configure(self, settings: GroupSettings) -> None:
@@ -65,15 +65,17 @@ class ConsumerMembership:
         self._settings = settings
 
     @property
-    def state(self) -> State:
+    def state(self) -> GroupState:
         """Return the state of the group."""
         if self._is_dead:
-            return State.DEAD
+            return GroupState.DEAD
         if not self.members:
-            return State.EMPTY
-        if all(one.holding.stage is Stage.SETTLED and one.holding.epoch == self.generation for one in self.all()):
-            return State.STABLE
-        return State.RECONCILING
+            return GroupState.EMPTY
+        if all(
+            member.holding.stage is Stage.SETTLED and member.holding.epoch == self.generation for member in self.all()
+        ):
+            return GroupState.STABLE
+        return GroupState.RECONCILING
 
     @property
     def is_empty(self) -> bool:
@@ -86,7 +88,7 @@ class ConsumerMembership:
         return not self.members
 
     @property
-    def wants_classic(self) -> bool:
+    def should_downgrade(self) -> bool:
         """Return whether the group must return to the classic protocol: only members of that protocol remain."""
         return (
             bool(self.members)
@@ -99,7 +101,7 @@ class ConsumerMembership:
         return self.members.values()
 
     @property
-    def subscribed(self) -> set[str]:
+    def subscribed_topics(self) -> set[str]:
         """Return the topics that any member subscribes to."""
         return {name for member in self.all() for name in member.subscribed}
 
@@ -111,11 +113,11 @@ class ConsumerMembership:
     def ids_of(self, partitions: Mapping[str, Collection[int]]) -> frozenset[PartitionId]:
         """Return partitions with topic ids, for the topics that members read: the inverse of `names_of`."""
         known = {name: shape.id for name, shape in self._shapes.items()}
-        return in_a_set({known[name]: numbers for name, numbers in partitions.items() if name in known})
+        return partition_set({known[name]: numbers for name, numbers in partitions.items() if name in known})
 
     # ------------------------------------------------------------ checks
 
-    def _unknown(self, member_id: str, instance_id: str | None) -> ErrorCode:
+    def _member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
         if instance_id is not None:
             known = self._static.get(instance_id)
             if known is not None and known != member_id:
@@ -131,30 +133,30 @@ class ConsumerMembership:
         """
         if known not in self.members and len(self.members) >= self._settings.max_size:
             return True
-        said = sum(_size_of(member) for member in self.all() if member.id != known)
+        said = sum(_member_size_bytes(member) for member in self.all() if member.id != known)
         return said + said_bytes > self._settings.group_bytes
 
     # ------------------------------------------------------------ changing a member
 
-    def _note_due(self, member: ConsumerMember) -> None:
+    def _track_deadline(self, member: ConsumerMember) -> None:
         """Account for a changed deadline of a member."""
         due_ms = member.due_ms
-        if self._due_ms is None or due_ms < self._due_ms:
-            self._due_ms = due_ms
+        if self._earliest_due_ms is None or due_ms < self._earliest_due_ms:
+            self._earliest_due_ms = due_ms
 
-    def _hold(self, member: ConsumerMember, holding: Holding) -> None:
+    def _set_holding(self, member: ConsumerMember, holding: Holding) -> None:
         if holding == member.holding:
             return
-        for where in member.holding.held - holding.held:
-            del self._holders[where]
-        for where in holding.held - member.holding.held:
-            assert where not in self._holders, "a partition has one owner"
-            self._holders[where] = member.id
+        for partition in member.holding.held - holding.held:
+            del self._owners[partition]
+        for partition in holding.held - member.holding.held:
+            assert partition not in self._owners, "a partition has one owner"
+            self._owners[partition] = member.id
         member.holding = holding
         self.is_changed = True
 
-    def _is_free_for(self, member: ConsumerMember, where: PartitionId) -> bool:
-        return self._holders.get(where, member.id) == member.id
+    def _is_free_for(self, member: ConsumerMember, partition: PartitionId) -> bool:
+        return self._owners.get(partition, member.id) == member.id
 
     def _add(self, member: ConsumerMember) -> None:
         self.members[member.id] = member
@@ -162,13 +164,13 @@ class ConsumerMembership:
             self._static[member.instance_id] = member.id
 
     def _remove(self, member: ConsumerMember) -> None:
-        self._hold(member, Holding())
+        self._set_holding(member, Holding())
         del self.members[member.id]
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self.is_changed = True
 
-    def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+    def _replace_static_member(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
         """Replace a static member by its new process, maybe with another id, which keeps the assigned partitions."""
         assigned, target = old.holding.assigned, old.target
         self._remove(old)
@@ -176,17 +178,17 @@ class ConsumerMembership:
         member.topics, member.regex, member.matched = old.topics, old.regex, old.matched
         member.assignor, member.rack_id = old.assignor, old.rack_id
         self._add(member)
-        self._hold(member, Holding(assigned=assigned))
+        self._set_holding(member, Holding(assigned=assigned))
         return member
 
     # ------------------------------------------------------------ target assignment
 
-    def _look(self, now_ms: int, *, at_once: bool = False) -> bool:
+    def _topics_changed(self, now_ms: int, *, at_once: bool = False) -> bool:
         """Read the subscribed topics again if that is due. Return whether they have changed."""
-        if not at_once and self._looked_ms is not None and now_ms - self._looked_ms < LOOK_MS:
+        if not at_once and self._topics_checked_ms is not None and now_ms - self._topics_checked_ms < TOPIC_CHECK_MS:
             return False
-        shapes = dict(self._catalog.shapes(self.subscribed))
-        self._looked_ms = now_ms
+        shapes = dict(self._catalog.shapes(self.subscribed_topics))
+        self._topics_checked_ms = now_ms
         if shapes == self._shapes:
             return False
         self._shapes = shapes
@@ -205,7 +207,7 @@ class ConsumerMembership:
             self._patterns[regex], self._matches[regex] = pattern, (names, found)
         return found
 
-    def _begin_epoch(self) -> None:
+    def _start_epoch(self) -> None:
         """Start a new epoch and compute its target assignment."""
         self.generation += 1
         self.is_changed = True
@@ -219,20 +221,20 @@ class ConsumerMembership:
             member.id: [self._shapes[name].id for name in member.subscribed if name in self._shapes]
             for member in self.all()
         }
-        previous = {member.id: [TopicPartition(*where) for where in member.target] for member in self.all()}
+        previous = {member.id: [TopicPartition(*partition) for partition in member.target] for member in self.all()}
         # The strategies accept any string as topic name, so the topic id serves as name.
         found = assign(ASSIGNORS[self.assignor], members, counts, previous)
         for member in self.all():
-            target = frozenset(PartitionId(*where) for where in found[member.id])
+            target = frozenset(PartitionId(*partition) for partition in found[member.id])
             if target != member.target:
                 member.target = target
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot(self) -> RemoteGroup:
+    def snapshot(self) -> SavedGroup:
         """Return the state to save: all that clients know, or are about to receive."""
         sessions = [self._session_ms(member) for member in self.all()]
-        return RemoteGroup(
+        return SavedGroup(
             held=bool(self.members), state=self.state.value, generation=self.generation,
             protocol_type=self.protocol_type, protocol=self.assignor, session_timeout_ms=max(sessions, default=0),
             is_consumer=True, topics={name: (of.id, of.partition_count) for name, of in sorted(self._shapes.items())},
@@ -243,38 +245,51 @@ class ConsumerMembership:
         classic = member.classic
         return classic.session_timeout_ms if classic else self._settings.consumer_session_timeout_ms
 
-    def _saved(self, member: ConsumerMember) -> RemoteMember:
+    def _saved(self, member: ConsumerMember) -> SavedMember:
         holding = member.holding
-        return RemoteMember(
+        return SavedMember(
             member.id, member.instance_id, member.client_id, member.client_host, self._session_ms(member),
             member.rebalance_timeout_ms, member.classic.protocols if member.classic else (),
             topics=tuple(sorted(member.subscribed)), partitions=self.names_of(holding.assigned),
-            consumer=RemoteConsumer(
+            consumer=SavedConsumerState(
                 holding.epoch, holding.previous_epoch, holding.stage, member.rack_id, member.topics, member.regex,
                 member.matched, member.assignor, by_topic(holding.assigned), by_topic(holding.revoking),
                 by_topic(member.target), member.classic is not None,
             ),
         )  # fmt: skip
 
-    def restore(self, saved: RemoteGroup, now_ms: int) -> None:
+    def restore(self, saved: SavedGroup, now_ms: int) -> None:
         """Continue from a snapshot, in a new group. All sessions start again; no member has to rejoin."""
         self.generation = saved.generation
         self.assignor = saved.protocol if saved.protocol in ASSIGNORS else self.assignor
-        self._shapes = {name: Shape(*shape) for name, shape in saved.topics.items()}
-        for one in saved.members:
-            known = one.consumer or RemoteConsumer()
+        self._shapes = {name: TopicShape(*shape) for name, shape in saved.topics.items()}
+        for saved_member in saved.members:
+            known = saved_member.consumer or SavedConsumerState()
             member = ConsumerMember(
-                one.id, one.instance_id, known.rack_id, one.client_id, one.client_host, one.rebalance_timeout_ms,
-                known.topics, known.regex, known.matched, known.assignor, target=in_a_set(known.target),
-                deadline_ms=now_ms + one.session_timeout_ms,
-                classic=ClassicSide(one.session_timeout_ms, one.protocols) if known.is_classic else None,
-            )  # fmt: skip
+                saved_member.id,
+                saved_member.instance_id,
+                known.rack_id,
+                saved_member.client_id,
+                saved_member.client_host,
+                saved_member.rebalance_timeout_ms,
+                known.topics,
+                known.regex,
+                known.matched,
+                known.assignor,
+                target=partition_set(known.target),
+                deadline_ms=now_ms + saved_member.session_timeout_ms,
+                classic=ClassicProtocolState(saved_member.session_timeout_ms, saved_member.protocols)
+                if known.is_classic
+                else None,
+            )
             self._add(member)
-            assigned, revoking = in_a_set(known.assigned), in_a_set(known.revoking)
-            self._hold(member, Holding(known.epoch, known.previous_epoch, Stage(known.stage), assigned, revoking))
+            assigned, revoking = partition_set(known.assigned), partition_set(known.revoking)
+            self._set_holding(
+                member, Holding(known.epoch, known.previous_epoch, Stage(known.stage), assigned, revoking)
+            )
             if revoking and member.classic is None:
                 member.revoked_by_ms = now_ms + member.rebalance_timeout_ms
-            self._note_due(member)
+            self._track_deadline(member)
         self.is_changed = False
 
     def raise_generation(self, generation: int) -> None:
@@ -283,9 +298,9 @@ class ConsumerMembership:
 
     def end(self) -> None:
         """Mark the group as dead, because it was deleted or has moved."""
-        self.members, self._static, self._holders, self._is_dead = {}, {}, {}, True
+        self.members, self._static, self._owners, self._is_dead = {}, {}, {}, True
 
 
-def _size_of(member: ConsumerMember) -> int:
+def _member_size_bytes(member: ConsumerMember) -> int:
     said = sum(map(len, (*member.topics, *member.matched, member.regex, member.rack_id or "")))
-    return said + (size_of(member.classic.protocols) if member.classic else 0)
+    return said + (metadata_size_bytes(member.classic.protocols) if member.classic else 0)

@@ -10,13 +10,13 @@ import msgspec
 from segmentlog.policy.reconciliation import Holding
 from segmentlog.records import PartitionId
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_types import Protocols, everything
+from segmentlog.server.groups.classic_types import Protocols, allow_all
 
-JOINS: Final = 0
-LEAVES: Final = -1
-STEPS_OUT: Final = -2
-"""Member epochs of requests that are no heartbeats of a member: join, leave, and the temporary leave of a static
-member, whose partitions stay assigned to it."""
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+STATIC_LEAVE_EPOCH: Final = -2
+"""Member epochs with a meaning of their own: join, leave, and the temporary leave of a static member, which keeps its
+partitions."""
 
 ASSIGNORS: Final = {"uniform": "sticky", "range": "range"}
 """The server-side assignors, the default first, each with its strategy in `policy.assignment`."""
@@ -24,28 +24,28 @@ ASSIGNORS: Final = {"uniform": "sticky", "range": "range"}
 Partitions = frozenset[PartitionId]
 
 
-class Shape(NamedTuple):
+class TopicShape(NamedTuple):
     """Id and partition count of a topic."""
 
     id: str
     partition_count: int
 
 
-class Catalog(Protocol):
-    """The existing topics. May lag behind the store by some seconds."""
+class TopicCatalog(Protocol):
+    """The existing topics. The list may be some seconds old."""
 
-    def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
+    def shapes(self, names: Collection[str]) -> Mapping[str, TopicShape]:
         """Return id and partition count of those of the topics that exist."""
 
     def names(self) -> Collection[str]:
         """Return all topics that clients can see."""
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatFields(msgspec.Struct, frozen=True, kw_only=True):
     """A ConsumerGroupHeartbeat request. A field that is None has not changed since the member sent it last."""
 
     member_id: str
-    epoch: int = JOINS
+    epoch: int = JOIN_EPOCH
     instance_id: str | None = None
     rack_id: str | None = None
     client_id: str = ""
@@ -55,7 +55,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     assignor: str | None = None
     owned: Partitions | None = None
-    may_see: Callable[[str], bool] = everything
+    may_see: Callable[[str], bool] = allow_all
     """Return whether the member may see a topic that its expression matches."""
 
     @property
@@ -68,8 +68,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a `Heartbeat`."""
+class HeartbeatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a `HeartbeatFields`."""
 
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -80,14 +80,14 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions by topic id; None: unchanged since the last answer."""
 
 
-class ClassicSide(msgspec.Struct):
+class ClassicProtocolState(msgspec.Struct):
     """State of a member that speaks the classic protocol in a group of the consumer protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
-    join_ends_ms: int | None = None
+    join_deadline_ms: int | None = None
     """When the member must have joined again, after it was asked to."""
-    sync_ends_ms: int | None = None
+    sync_deadline_ms: int | None = None
     """When the member must have asked for its assignment."""
 
 
@@ -111,7 +111,7 @@ class ConsumerMember(msgspec.Struct):
     """When the member expires unless it sends a heartbeat."""
     revoked_by_ms: int | None = None
     """When the member expires unless it has released the partitions that it must revoke."""
-    classic: ClassicSide | None = None
+    classic: ClassicProtocolState | None = None
 
     @property
     def due_ms(self) -> int:
@@ -120,19 +120,21 @@ class ConsumerMember(msgspec.Struct):
         if self.revoked_by_ms is not None:
             times.append(self.revoked_by_ms)
         if self.classic is not None:
-            times += [time for time in (self.classic.join_ends_ms, self.classic.sync_ends_ms) if time is not None]
+            times += [
+                time for time in (self.classic.join_deadline_ms, self.classic.sync_deadline_ms) if time is not None
+            ]
         return min(times)
 
-    def put_off(self, by_ms: int) -> None:
+    def extend_deadlines(self, by_ms: int) -> None:
         """Extend all deadlines of the member."""
         self.deadline_ms += by_ms
         if self.revoked_by_ms is not None:
             self.revoked_by_ms += by_ms
         classic = self.classic
-        if classic is not None and classic.join_ends_ms is not None:
-            classic.join_ends_ms += by_ms
-        if classic is not None and classic.sync_ends_ms is not None:
-            classic.sync_ends_ms += by_ms
+        if classic is not None and classic.join_deadline_ms is not None:
+            classic.join_deadline_ms += by_ms
+        if classic is not None and classic.sync_deadline_ms is not None:
+            classic.sync_deadline_ms += by_ms
 
     @property
     def subscribed(self) -> set[str]:
@@ -148,6 +150,6 @@ def by_topic(partitions: Collection[PartitionId]) -> dict[str, list[int]]:
     return found
 
 
-def in_a_set(partitions: Mapping[str, Collection[int]]) -> Partitions:
+def partition_set(partitions: Mapping[str, Collection[int]]) -> Partitions:
     """Return the partitions as a set: the inverse of `by_topic`."""
     return frozenset(PartitionId(topic_id, number) for topic_id, numbers in partitions.items() for number in numbers)

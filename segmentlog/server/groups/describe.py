@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from segmentlog.server.groups.classic_types import State
+from segmentlog.server.groups.classic_types import GroupState
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.consumer_types import by_topic
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.migration import Machine
+from segmentlog.server.groups.migration import GroupStateMachine
 from segmentlog.server.groups.subscriptions import CONSUMER, encode_partitions, encode_topics
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ CLASSIC_TYPE: Final = "classic"
 CONSUMER_TYPE: Final = "consumer"
 
 
-class ShownMember(msgspec.Struct, frozen=True):
+class ClassicMemberDescription(msgspec.Struct, frozen=True):
     """A member in DescribeGroups. Metadata and assignment are empty unless the group is stable."""
 
     id: str
@@ -32,16 +32,16 @@ class ShownMember(msgspec.Struct, frozen=True):
     assignment: bytes
 
 
-class ShownGroup(msgspec.Struct, frozen=True):
+class ClassicGroupDescription(msgspec.Struct, frozen=True):
     """A group in DescribeGroups."""
 
     state: str
     protocol_type: str
     protocol: str
-    members: tuple[ShownMember, ...]
+    members: tuple[ClassicMemberDescription, ...]
 
 
-class ShownConsumer(msgspec.Struct, frozen=True):
+class ConsumerDescription(msgspec.Struct, frozen=True):
     """A member of a group of the consumer protocol. Partition numbers by topic id."""
 
     id: str
@@ -57,16 +57,16 @@ class ShownConsumer(msgspec.Struct, frozen=True):
     is_classic: bool
 
 
-class ShownConsumerGroup(msgspec.Struct, frozen=True):
+class ConsumerGroupDescription(msgspec.Struct, frozen=True):
     """A group of the consumer protocol."""
 
     state: str
     epoch: int
     assignor: str
-    members: tuple[ShownConsumer, ...]
+    members: tuple[ConsumerDescription, ...]
 
 
-class Overview(NamedTuple):
+class GroupOverview(NamedTuple):
     """A group in ListGroups."""
 
     state: str
@@ -74,66 +74,77 @@ class Overview(NamedTuple):
     type: str
 
 
-def overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> Overview:
+def group_overview(coordinator: GroupCoordinator, store: LogStore, group: str) -> GroupOverview:
     """Return state, protocol type and type of a group, for ListGroups."""
-    with coordinator.looking_at(group) as machine:
+    with coordinator.locked_group(group) as machine:
         protocol_type = machine.protocol_type or CONSUMER
         group_type = CONSUMER_TYPE if isinstance(machine, ConsumerGroup) else CLASSIC_TYPE
-        if machine.state is not State.EMPTY:
-            return Overview(machine.state, protocol_type, group_type)
+        if machine.state is not GroupState.EMPTY:
+            return GroupOverview(machine.state, protocol_type, group_type)
     if store.groups.has_members(group):
-        return Overview(State.STABLE, CONSUMER, CLASSIC_TYPE)
-    return Overview(State.EMPTY, protocol_type, group_type)
+        return GroupOverview(GroupState.STABLE, CONSUMER, CLASSIC_TYPE)
+    return GroupOverview(GroupState.EMPTY, protocol_type, group_type)
 
 
-def describe_consumer(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownConsumerGroup | None:
+def describe_consumer_group(
+    coordinator: GroupCoordinator, store: LogStore, group: str
+) -> ConsumerGroupDescription | None:
     """Return a group of the consumer protocol; None if the group does not exist or has another protocol."""
-    with coordinator.looking_at(group) as machine:
+    with coordinator.locked_group(group) as machine:
         if not isinstance(machine, ConsumerGroup) or (not machine.members and store.groups.has_members(group)):
             return None
         members = tuple(
-            ShownConsumer(
-                one.id, one.instance_id, one.rack_id, one.holding.epoch, one.client_id, one.client_host, one.topics,
-                one.regex, by_topic(one.holding.assigned), by_topic(one.target), one.classic is not None,
+            ConsumerDescription(
+                member.id,
+                member.instance_id,
+                member.rack_id,
+                member.holding.epoch,
+                member.client_id,
+                member.client_host,
+                member.topics,
+                member.regex,
+                by_topic(member.holding.assigned),
+                by_topic(member.target),
+                member.classic is not None,
             )
-            for one in machine.all()
-        )  # fmt: skip
-        return ShownConsumerGroup(machine.state, machine.generation, machine.assignor, members)
+            for member in machine.all()
+        )
+        return ConsumerGroupDescription(machine.state, machine.generation, machine.assignor, members)
 
 
-def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> ShownGroup | None:
+def describe(coordinator: GroupCoordinator, store: LogStore, group: str) -> ClassicGroupDescription | None:
     """Return a group in the format of DescribeGroups; None if it does not exist."""
-    with coordinator.looking_at(group) as machine:
-        if machine.state is not State.EMPTY:
-            return _of_clients(machine)
+    with coordinator.locked_group(group) as machine:
+        if machine.state is not GroupState.EMPTY:
+            return _describe_client_group(machine)
         protocol_type = machine.protocol_type
     if group not in store.groups.names():
         return None
     found = store.groups.describe(group)
     if not found.members:
-        return ShownGroup(State.EMPTY, protocol_type or CONSUMER, "", ())
+        return ClassicGroupDescription(GroupState.EMPTY, protocol_type or CONSUMER, "", ())
     members = []
     for member in found.members:
         numbers: dict[str, list[int]] = {}
         for tp in member.partitions:
             numbers.setdefault(tp.topic, []).append(tp.partition)
         members.append(
-            ShownMember(
+            ClassicMemberDescription(
                 member.id, None, member.client_id, member.host, encode_topics(member.topics), encode_partitions(numbers)
             )
         )
     # Members of the library exchange partitions without joining again, so the group is always stable.
-    return ShownGroup(State.STABLE, CONSUMER, found.strategy, tuple(members))
+    return ClassicGroupDescription(GroupState.STABLE, CONSUMER, found.strategy, tuple(members))
 
 
-def _of_clients(machine: Machine) -> ShownGroup:
+def _describe_client_group(machine: GroupStateMachine) -> ClassicGroupDescription:
     if isinstance(machine, ConsumerGroup):
-        return _of_consumers(machine)
-    is_stable = machine.state is State.STABLE
-    return ShownGroup(
+        return _describe_as_classic(machine)
+    is_stable = machine.state is GroupState.STABLE
+    return ClassicGroupDescription(
         machine.state, machine.protocol_type, machine.protocol if is_stable else "",
         tuple(
-            ShownMember(
+            ClassicMemberDescription(
                 member.id, member.instance_id, member.client_id, member.client_host,
                 member.metadata(machine.protocol) if is_stable else b"", member.assignment if is_stable else b"",
             )
@@ -142,12 +153,12 @@ def _of_clients(machine: Machine) -> ShownGroup:
     )  # fmt: skip
 
 
-def _of_consumers(machine: ConsumerGroup) -> ShownGroup:
+def _describe_as_classic(machine: ConsumerGroup) -> ClassicGroupDescription:
     """Return a group of the consumer protocol in the format of the classic one, for tools that know no other."""
-    return ShownGroup(
+    return ClassicGroupDescription(
         machine.state, machine.protocol_type, machine.assignor,
         tuple(
-            ShownMember(
+            ClassicMemberDescription(
                 member.id, member.instance_id, member.client_id, member.client_host,
                 encode_topics(tuple(sorted(member.subscribed))),
                 encode_partitions(machine.names_of(member.holding.assigned)),

@@ -15,7 +15,7 @@ from segmentlog.server.groups.classic_types import GroupSettings
 _SESSION: Final = "consumer.session.timeout.ms"
 _HEARTBEAT: Final = "consumer.heartbeat.interval.ms"
 _FIELDS: Final = {_SESSION: "consumer_session_timeout_ms", _HEARTBEAT: "consumer_heartbeat_interval_ms"}
-_AS_IT_IS: Final = {
+_FIXED: Final = {
     "consumer.assignment.interval.ms": ("0", TYPE_INT),
     "consumer.assignor.offload.enable": ("false", TYPE_BOOLEAN),
 }
@@ -31,19 +31,19 @@ def check_name(group: str) -> None:
 
 def check_key(key: str) -> None:
     """Raise `InvalidConfig` unless this is a configuration key of groups."""
-    if key not in _FIELDS and key not in _AS_IT_IS:
-        raise InvalidConfig(key, "", f"a key of a group: {', '.join(sorted({*_FIELDS, *_AS_IT_IS}))}")
+    if key not in _FIELDS and key not in _FIXED:
+        raise InvalidConfig(key, "", f"a key of a group: {', '.join(sorted({*_FIELDS, *_FIXED}))}")
 
 
-def checked(settings: GroupSettings, wanted: Mapping[str, str | int | None]) -> dict[str, int]:
+def checked(settings: GroupSettings, changes: Mapping[str, str | int | None]) -> dict[str, int]:
     """Return the values to store, as integers. Raises `InvalidConfig`."""
     found = {}
-    for key, value in wanted.items():
+    for key, value in changes.items():
         check_key(key)
         text = "" if value is None else str(value).strip()
-        if key in _AS_IT_IS:
-            if text.lower() != _AS_IT_IS[key][0]:
-                raise InvalidConfig(key, value, f"{_AS_IT_IS[key][0]}: other values are not supported")
+        if key in _FIXED:
+            if text.lower() != _FIXED[key][0]:
+                raise InvalidConfig(key, value, f"{_FIXED[key][0]}: other values are not supported")
         elif not (text.isascii() and text.isdecimal()) or len(text) > 10:
             raise InvalidConfig(key, value, "a whole number of milliseconds")
         else:
@@ -74,4 +74,4 @@ def describe(settings: GroupSettings, config: Mapping[str, int]) -> list[ConfigE
     entries = [
         ConfigEntry(key, str(getattr(now, field)), key not in config, TYPE_INT) for key, field in _FIELDS.items()
     ]
-    return sorted(entries + [ConfigEntry(key, value, True, kind) for key, (value, kind) in _AS_IT_IS.items()])
+    return sorted(entries + [ConfigEntry(key, value, True, kind) for key, (value, kind) in _FIXED.items()])

@@ -17,16 +17,16 @@ import msgspec
 
 from segmentlog.clock import Clock
 from segmentlog.errors import GroupHeld, InvalidConfig, SegmentlogError
-from segmentlog.groups.server_groups import RemoteGroups
+from segmentlog.groups.server_groups import ServerGroups
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.cached_group import Entry, Unavailable, Waiter
-from segmentlog.server.groups.classic_group import Group
-from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, State, SyncAnswer
+from segmentlog.server.groups.cached_group import AnswerWaiter, CachedGroup, GroupUnavailable
+from segmentlog.server.groups.classic_group import ClassicGroup
+from segmentlog.server.groups.classic_types import GroupSettings, GroupState, JoinAnswer, SyncAnswer
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.groups.group_config import configured
-from segmentlog.server.groups.migration import Machine, downgraded
+from segmentlog.server.groups.migration import GroupStateMachine, downgrade_group
 from segmentlog.server.groups.subscriptions import topics_of, with_descriptions
-from segmentlog.server.groups.timer_thread import Deadlines
+from segmentlog.server.groups.timer_thread import TimerThread
 from segmentlog.server.groups.topic_catalog import StoreCatalog
 from segmentlog.storage import fork_safety
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("segmentlog")
 
-BEAT_MS: Final = 1_000
+HEARTBEAT_FILE_MS: Final = 1_000
 """How often a worker that holds groups renews its heartbeat file."""
-_TELL_EVERY_MS: Final = 10_000
+_WARNING_INTERVAL_MS: Final = 10_000
 """How often a warning is logged for a group that refuses clients, which retry many times a second."""
-_TOLD_MAX: Final = 1_000
+_WARNED_GROUPS_MAX: Final = 1_000
 
 
-class GroupKeeper:
+class GroupManager:
     """The groups of one worker. Thread-safe."""
 
     def __init__(
@@ -52,191 +52,191 @@ class GroupKeeper:
         settings: GroupSettings | None = None,
         *,
         worker: int = 0,
-        coordinates: Callable[[str], bool] = lambda group: True,
+        is_coordinator_of: Callable[[str], bool] = lambda group: True,
     ) -> None:
         self.settings = settings or GroupSettings()
         self._store = store
         self._clock = clock or Clock()
-        self._coordinates = coordinates
-        self._remote: RemoteGroups = store.groups.remote(worker)
-        self._entries: dict[str, Entry] = {}
+        self._is_coordinator_of = is_coordinator_of
+        self._server_groups: ServerGroups = store.groups.server_groups(worker)
+        self._entries: dict[str, CachedGroup] = {}
         self._configs = store.groups.configs
         self._catalog = StoreCatalog(store, self._clock)
-        self._deadlines = Deadlines(self.tick, "segmentlog-groups")
+        self._timers = TimerThread(self.run_due, "segmentlog-groups")
         self._mutex = threading.Lock()
-        self._has_begun = self._has_looked = self._is_closed = False
-        self._beaten_ms = 0
-        self._told_ms: dict[str, int] = {}
-        fork_safety.on_fork(self, "_forget_parent")
+        self._is_started = self._has_loaded_claimed = self._is_closed = False
+        self._heartbeat_ms = 0
+        self._warned_ms: dict[str, int] = {}
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Drop all groups in a forked child: groups and connections belong to the parent."""
         self._is_closed = True
         self._entries = {}
         self._mutex = threading.Lock()
-        self._deadlines.forget_thread()
+        self._timers.discard_thread()
 
     # ------------------------------------------------------------ groups in memory
 
     @contextlib.contextmanager
-    def _locked(self, group: str) -> Iterator[Entry]:
+    def _locked(self, group: str) -> Iterator[CachedGroup]:
         """Yield a group with its lock held; load it first if necessary."""
-        if not self._has_begun:
-            self._begin()
+        if not self._is_started:
+            self._start()
         while True:
             if self._is_closed:
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            entry = self._entries.get(group)
-            if entry is None:
+                raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            cached = self._entries.get(group)
+            if cached is None:
                 with self._mutex:
                     if self._is_closed or group in self._entries:
                         continue
-                    entry = self._entries[group] = Entry(group, Group(self.settings, topics_of))
-                    entry.lock.acquire()  # never blocks: no other thread can see the entry before the mutex is released
+                    cached = self._entries[group] = CachedGroup(group, ClassicGroup(self.settings, topics_of))
+                    cached.lock.acquire()  # at once: no other thread knows of it yet
                 try:
-                    self._load(entry)
-                    yield entry
+                    self._load(cached)
+                    yield cached
                 finally:
-                    self._drop_if_idle(entry)
-                    entry.lock.release()
+                    self._drop_if_idle(cached)
+                    cached.lock.release()
                 return
-            with entry.lock:
-                if entry.is_gone:
+            with cached.lock:
+                if cached.is_dropped:
                     continue
                 try:
-                    yield entry
+                    yield cached
                 finally:
-                    self._drop_if_idle(entry)
+                    self._drop_if_idle(cached)
                 return
 
-    def _load(self, entry: Entry) -> None:
+    def _load(self, cached: CachedGroup) -> None:
         try:
-            saved = self._remote.load(entry.name)
-            settings = self.settings_of(entry.name)
+            saved = self._server_groups.load(cached.name)
+            settings = self.settings_of(cached.name)
         except InvalidConfig:
-            raise Unavailable(ErrorCode.INVALID_GROUP_ID) from None
+            raise GroupUnavailable(ErrorCode.INVALID_GROUP_ID) from None
         except (SegmentlogError, OSError) as error:
-            self._drop(entry)
+            self._drop(cached)
             logger.error(
-                "group %s: its file cannot be read: %s; clients get an error and will retry", entry.name, error
+                "group %s: its file cannot be read: %s; clients get an error and will retry", cached.name, error
             )
-            raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+            raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
         if saved.is_consumer:
-            entry.machine = ConsumerGroup(settings, self._catalog)
-        entry.machine.restore(saved, self._now_ms())
-        entry.is_held = saved.held
-        entry.told_generation = saved.generation
-        if entry.machine.members:
+            cached.machine = ConsumerGroup(settings, self._catalog)
+        cached.machine.restore(saved, self._now_ms())
+        cached.is_claimed = saved.held
+        cached.logged_generation = saved.generation
+        if cached.machine.members:
             logger.info(
-                "group %s: %d members continue in generation %d", entry.name, len(saved.members), saved.generation
+                "group %s: %d members continue in generation %d", cached.name, len(saved.members), saved.generation
             )
-        self._settle(entry)
+        self._save_and_answer(cached)
 
     def settings_of(self, group: str) -> GroupSettings:
         """Return the settings of a group: the server's, overridden by the group's configuration. Raises OSError."""
         return configured(self.settings, self._configs.find(group))
 
-    def _claim(self, entry: Entry, session_timeout_ms: int, protocol_type: str) -> None:
+    def _claim(self, cached: CachedGroup, session_timeout_ms: int, protocol_type: str) -> None:
         """Record clients as owners of the group in its file, before the first one joins. Raises `GroupHeld`."""
         saved = msgspec.structs.replace(
-            entry.machine.snapshot(), session_timeout_ms=session_timeout_ms, protocol_type=protocol_type
+            cached.machine.snapshot(), session_timeout_ms=session_timeout_ms, protocol_type=protocol_type
         )
         try:
-            entry.machine.raise_generation(self._remote.claim(entry.name, saved))
+            cached.machine.raise_generation(self._server_groups.claim(cached.name, saved))
         except GroupHeld:
             raise
         except (SegmentlogError, OSError) as error:
-            self._give_up(entry, error)
-            raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
-        entry.is_held = True
+            self._drop_failed(cached, error)
+            raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+        cached.is_claimed = True
 
-    def _settle(self, entry: Entry) -> None:
+    def _save_and_answer(self, cached: CachedGroup) -> None:
         """Save the group if it has changed, then deliver the answers."""
-        machine = entry.machine
-        if isinstance(machine, ConsumerGroup) and machine.wants_classic:
-            self._downgrade(entry, machine)
-            machine = entry.machine
-        is_held = not machine.is_empty
-        if machine.is_changed or is_held != entry.is_held:
+        machine = cached.machine
+        if isinstance(machine, ConsumerGroup) and machine.should_downgrade:
+            self._downgrade(cached, machine)
+            machine = cached.machine
+        is_claimed = not machine.is_empty
+        if machine.is_changed or is_claimed != cached.is_claimed:
             began_ms = self._now_ms()
             try:
-                self._remote.save(entry.name, with_descriptions(machine.snapshot()))
+                self._server_groups.save(cached.name, with_descriptions(machine.snapshot()))
             except (SegmentlogError, OSError) as error:
-                self._give_up(entry, error)
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+                self._drop_failed(cached, error)
+                raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
             # Members get a whole session from now on: `_expire` may wait for the lock before heartbeats that arrived
             # during the save. A disk that is slower than a session would expire all members otherwise.
             if took_ms := self._now_ms() - began_ms:
-                machine.put_off(took_ms)
+                machine.extend_deadlines(took_ms)
             machine.is_changed = False
-            entry.is_held = is_held
-            self._tell_of_generation(entry)
-        for member in machine.given_up:
-            logger.info("group %s: member %s was not heard of any more", entry.name, member)
-        machine.given_up.clear()
-        self._tell(machine)
-        self._arm(entry)
+            cached.is_claimed = is_claimed
+            self._log_generation(cached)
+        for member in machine.expired_ids:
+            logger.info("group %s: member %s was not heard of any more", cached.name, member)
+        machine.expired_ids.clear()
+        self._deliver_answers(machine)
+        self._schedule(cached)
 
-    def _downgrade(self, entry: Entry, machine: ConsumerGroup) -> None:
-        entry.machine = downgraded(machine, self.settings, self._now_ms())
-        entry.machine.answers, entry.machine.given_up = machine.answers, machine.given_up
-        logger.info("group %s: uses the classic protocol from now on, as no other members are left", entry.name)
+    def _downgrade(self, cached: CachedGroup, machine: ConsumerGroup) -> None:
+        cached.machine = downgrade_group(machine, self.settings, self._now_ms())
+        cached.machine.answers, cached.machine.expired_ids = machine.answers, machine.expired_ids
+        logger.info("group %s: uses the classic protocol from now on, as no other members are left", cached.name)
 
     @staticmethod
-    def _tell_of_generation(entry: Entry) -> None:
-        machine = entry.machine
-        if machine.generation != entry.told_generation and machine.state is not State.PREPARING:
-            entry.told_generation = machine.generation
+    def _log_generation(cached: CachedGroup) -> None:
+        machine = cached.machine
+        if machine.generation != cached.logged_generation and machine.state is not GroupState.PREPARING:
+            cached.logged_generation = machine.generation
             logger.info(
-                "group %s: generation %d has %d members", entry.name, machine.generation, len(machine.members),
-                extra={"group": entry.name, "count": len(machine.members)},
+                "group %s: generation %d has %d members", cached.name, machine.generation, len(machine.members),
+                extra={"group": cached.name, "count": len(machine.members)},
             )  # fmt: skip
 
     @staticmethod
-    def _tell(machine: Machine, error: ErrorCode | None = None) -> None:
+    def _deliver_answers(machine: GroupStateMachine, error: ErrorCode | None = None) -> None:
         """Deliver the pending answers; with ``error``, deliver this error instead of each answer."""
         answers, machine.answers = machine.answers, []
         for token, answer in answers:
-            assert isinstance(token, Waiter)
+            assert isinstance(token, AnswerWaiter)
             if error is None:
-                token.tell(answer)
+                token.set_answer(answer)
             elif isinstance(answer, JoinAnswer):
-                token.tell(JoinAnswer(error=error, member_id=answer.member_id))
+                token.set_answer(JoinAnswer(error=error, member_id=answer.member_id))
             else:
-                token.tell(SyncAnswer(error=error))
+                token.set_answer(SyncAnswer(error=error))
 
     @contextlib.contextmanager
-    def _or_given_up(self, entry: Entry) -> Iterator[None]:
+    def _dropping_on_error(self, cached: CachedGroup) -> Iterator[None]:
         """Drop the group if the block fails to read the topics: its state may be changed by half."""
         try:
             yield
         except (SegmentlogError, OSError) as error:
-            self._give_up(entry, error, "its topics cannot be read")
-            raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+            self._drop_failed(cached, error, "its topics cannot be read")
+            raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
 
-    def _give_up(self, entry: Entry, error: Exception, problem: str = "it cannot be saved") -> None:
+    def _drop_failed(self, cached: CachedGroup, error: Exception, problem: str = "it cannot be saved") -> None:
         """Drop the group from memory. The next request loads it from its file."""
-        logger.error("group %s: %s: %s; its waiting clients get an error and will retry", entry.name, problem, error)
-        entry.machine.end()
-        self._tell(entry.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._drop(entry)
+        logger.error("group %s: %s: %s; its waiting clients get an error and will retry", cached.name, problem, error)
+        cached.machine.end()
+        self._deliver_answers(cached.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._drop(cached)
 
-    def _drop_if_idle(self, entry: Entry) -> None:
-        if entry.machine.is_idle and not entry.is_held:
-            self._drop(entry)
+    def _drop_if_idle(self, cached: CachedGroup) -> None:
+        if cached.machine.is_idle and not cached.is_claimed:
+            self._drop(cached)
 
-    def _drop(self, entry: Entry) -> None:
-        entry.is_gone = True
+    def _drop(self, cached: CachedGroup) -> None:
+        cached.is_dropped = True
         with self._mutex:
-            if self._entries.get(entry.name) is entry:
-                del self._entries[entry.name]
+            if self._entries.get(cached.name) is cached:
+                del self._entries[cached.name]
 
-    def _tell_once(self, group: str, error: GroupHeld) -> None:
+    def _warn_refused(self, group: str, error: GroupHeld) -> None:
         now_ms = self._now_ms()
-        if now_ms - self._told_ms.get(group, -_TELL_EVERY_MS) >= _TELL_EVERY_MS:
-            if len(self._told_ms) >= _TOLD_MAX:
-                self._told_ms.clear()
-            self._told_ms[group] = now_ms
+        if now_ms - self._warned_ms.get(group, -_WARNING_INTERVAL_MS) >= _WARNING_INTERVAL_MS:
+            if len(self._warned_ms) >= _WARNED_GROUPS_MAX:
+                self._warned_ms.clear()
+            self._warned_ms[group] = now_ms
             logger.warning("the server refuses a client: %s", error)
 
     # ------------------------------------------------------------ time-outs
@@ -244,73 +244,75 @@ class GroupKeeper:
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms()
 
-    def take_up(self) -> None:
+    def start_sessions(self) -> None:
         """Start the sessions of all members of this worker's groups, without waiting for a request.
 
         After a change of the number of workers, a group may belong to another worker than before. This worker then
         renews the lock of a group whose members may be gone, so it must expire them itself.
         """
         try:
-            self._begin()
-        except Unavailable:  # the former process with this number still runs: the first request starts the sessions
+            self._start()
+        except (
+            GroupUnavailable
+        ):  # the former process with this number still runs: the first request starts the sessions
             pass
         except (SegmentlogError, OSError) as error:
             logger.warning("sessions of group members are not expired until a client sends a request: %s", error)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         with self._mutex:
             if self._is_closed:
-                raise Unavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            if self._has_begun:
+                raise GroupUnavailable(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if self._is_started:
                 return
-            if not self._remote.begin():
+            if not self._server_groups.lock_worker():
                 # The former process with this number still runs.
-                raise Unavailable(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-            self._deadlines.start()
-            self._has_begun = True
+                raise GroupUnavailable(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            self._timers.start()
+            self._is_started = True
 
-    def _arm(self, entry: Entry) -> None:
-        due_ms = entry.machine.next_deadline_ms()
-        if due_ms is not None and (entry.armed_ms is None or due_ms < entry.armed_ms):
-            entry.armed_ms = due_ms
-            self._deadlines.add(due_ms, entry.name)
+    def _schedule(self, cached: CachedGroup) -> None:
+        due_ms = cached.machine.next_deadline_ms()
+        if due_ms is not None and (cached.timer_ms is None or due_ms < cached.timer_ms):
+            cached.timer_ms = due_ms
+            self._timers.schedule(due_ms, cached.name)
 
-    def tick(self) -> float | None:
-        """Handle all due time-outs. Return after how many seconds to call again; None: after `Deadlines.add`."""
-        if not self._has_looked:
-            self._has_looked = True
-            self._look()
-        while (due := self._deadlines.pop(self._now_ms())) is not None:
+    def run_due(self) -> float | None:
+        """Handle all due time-outs. Return after how many seconds to call again; None: after `TimerThread.schedule`."""
+        if not self._has_loaded_claimed:
+            self._has_loaded_claimed = True
+            self._load_claimed_groups()
+        while (due := self._timers.pop(self._now_ms())) is not None:
             self._expire(*due)
-        next_ms = self._deadlines.first_ms()
+        next_ms = self._timers.first_ms()
         if next_ms is None:
             return None
         # Due times of groups that were dropped cause some wake-ups without work.
         now_ms = self._now_ms()
-        if not 0 <= now_ms - self._beaten_ms < BEAT_MS:
-            self._beaten_ms = now_ms
-            self._remote.beat()
-        return max(min(next_ms, self._beaten_ms + BEAT_MS) - now_ms, 1) / 1000
+        if not 0 <= now_ms - self._heartbeat_ms < HEARTBEAT_FILE_MS:
+            self._heartbeat_ms = now_ms
+            self._server_groups.write_heartbeat()
+        return max(min(next_ms, self._heartbeat_ms + HEARTBEAT_FILE_MS) - now_ms, 1) / 1000
 
-    def _look(self) -> None:
+    def _load_claimed_groups(self) -> None:
         """Load the groups that clients held when this worker stopped, so that members that do not return expire."""
-        for group in self._remote.held():
-            if self._coordinates(group):
-                with contextlib.suppress(Unavailable), self._locked(group):
+        for group in self._server_groups.held_groups():
+            if self._is_coordinator_of(group):
+                with contextlib.suppress(GroupUnavailable), self._locked(group):
                     pass
 
     def _expire(self, due_ms: int, group: str) -> None:
-        entry = self._entries.get(group)
-        if entry is None:
+        cached = self._entries.get(group)
+        if cached is None:
             return
-        with entry.lock:
-            if entry.is_gone or entry.armed_ms != due_ms:
+        with cached.lock:
+            if cached.is_dropped or cached.timer_ms != due_ms:
                 return
-            entry.armed_ms = None
-            with contextlib.suppress(Unavailable):
-                entry.machine.expire(self._now_ms())
-                self._settle(entry)
-            self._drop_if_idle(entry)
+            cached.timer_ms = None
+            with contextlib.suppress(GroupUnavailable):
+                cached.machine.expire(self._now_ms())
+                self._save_and_answer(cached)
+            self._drop_if_idle(cached)
 
     # ------------------------------------------------------------ closing
 
@@ -320,10 +322,10 @@ class GroupKeeper:
         with self._mutex:
             self._is_closed = True
             entries = list(self._entries.values())
-        for entry in entries:
-            with entry.lock:
-                entry.machine.end()
-                self._tell(entry.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                self._drop(entry)
-        self._deadlines.close()
-        self._remote.close()
+        for cached in entries:
+            with cached.lock:
+                cached.machine.end()
+                self._deliver_answers(cached.machine, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                self._drop(cached)
+        self._timers.close()
+        self._server_groups.close()

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from segmentlog.groups.server_group_file import RemoteGroup
+from segmentlog.groups.server_group_file import SavedGroup
 from segmentlog.server.codec.generated import consumer_protocol
 from segmentlog.server.codec.generated.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -51,7 +51,7 @@ def partitions_of(protocol_type: str, assignment: bytes) -> dict[str, list[int]]
         decoded = consumer_protocol.decode_assignment(memoryview(assignment))[1]
     except Exception:  # as above
         return {}
-    return {one.topic: list(one.partitions) for one in decoded.assigned_partitions}
+    return {part.topic: list(part.partitions) for part in decoded.assigned_partitions}
 
 
 def visible_subscription(
@@ -65,14 +65,14 @@ def visible_subscription(
     if protocol_type != CONSUMER:
         return metadata
     try:
-        version, said = consumer_protocol.decode_subscription(memoryview(metadata))
+        version, subscription = consumer_protocol.decode_subscription(memoryview(metadata))
     except Exception:  # as above
         return metadata if sees_cluster else b""
-    topics = list(filter(may_see, said.topics))
-    owned = [one for one in said.owned_partitions if may_see(one.topic)]
-    if sees_cluster and len(topics) == len(said.topics) and len(owned) == len(said.owned_partitions):
+    topics = list(filter(may_see, subscription.topics))
+    owned = [part for part in subscription.owned_partitions if may_see(part.topic)]
+    if sees_cluster and len(topics) == len(subscription.topics) and len(owned) == len(subscription.owned_partitions):
         return metadata
-    seen = msgspec.structs.replace(said, topics=topics, owned_partitions=owned, user_data=None)
+    seen = msgspec.structs.replace(subscription, topics=topics, owned_partitions=owned, user_data=None)
     return consumer_protocol.encode_subscription(seen, min(version, _NEWEST))
 
 
@@ -83,17 +83,17 @@ def visible_assignment(
     if protocol_type != CONSUMER:
         return assignment
     try:
-        version, said = consumer_protocol.decode_assignment(memoryview(assignment))
+        version, subscription = consumer_protocol.decode_assignment(memoryview(assignment))
     except Exception:  # as above
         return assignment if sees_cluster else b""
-    partitions = [one for one in said.assigned_partitions if may_see(one.topic)]
-    if sees_cluster and len(partitions) == len(said.assigned_partitions):
+    partitions = [part for part in subscription.assigned_partitions if may_see(part.topic)]
+    if sees_cluster and len(partitions) == len(subscription.assigned_partitions):
         return assignment
-    seen = msgspec.structs.replace(said, assigned_partitions=partitions, user_data=None)
+    seen = msgspec.structs.replace(subscription, assigned_partitions=partitions, user_data=None)
     return consumer_protocol.encode_assignment(seen, min(version, _NEWEST))
 
 
-def with_descriptions(group: RemoteGroup) -> RemoteGroup:
+def with_descriptions(group: SavedGroup) -> SavedGroup:
     """Return the group with the topics and partitions of each member, for people who read the saved file."""
     if group.is_consumer:
         return group  # has them already

@@ -10,15 +10,15 @@ from collections.abc import Callable
 logger = logging.getLogger("segmentlog")
 
 
-class Deadlines:
+class TimerThread:
     """Names with due times, and the thread that handles them. Thread-safe.
 
-    The thread calls ``tick`` when the first name is due, or somewhat later. ``tick`` returns the number of seconds
-    after which it must be called again at the latest, or None: not before a new name is added.
+    The thread calls ``run_due`` when the first name is due, or somewhat later. ``run_due`` returns the number of
+    seconds after which it must be called again at the latest, or None: not before a new name is added.
     """
 
-    def __init__(self, tick: Callable[[], float | None], name: str) -> None:
-        self._tick = tick
+    def __init__(self, run_due: Callable[[], float | None], name: str) -> None:
+        self._run_due = run_due
         self._name = name
         self._mutex = threading.Lock()
         self._due: list[tuple[int, str]] = []
@@ -27,11 +27,11 @@ class Deadlines:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the thread that calls ``tick``."""
+        """Start the thread that calls ``run_due``."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
-    def add(self, due_ms: int, name: str) -> None:
+    def schedule(self, due_ms: int, name: str) -> None:
         """Add a due time of a name. Earlier entries of the name remain."""
         with self._mutex:
             heapq.heappush(self._due, (due_ms, name))
@@ -45,7 +45,7 @@ class Deadlines:
             return heapq.heappop(self._due) if self._due and self._due[0][0] <= now_ms else None
 
     def first_ms(self) -> int | None:
-        """Return the earliest due time; None if there are no entries."""
+        """Return the earliest due time, or None."""
         with self._mutex:
             return self._due[0][0] if self._due else None
 
@@ -53,7 +53,7 @@ class Deadlines:
         while not self._is_closed:
             self._wake.clear()
             try:
-                wait_s = self._tick()
+                wait_s = self._run_due()
             except Exception:
                 logger.exception("%s: a time-out could not be handled; the next attempt is in 1 s", self._name)
                 wait_s = 1.0
@@ -61,12 +61,12 @@ class Deadlines:
                 self._wake.wait(wait_s)
 
     def close(self) -> None:
-        """Stop the thread. ``tick`` does not run any more when this returns."""
+        """Stop the thread. ``run_due`` does not run any more when this returns."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def forget_thread(self) -> None:
+    def discard_thread(self) -> None:
         """Drop the thread in a forked child, which does not inherit it."""
         self._is_closed, self._thread = True, None

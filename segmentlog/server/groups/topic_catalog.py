@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.clock import Clock
 from segmentlog.errors import InvalidTopicName, UnknownTopic
-from segmentlog.server.groups.consumer_types import Shape
+from segmentlog.server.groups.consumer_types import TopicShape
 from segmentlog.server.topic_ids import is_visible
 
 if TYPE_CHECKING:
@@ -18,21 +18,21 @@ _LIST_MS: Final = 2_000
 
 
 class StoreCatalog:
-    """The `Catalog` of a store. Thread-safe."""
+    """The `TopicCatalog` of a store. Thread-safe."""
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._names: tuple[int, tuple[str, ...]] | None = None
 
-    def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
+    def shapes(self, names: Collection[str]) -> Mapping[str, TopicShape]:
         """Return id and partition count of those of the topics that exist. Raises OSError and errors of the store."""
         found = {}
         for name in names:
             if is_visible(name):
                 try:
                     topic = self._store.topic(name)
-                    found[name] = Shape(topic.id, topic.partition_count)
+                    found[name] = TopicShape(topic.id, topic.partition_count)
                 except (UnknownTopic, InvalidTopicName):
                     pass
         return found

@@ -1,1 +1,4 @@
-"""What is done for each request, a file for each family of them: a function of a call and a decoded request."""
+"""Handlers of requests, a module for each family of APIs.
+
+A handler takes the request's context and its decoded body.
+"""

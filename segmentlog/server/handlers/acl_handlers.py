@@ -1,4 +1,4 @@
-"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31): the rules of the file that people edit, by Kafka's tools."""
+"""DescribeAcls (29), CreateAcls (30), DeleteAcls (31): read and change the ACL file with Kafka's tools."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from segmentlog.server.codec.generated.describe_acls import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import message_of
-from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_WORDS
+from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_TEXT
 
 if TYPE_CHECKING:
-    from segmentlog.server.request_context import Call
+    from segmentlog.server.request_context import RequestContext
 
 logger = logging.getLogger("segmentlog.server")
 
@@ -44,23 +44,26 @@ _DISABLED: Final = (ErrorCode.SECURITY_DISABLED, "No Authorizer is configured: s
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, None)
 _UNKNOWN: Final = (
     ErrorCode.INVALID_REQUEST,
-    "a type, pattern, operation or permission in it is unknown",
+    "the resource type, pattern type, operation or permission is unknown",
 )
-_FAILED: Final = (ErrorCode.UNKNOWN_SERVER_ERROR, "the file of rules could not be changed: the server's log says why")
+_FAILED: Final = (
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    "the ACL file could not be changed; see the server's log for the reason",
+)
 
 
-def describe_acls(call: Call, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    """The rules that match the filter, by what they are about."""
-    wanted = RuleFilter(
+def describe_acls(call: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+    """Return the rules that match the filter, grouped by resource."""
+    rule_filter = RuleFilter(
         request.resource_type_filter, request.resource_name_filter, request.pattern_type_filter,
         request.principal_filter, request.host_filter, request.operation, request.permission_type,
     )  # fmt: skip
-    refusal = _refusal(call, Operation.DESCRIBE) or (None if wanted.is_known() else _UNKNOWN)
+    refusal = _refusal(call, Operation.DESCRIBE) or (None if rule_filter.is_known() else _UNKNOWN)
     if refusal is not None:
         return DescribeAclsResponse(error_code=refusal[0], error_message=refusal[1])
-    rules = sorted(call.broker.authorizer.rules(wanted), key=_resource_of)
-    if not call.takes_room(len(rules), sum(map(_size_of, rules))):
-        return DescribeAclsResponse(error_code=TOO_MUCH, error_message=TOO_MUCH_WORDS)
+    rules = sorted(call.broker.authorizer.rules(rule_filter), key=_resource_of)
+    if not call.reserve_room(len(rules), sum(map(_size_of, rules))):
+        return DescribeAclsResponse(error_code=TOO_MUCH, error_message=TOO_MUCH_TEXT)
     return DescribeAclsResponse(
         error_message=None,
         resources=[
@@ -81,8 +84,8 @@ def describe_acls(call: Call, request: DescribeAclsRequest) -> DescribeAclsRespo
     )  # fmt: skip
 
 
-def create_acls(call: Call, request: CreateAclsRequest) -> CreateAclsResponse:
-    """Add rules: each that is valid, and all of those at once."""
+def create_acls(call: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+    """Add all valid rules in one change of the file; invalid ones are rejected."""
     refusal = _refusal(call, Operation.ALTER)
     if refusal is not None:
         return CreateAclsResponse(results=[_created(refusal) for _ in request.creations])
@@ -95,38 +98,44 @@ def create_acls(call: Call, request: CreateAclsRequest) -> CreateAclsResponse:
             for rule in rules:
                 logger.info("%s added the rule %s", call.principal, rule)
         except (SegmentlogError, OSError) as error:
-            logger.error("rules could not be added: %s", error)
+            logger.error("ACL rules could not be added: %s", error)
             done = _FAILED
-    results = [done if isinstance(rule, Rule) else (ErrorCode.INVALID_REQUEST, call.words(rule)) for rule in found]
+    results = [
+        done if isinstance(rule, Rule) else (ErrorCode.INVALID_REQUEST, call.text_if_room(rule)) for rule in found
+    ]
     return CreateAclsResponse(results=[_created(result) for result in results])
 
 
-def delete_acls(call: Call, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    """Remove the rules that match; which those were is answered for each filter."""
+def delete_acls(call: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+    """Delete the matching rules, and return them for each filter."""
     filters = [_filter_of(one) for one in call.each(request.filters)]
     refusal = _refusal(call, Operation.ALTER)
     removed: list[Rule] = []
     if refusal is None:
         try:
-            removed = call.broker.authorizer.remove(wanted for wanted in dict.fromkeys(filters) if wanted.is_known())
+            removed = call.broker.authorizer.remove(
+                rule_filter for rule_filter in dict.fromkeys(filters) if rule_filter.is_known()
+            )
             for rule in removed:
                 logger.info("%s deleted the rule %s", call.principal, rule)
         except (SegmentlogError, OSError) as error:
-            logger.error("rules could not be deleted: %s", error)
+            logger.error("ACL rules could not be deleted: %s", error)
             refusal = _FAILED
     results = []
-    matching = {wanted: [rule for rule in removed if wanted.matches(rule)] for wanted in call.once(filters)}
-    told: set[Rule] = set()
-    for wanted in call.each(filters):  # each has its answer, in their order
-        found = matching[wanted]
-        if not call.takes_room(len(found), sum(map(_size_of, found))):  # any number of filters may mean all rules
-            found = [rule for rule in found if rule not in told]
-        told.update(found)
-        results.append(_deleted(refusal or (None if wanted.is_known() else _UNKNOWN), found))
+    matching = {
+        rule_filter: [rule for rule in removed if rule_filter.matches(rule)] for rule_filter in call.distinct(filters)
+    }
+    returned: set[Rule] = set()
+    for rule_filter in call.each(filters):  # one result for each filter, in their order
+        found = matching[rule_filter]
+        if not call.reserve_room(len(found), sum(map(_size_of, found))):  # many filters may each match all rules
+            found = [rule for rule in found if rule not in returned]
+        returned.update(found)
+        results.append(_deleted(refusal or (None if rule_filter.is_known() else _UNKNOWN), found))
     return DeleteAclsResponse(filter_results=results)
 
 
-def _refusal(call: Call, operation: Operation) -> _Refusal | None:
+def _refusal(call: RequestContext, operation: Operation) -> _Refusal | None:
     if call.broker.authorizer.is_open:
         return _DISABLED
     return None if call.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME) else _DENIED
@@ -137,7 +146,7 @@ def _created(result: _Refusal) -> AclCreationResult:
 
 
 def _rule_of(creation: AclCreation) -> Rule | str:
-    """The rule, or what is wrong with it."""
+    """Return the rule, or the reason why it is invalid."""
     try:
         rule = Rule(
             creation.principal, Permission(creation.permission_type), Operation(creation.operation),
@@ -150,15 +159,15 @@ def _rule_of(creation: AclCreation) -> Rule | str:
     return rule
 
 
-def _filter_of(one: DeleteAclsFilter) -> RuleFilter:
+def _filter_of(request: DeleteAclsFilter) -> RuleFilter:
     return RuleFilter(
-        one.resource_type_filter, one.resource_name_filter, one.pattern_type_filter, one.principal_filter,
-        one.host_filter, one.operation, one.permission_type,
+        request.resource_type_filter, request.resource_name_filter, request.pattern_type_filter,
+        request.principal_filter, request.host_filter, request.operation, request.permission_type,
     )  # fmt: skip
 
 
 def _size_of(rule: Rule) -> int:
-    """Bytes of text that a rule takes in an answer."""
+    """Return the number of characters that a rule takes in a response."""
     return len(rule.name) + len(rule.principal) + len(rule.host)
 
 

@@ -1,4 +1,4 @@
-"""ApiVersions (18): what a client is told first, and decides by what it asks for."""
+"""ApiVersions (18): the supported APIs and their versions, which a client requests first."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from segmentlog.server.codec.generated.api_versions import (
     SupportedFeatureKey,
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 
 _ADVERTISED_FROM = {PRODUCE: 0}
-"""Below what can be decoded: librdkafka judges by Produce v0 whether a broker knows compression (KAFKA-18659)."""
+"""Lower than this server decodes: librdkafka takes Produce v0 as the sign of support for compression (KAFKA-18659)."""
 
 _NO_NODE: Final = -1
-"""What a client sends that does not know the node's id: it connects to a bootstrap server."""
+"""Node id sent by a client that connects to a bootstrap server and does not know the node."""
 
 _TRANSACTIONS: Final = "transaction.version"
 _EPOCH_OF_EACH: Final = 2
-"""With which each transaction has an epoch of its own (KIP-890). Clients that do not look for it speak as before."""
+"""Feature level at which each transaction has its own epoch (KIP-890). Clients that ignore it use the old protocol."""
 
 
 @cache
@@ -37,13 +37,13 @@ def _advertised() -> tuple[ApiVersion, ...]:
     return tuple(versions)
 
 
-def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """Return every API that is served, with its versions.
+def api_versions(call: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    """Return the supported APIs with their versions.
 
-    A client may say which node of which cluster it connects to (KIP-1242). Any other node answers
-    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers where the node is now. Without this answer the
-    client reads and writes another store. So does a machine whose store was taken over, which has the cluster id of
-    the new owner.
+    A client may name the node and the cluster that it means to connect to (KIP-1242). Any other node returns
+    REBOOTSTRAP_REQUIRED, and the client asks its bootstrap servers for the node's address. Without this response the
+    client would read and write another store. A machine whose store was taken over returns it, too, because its cluster
+    id is the new owner's.
     """
     if (request.cluster_id is None) != (request.node_id == _NO_NODE):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
@@ -54,15 +54,15 @@ def api_versions(call: Call, request: ApiVersionsRequest) -> ApiVersionsResponse
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     return ApiVersionsResponse(
         api_keys=list(_advertised()),
-        # From 1 on: Java's clients before 3.9 take no version 0 of a feature, and break off.
+        # Starts at 1: Java clients before 3.9 fail on a feature with version 0.
         supported_features=[SupportedFeatureKey(_TRANSACTIONS, 1, _EPOCH_OF_EACH)],
         finalized_features_epoch=0,
         finalized_features=[FinalizedFeatureKey(_TRANSACTIONS, _EPOCH_OF_EACH, _EPOCH_OF_EACH)],
     )
 
 
-def of_unknown_version(call: Call) -> ApiVersionsResponse:
-    """For a client that is ahead of us: it asks again, in a version that is told here."""
+def unsupported_version(call: RequestContext) -> ApiVersionsResponse:
+    """Return the supported versions to a client that used a newer version of this request; it then repeats it."""
     api = APIS[API_VERSIONS]
     return ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,

@@ -1,7 +1,7 @@
-"""FindCoordinator, and what members of a group ask: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""FindCoordinator, JoinGroup, SyncGroup, Heartbeat and LeaveGroup (classic group protocol).
 
-Who joins or syncs waits here for the other members; its connection brings nothing else meanwhile. If that ends, the
-member has left.
+A join or sync waits for the other members, and its connection is not read meanwhile. If the client disconnects, the
+member leaves the group.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinG
 from segmentlog.server.codec.generated.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
 from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.groups.classic_types import JoinAnswer, JoinRequest
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 
 _FIND_MANY: Final = 4
 _GROUP, _TRANSACTION = 0, 1
-_JOIN_TOLD_ITS_ID: Final = 4
+_JOIN_RETURNS_ID: Final = 4
 _JOIN_NULL_PROTOCOL: Final = 7
 _JOIN_SKIPS_ASSIGNMENT: Final = 9
 _LEAVE_MANY: Final = 3
 
 
-def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Which worker coordinates a group or a transactional id, or from version 4 on several of them."""
+def find_coordinator(call: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    """Return the worker that coordinates a group or a transactional id, or from version 4 on of several."""
     if call.version >= _FIND_MANY:
-        found = [_find(call, key, request.key_type) for key in call.once(request.coordinator_keys)]
+        found = [_find(call, key, request.key_type) for key in call.distinct(request.coordinator_keys)]
         return FindCoordinatorResponse(coordinators=found)
     one = _find(call, request.key, request.key_type)
     return FindCoordinatorResponse(
@@ -44,13 +44,13 @@ def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordin
     )
 
 
-def _find(call: Call, key: str, key_type: int) -> Coordinator:
+def _find(call: RequestContext, key: str, key_type: int) -> Coordinator:
     if key_type == _GROUP:
         thing, denied = Thing.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED
     elif key_type == _TRANSACTION:
         thing, denied = Thing.TRANSACTIONAL_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     else:
-        return _not_found(key, ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} are not known here")
+        return _not_found(key, ErrorCode.INVALID_REQUEST, f"coordinator type {key_type} is not supported")
     if not call.may_see(thing, key):
         return _not_found(key, denied, "not authorized")
     node = call.broker.cluster.coordinator_of(key)
@@ -61,8 +61,8 @@ def _not_found(key: str, code: ErrorCode, message: str) -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
 
 
-def refusal(call: Call, group: str, operation: Operation) -> ErrorCode:
-    """Why a group is not looked at at all here, or `ErrorCode.NONE`."""
+def refusal(call: RequestContext, group: str, operation: Operation) -> ErrorCode:
+    """Return why this worker does not serve the group, or `ErrorCode.NONE`."""
     if not call.allows(operation, ResourceType.GROUP, group):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     if not call.broker.cluster.is_coordinator(group):
@@ -70,35 +70,35 @@ def refusal(call: Call, group: str, operation: Operation) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def join_group(call: Call, request: JoinGroupRequest) -> JoinGroupResponse:
-    """Waits until all members have joined, or long enough."""
+def join_group(call: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+    """Join a group. Waits until all members have joined, or for the rebalance timeout."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return _joined(call, JoinAnswer(error=error, member_id=request.member_id))
     groups = call.broker.groups
-    # Before version 1 there was but one time-out.
+    # Version 0 has one timeout for both.
     rebalance_ms = request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
     wanted = JoinRequest(
         member_id=request.member_id,
         instance_id=request.group_instance_id,
-        fresh_id=groups.new_member_id(request.group_instance_id or call.client_id),
+        new_member_id=groups.new_member_id(request.group_instance_id or call.client_id),
         client_id=call.client_id,
         client_host=call.client_host,
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=rebalance_ms,
         protocol_type=request.protocol_type,
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
-        is_told_its_id=call.version >= _JOIN_TOLD_ITS_ID,
-        may_skip_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
+        requires_known_member_id=call.version >= _JOIN_RETURNS_ID,
+        supports_skipping_assignment=call.version >= _JOIN_SKIPS_ASSIGNMENT,
         may_see=partial(call.may_see, Thing.TOPIC),
     )
     try:
-        return _joined(call, groups.join(request.group_id, wanted, call.is_left))
-    except Unavailable as unavailable:
+        return _joined(call, groups.join(request.group_id, wanted, call.is_disconnected))
+    except GroupUnavailable as unavailable:
         return _joined(call, JoinAnswer(error=unavailable.code, member_id=request.member_id))
 
 
-def _joined(call: Call, answer: JoinAnswer) -> JoinGroupResponse:
+def _joined(call: RequestContext, answer: JoinAnswer) -> JoinGroupResponse:
     protocol = answer.protocol
     if protocol is None and call.version < _JOIN_NULL_PROTOCOL:
         protocol = ""
@@ -117,8 +117,8 @@ def _joined(call: Call, answer: JoinAnswer) -> JoinGroupResponse:
     )
 
 
-def sync_group(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
-    """Waits until the leader has brought the assignment."""
+def sync_group(call: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+    """Return a member's assignment. Waits until the leader has sent it."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return SyncGroupResponse(error_code=error)
@@ -127,9 +127,9 @@ def sync_group(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
             request.group_id, request.member_id, request.generation_id,
             [(one.member_id, bytes(one.assignment)) for one in request.assignments],
             instance_id=request.group_instance_id, protocol_type=request.protocol_type, protocol=request.protocol_name,
-            is_left=call.is_left,
+            is_disconnected=call.is_disconnected,
         )  # fmt: skip
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return SyncGroupResponse(error_code=unavailable.code)
     return SyncGroupResponse(
         error_code=answer.error,
@@ -139,21 +139,21 @@ def sync_group(call: Call, request: SyncGroupRequest) -> SyncGroupResponse:
     )
 
 
-def heartbeat(call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
-    """A member lives, and hears whether it has to join again."""
+def heartbeat(call: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+    """Renew a member's session. The response tells the member to rejoin if a rebalance is in progress."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is ErrorCode.NONE:
         try:
             error = call.broker.groups.heartbeat(
                 request.group_id, request.member_id, request.generation_id, instance_id=request.group_instance_id
             )
-        except Unavailable as unavailable:
+        except GroupUnavailable as unavailable:
             error = unavailable.code
     return HeartbeatResponse(error_code=error)
 
 
-def leave_group(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
-    """One member leaves, or from version 3 on many."""
+def leave_group(call: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Remove one member, or from version 3 on several."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return LeaveGroupResponse(error_code=error)
@@ -162,7 +162,7 @@ def leave_group(call: Call, request: LeaveGroupRequest) -> LeaveGroupResponse:
     leavers = list(members)
     try:
         results = call.broker.groups.leave(request.group_id, leavers if is_many else [(request.member_id, None)])
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return LeaveGroupResponse(error_code=unavailable.code)
     if not is_many:
         return LeaveGroupResponse(error_code=results[0][1])

@@ -40,7 +40,7 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.groups import group_config
 from segmentlog.server.request_budget import AnswerBudget
-from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_WORDS, Call
+from segmentlog.server.request_context import TOO_MUCH, TOO_MUCH_TEXT, RequestContext
 from segmentlog.server.topic_ids import is_visible
 
 logger = logging.getLogger("segmentlog.server")
@@ -49,23 +49,23 @@ _TOPIC: Final = 2
 _BROKER: Final = 4
 _GROUP: Final = 32
 _ENTRY_BYTES: Final = 16
-"""Of an entry or a synonym in an answer, beside its name and value, at most."""
+"""Size of an entry or a synonym in a response, without its name and value, at most."""
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 
 
-def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    """The keys of topics, of groups, and of this worker."""
-    # Kafka's tools ask about all topics of a cluster at once.
+def describe_configs(call: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """Return the configs of topics, groups and this worker."""
+    # A larger budget than usual: Kafka's tools request all topics of a cluster at once.
     limits = call.broker.settings.limits
     call.budget = AnswerBudget(limits.answer_elements, limits.answer_config_bytes)
-    once = call.once(request.resources, lambda one: (*_identity(one), frozenset(one.configuration_keys or ())))
-    # Most entries are defaults, and the same for each topic: one object for all of them.
-    default = cache(partial(_told, request))
+    once = call.distinct(request.resources, lambda one: (*_identity(one), frozenset(one.configuration_keys or ())))
+    # Most entries are defaults, and equal for all topics: create one object for all of them.
+    default = cache(partial(_entry_response, request))
     return DescribeConfigsResponse(results=[_describe(call, request, resource, default) for resource in once])
 
 
 def _describe(
-    call: Call, request: DescribeConfigsRequest, resource: DescribeConfigsResource,
+    call: RequestContext, request: DescribeConfigsRequest, resource: DescribeConfigsResource,
     default: Callable[[ConfigEntry, int], DescribeConfigsResourceResult],
 ) -> DescribeConfigsResult:  # fmt: skip
     kind, name = resource.resource_type, resource.resource_name
@@ -76,20 +76,20 @@ def _describe(
             return result
         try:
             if not is_visible(name):
-                raise InvalidConfig("topic", name, "a topic of clients'")
+                raise InvalidConfig("topic", name, "a topic that is not internal")
             entries = describe(call.broker.store.topic(name).config)
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), call.explain(error)
+            result.error_code, result.error_message = code_of(error), call.explain_error(error)
             return result
     elif kind == _BROKER:
         if not call.allows_cluster(Operation.DESCRIBE_CONFIGS):
             result.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             return result
-        if name not in ("", str(call.broker.broker_id)):  # as in Kafka, in whose words the rest of this is
+        if name not in ("", str(call.broker.broker_id)):  # check and text are Kafka's
             words = f"Unexpected broker id, expected {call.broker.broker_id} or empty string, but received {name:.20}"
-            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.text_if_room(words)
             return result
-        entries = _of_broker(call) if name else []  # without a name: what was set for all of them, here nothing
+        entries = _of_broker(call) if name else []  # without a name: defaults of all brokers
     elif kind == _GROUP:
         if not call.may_see(Thing.GROUP_CONFIG, name):
             result.error_code = ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -98,27 +98,29 @@ def _describe(
             group_config.check_name(name)
             entries = group_config.describe(call.broker.settings.groups, call.broker.store.groups.configs.find(name))
         except (SegmentlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), call.explain(error)
+            result.error_code, result.error_message = code_of(error), call.explain_error(error)
             return result
     else:
-        words = f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configurations here"
-        result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.words(words)
+        words = f"only topics ({_TOPIC}), brokers ({_BROKER}) and groups ({_GROUP}) have configs"
+        result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, call.text_if_room(words)
         return result
-    keys = frozenset(resource.configuration_keys or ())  # null and, from some clients, an empty list: all of them
-    told = [entry for entry in entries if not keys or entry.name in keys]
-    size_bytes = sum(len(entry.name) + len(entry.value or "") + _ENTRY_BYTES for entry in told)
+    keys = frozenset(resource.configuration_keys or ())  # null, and from some clients an empty list, mean all keys
+    shown = [entry for entry in entries if not keys or entry.name in keys]
+    size_bytes = sum(len(entry.name) + len(entry.value or "") + _ENTRY_BYTES for entry in shown)
     if request.include_synonyms:
         size_bytes *= 2
     if request.include_documentation:
-        size_bytes += sum(len(entry.documentation or "") for entry in told)
-    if not call.takes_room(1, size_bytes):
-        result.error_code, result.error_message = TOO_MUCH, call.words(TOO_MUCH_WORDS)
+        size_bytes += sum(len(entry.documentation or "") for entry in shown)
+    if not call.reserve_room(1, size_bytes):
+        result.error_code, result.error_message = TOO_MUCH, call.text_if_room(TOO_MUCH_TEXT)
         return result
-    result.configs = [default(entry, kind) if entry.is_default else _told(request, entry, kind) for entry in told]
+    result.configs = [
+        default(entry, kind) if entry.is_default else _entry_response(request, entry, kind) for entry in shown
+    ]
     return result
 
 
-def _told(request: DescribeConfigsRequest, entry: ConfigEntry, kind: int) -> DescribeConfigsResourceResult:
+def _entry_response(request: DescribeConfigsRequest, entry: ConfigEntry, kind: int) -> DescribeConfigsResourceResult:
     source = SOURCE_DEFAULT if entry.is_default else SOURCE_GROUP if kind == _GROUP else SOURCE_TOPIC
     synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
     documentation = entry.documentation if request.include_documentation else None
@@ -127,7 +129,7 @@ def _told(request: DescribeConfigsRequest, entry: ConfigEntry, kind: int) -> Des
     )
 
 
-def _of_broker(call: Call) -> list[ConfigEntry]:
+def _of_broker(call: RequestContext) -> list[ConfigEntry]:
     settings, limits = call.broker.settings, call.broker.settings.limits
     values = [
         ("auto.create.topics.enable", str(settings.auto_create).lower(), TYPE_BOOLEAN),
@@ -150,7 +152,7 @@ class _Resource(Protocol):
     resource_name: str
 
 
-class _Change(Protocol):
+class _ConfigChange(Protocol):
     name: str
     value: str | None
 
@@ -159,31 +161,33 @@ def _identity(resource: _Resource) -> tuple[int, str]:
     return resource.resource_type, resource.resource_name
 
 
-def _wrong_with(count: int, changes: Iterable[_Change], no_value: Sequence[str]) -> str | None:
-    """Why it cannot be meant, whoever asks and whatever there is: a resource that is named ``count`` times, keys
-    that are, keys that have ``no_value`` and need one. None if all is well.
+def _request_error(count: int, changes: Iterable[_ConfigChange], no_value: Sequence[str]) -> str | None:
+    """Return the error of a resource named ``count`` times, of repeated keys, or of keys in ``no_value``; None if
+    valid.
+
+    These errors do not depend on the client's permissions, or on whether the resource exists.
     """
     if count > 1:
-        return f"the resource is named {count} times, and may be once"
+        return f"the request names the resource {count} times; it may name it once"
     twice = [name for name, times in Counter(change.name for change in changes).items() if times > 1]
     if twice:
-        return f"keys may be named once: {', '.join(twice):.200}"
-    return f"keys without a value: {', '.join(no_value):.200}" if no_value else None
+        return f"the request names these keys more than once: {', '.join(twice):.200}"
+    return f"these keys have no value: {', '.join(no_value):.200}" if no_value else None
 
 
 def incremental_alter_configs(
-    call: Call, request: incremental.IncrementalAlterConfigsRequest
+    call: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse:
-    """Set, reset, add to and take from keys; all of a topic's or none."""
+    """Set, reset, append to and subtract from config keys. The changes of one resource apply together or not at all."""
     responses = []
     counts = Counter(map(_identity, request.resources))
-    for resource in call.once(request.resources, _identity):
+    for resource in call.distinct(request.resources, _identity):
         no_value = [one.name for one in resource.configs if one.value is None and one.config_operation != _DELETE]
-        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        message = _request_error(counts[_identity(resource)], resource.configs, no_value)
         if message:
             code = ErrorCode.INVALID_REQUEST
         elif resource.resource_type == _BROKER and all(one.config_operation == _DELETE for one in resource.configs):
-            # Nothing was set: kafka-reassign-partitions.sh takes its throttles away, whether there are any or not.
+            # No-op: no broker configs are set. kafka-reassign-partitions.sh deletes its throttles in any case.
             is_allowed = call.allows_cluster(Operation.ALTER_CONFIGS)
             code = ErrorCode.NONE if is_allowed else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         elif resource.resource_type == _GROUP:
@@ -191,20 +195,20 @@ def incremental_alter_configs(
             code, message = _alter_group(call, resource.resource_name, changes, request.validate_only)
         else:
             code, message = _alter(call, resource, partial(_changes, resource.configs), request.validate_only)
-        words = call.words(message) if message else None
+        words = call.text_if_room(message) if message else None
         responses.append(
             incremental.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
         )
     return incremental.IncrementalAlterConfigsResponse(responses=responses)
 
 
-def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.AlterConfigsResponse:
-    """The old way: the keys that are given, and every other back to its default."""
+def alter_configs(call: RequestContext, request: whole.AlterConfigsRequest) -> whole.AlterConfigsResponse:
+    """Set the given config keys, and reset all other keys of the resource (the older API)."""
     responses = []
     counts = Counter(map(_identity, request.resources))
-    for resource in call.once(request.resources, _identity):
+    for resource in call.distinct(request.resources, _identity):
         no_value = [one.name for one in resource.configs if one.value is None]
-        message = _wrong_with(counts[_identity(resource)], resource.configs, no_value)
+        message = _request_error(counts[_identity(resource)], resource.configs, no_value)
         if message:
             code = ErrorCode.INVALID_REQUEST
         elif resource.resource_type == _GROUP:
@@ -212,68 +216,68 @@ def alter_configs(call: Call, request: whole.AlterConfigsRequest) -> whole.Alter
             code, message = _alter_group(call, resource.resource_name, replaced, request.validate_only)
         else:
             code, message = _alter(call, resource, partial(_replacement, resource.configs), request.validate_only)
-        words = call.words(message) if message else None
+        words = call.text_if_room(message) if message else None
         responses.append(
             whole.AlterConfigsResourceResponse(code, words, resource.resource_type, resource.resource_name)
         )
     return whole.AlterConfigsResponse(responses=responses)
 
 
-class _Wanted(NamedTuple):
-    """What a request asks of a topic's settings, in Kafka's words."""
+class _TopicChanges(NamedTuple):
+    """Requested changes of a topic's configs, under Kafka's names."""
 
     settings: dict[str, str | None]
     resets: list[str]
 
 
 def _alter(
-    call: Call, resource: _Resource, wanted_of: Callable[[TopicConfig], _Wanted], validate_only: bool
+    call: RequestContext, resource: _Resource, changes_of: Callable[[TopicConfig], _TopicChanges], validate_only: bool
 ) -> tuple[ErrorCode, str | None]:
-    """(error code, message)."""
+    """Alter a topic. Return (error code, message)."""
     name = resource.resource_name
     if resource.resource_type != _TOPIC:
         return (
             ErrorCode.INVALID_REQUEST,
-            "only topics and groups can be altered: a server's settings are its command line's",
+            "only topics and groups can be altered; set the server's settings on its command line",
         )
     if not call.allows_topic(Operation.ALTER_CONFIGS, name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
     if not is_visible(name):
-        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is an internal topic"
     store = call.broker.store
     try:
         config = store.topic(name).config
-        wanted = wanted_of(config)
-        changes = to_engine(wanted.settings, config, wanted.resets)
+        requested = changes_of(config)
+        changes = to_engine(requested.settings, config, requested.resets)
         altered = config.replace(changes)
         if not validate_only:
             if changes:
                 store.alter_topic(name, changes)
-            if ineffective := without_effect(wanted.settings, altered, is_shipped=store.is_shipped):
+            if ineffective := without_effect(requested.settings, altered, is_shipped=store.is_shipped):
                 logger.warning("topic %s was given settings that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
         return code_of(error), message_of(error)
     return ErrorCode.NONE, None
 
 
-def _changes(changes: Iterable[incremental.AlterableConfig], config: TopicConfig) -> _Wanted:
-    wanted = _Wanted({}, [])
+def _changes(changes: Iterable[incremental.AlterableConfig], config: TopicConfig) -> _TopicChanges:
+    requested = _TopicChanges({}, [])
     for change in changes:
         if change.config_operation == _DELETE:
-            wanted.resets.append(change.name)
+            requested.resets.append(change.name)
         elif change.config_operation == _SET:
-            wanted.settings[change.name] = change.value
+            requested.settings[change.name] = change.value
         elif change.config_operation in (_APPEND, _SUBTRACT):
-            wanted.settings[change.name] = _edited(config, change)
+            requested.settings[change.name] = _edited(config, change)
         else:
             raise InvalidConfig(change.name, change.config_operation, "an operation from 0 to 3")
-    return wanted
+    return requested
 
 
 def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
-    """A list with words added or taken away. Of the lists only cleanup.policy has an effect; the others stay empty."""
+    """Return a list config after APPEND or SUBTRACT. Only cleanup.policy has an effect; other lists stay empty."""
     if change.name in known_keys() and not is_list(change.name):
-        raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+        raise InvalidConfig(change.name, change.value, "SET or DELETE, because it is not a list")
     given = change.value or ""
     if change.name != "cleanup.policy":
         return given
@@ -282,17 +286,20 @@ def _edited(config: TopicConfig, change: incremental.AlterableConfig) -> str:
     return ",".join(sorted(words | some if change.config_operation == _APPEND else words - some))
 
 
-def _replacement(wanted: Iterable[whole.AlterableConfig], config: TopicConfig) -> _Wanted:
-    return _Wanted({change.name: change.value for change in wanted}, list(config.to_mapping()))
+def _replacement(requested: Iterable[whole.AlterableConfig], config: TopicConfig) -> _TopicChanges:
+    return _TopicChanges({change.name: change.value for change in requested}, list(config.to_mapping()))
 
 
 # ---------------------------------------------------------------- groups
 
 
 def _alter_group(
-    call: Call, name: str, change: Callable[[Mapping[str, int]], Mapping[str, str | int | None]], validate_only: bool
+    call: RequestContext,
+    name: str,
+    change: Callable[[Mapping[str, int]], Mapping[str, str | int | None]],
+    validate_only: bool,
 ) -> tuple[ErrorCode, str | None]:
-    """(error code, message). What is found to be wrong changes nothing of the group's."""
+    """Alter a group's configs. Return (error code, message); an error leaves them unchanged."""
     if not call.allows(Operation.ALTER_CONFIGS, ResourceType.GROUP, name):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED, None
     configs, settings = call.broker.store.groups.configs, call.broker.settings.groups
@@ -312,21 +319,21 @@ def _alter_group(
 
 
 def _group_changes(
-    wanted: Iterable[incremental.AlterableConfig], before: Mapping[str, int]
+    requested: Iterable[incremental.AlterableConfig], before: Mapping[str, int]
 ) -> Mapping[str, str | int | None]:
     found: dict[str, str | int | None] = dict(before)
-    for change in wanted:
+    for change in requested:
         if change.config_operation == _SET:
             found[change.name] = change.value
         elif change.config_operation == _DELETE:
             group_config.check_key(change.name)
             found.pop(change.name, None)
         else:
-            raise InvalidConfig(change.name, change.value, "SET or DELETE: it is no list")
+            raise InvalidConfig(change.name, change.value, "SET or DELETE, because it is not a list")
     return found
 
 
 def _group_replacement(
-    wanted: Iterable[whole.AlterableConfig], before: Mapping[str, int]
+    requested: Iterable[whole.AlterableConfig], before: Mapping[str, int]
 ) -> Mapping[str, str | int | None]:
-    return {change.name: change.value for change in wanted}
+    return {change.name: change.value for change in requested}

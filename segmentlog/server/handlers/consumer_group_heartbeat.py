@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: groups whose server assigns (KIP-848)."""
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: groups with server-side assignment (KIP-848)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ from segmentlog.server.codec.generated.consumer_group_heartbeat import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.consumer_types import JOINS, STEPS_OUT, Beat, Heartbeat
-from segmentlog.server.groups.describe import ShownConsumer, describe_consumer
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.consumer_types import JOIN_EPOCH, STATIC_LEAVE_EPOCH, HeartbeatAnswer, HeartbeatFields
+from segmentlog.server.groups.describe import ConsumerDescription, describe_consumer_group
 from segmentlog.server.handlers.classic_group_handlers import refusal
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import wire_id
 
 _MAKES_ITS_ID: Final = 1
 _CLASSIC, _CONSUMER = 0, 1
-"""Types of members."""
+"""Member types."""
 
 
-def consumer_group_heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
-    """A member joins, lives, tells what it has, hears what it is to have, or leaves."""
+def consumer_group_heartbeat(
+    call: RequestContext, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    """Join a group, renew a member's session, exchange its owned and assigned partitions, or leave."""
     error = refusal(call, request.group_id, Operation.READ)
     if error is not ErrorCode.NONE:
         return ConsumerGroupHeartbeatResponse(error_code=error)
@@ -50,38 +52,38 @@ def consumer_group_heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest)
     if names is not None and not all(call.may_see(Thing.TOPIC, name) for name in names):
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     try:
-        return _told(call.broker.groups.beat(request.group_id, _heartbeat(call, request)))
-    except Unavailable as unavailable:
+        return _response(call.broker.groups.consumer_heartbeat(request.group_id, _heartbeat(call, request)))
+    except GroupUnavailable as unavailable:
         return ConsumerGroupHeartbeatResponse(error_code=unavailable.code)
 
 
-def _problem_of(call: Call, request: ConsumerGroupHeartbeatRequest) -> str | None:
-    """Why it is no request that makes sense, if so."""
+def _problem_of(call: RequestContext, request: ConsumerGroupHeartbeatRequest) -> str | None:
+    """Return the reason why the request is invalid; None if it is valid."""
     epoch = request.member_epoch
     if not request.group_id:
-        return "a group has a name"
-    if not request.member_id and (epoch != JOINS or call.version >= _MAKES_ITS_ID):
-        return "a member has an id"
+        return "the group id must not be empty"
+    if not request.member_id and (epoch != JOIN_EPOCH or call.version >= _MAKES_ITS_ID):
+        return "the member id must not be empty"
     if request.instance_id == "" or request.rack_id == "":
-        return "an instance id and a rack are not empty"
-    if epoch < STEPS_OUT:
-        return f"{epoch} is no epoch of a member"
-    if epoch == STEPS_OUT and request.instance_id is None:
-        return "only a member with an instance id leaves its place to itself"
-    if epoch != JOINS:
+        return "the instance id and the rack id must not be empty"
+    if epoch < STATIC_LEAVE_EPOCH:
+        return f"{epoch} is not a valid member epoch"
+    if epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
+        return f"only a static member, with an instance id, may leave with epoch {epoch}"
+    if epoch != JOIN_EPOCH:
         return None
     if request.rebalance_timeout_ms < 0:
-        return "who joins says how long it takes to let go of partitions"
+        return "a joining member must send its rebalance timeout"
     if request.topic_partitions is None or request.topic_partitions:
-        return "who joins says that it has no partitions"
+        return "a joining member must send an empty list of owned partitions"
     if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
-        return "who joins says what it subscribes to"
+        return "a joining member must send topic names or a regular expression to subscribe to"
     return None
 
 
-def _heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest) -> Heartbeat:
+def _heartbeat(call: RequestContext, request: ConsumerGroupHeartbeatRequest) -> HeartbeatFields:
     names, owned = request.subscribed_topic_names, request.topic_partitions
-    return Heartbeat(
+    return HeartbeatFields(
         member_id=request.member_id or str(uuid.uuid4()),
         epoch=request.member_epoch,
         instance_id=request.instance_id,
@@ -106,7 +108,7 @@ def _ids(owned: Iterable[beats.TopicPartitions]) -> frozenset[PartitionId]:
     )
 
 
-def _told(answer: Beat) -> ConsumerGroupHeartbeatResponse:
+def _response(answer: HeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
     response = ConsumerGroupHeartbeatResponse(
         error_code=answer.error, error_message=answer.message, member_id=answer.member_id, member_epoch=answer.epoch,
         heartbeat_interval_ms=answer.heartbeat_ms,
@@ -118,52 +120,54 @@ def _told(answer: Beat) -> ConsumerGroupHeartbeatResponse:
     return response
 
 
-def consumer_group_describe(call: Call, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
-    """Members of groups, what each has and what it is to have."""
-    groups = [_describe(call, group, request) for group in call.once(request.group_ids)]
+def consumer_group_describe(
+    call: RequestContext, request: ConsumerGroupDescribeRequest
+) -> ConsumerGroupDescribeResponse:
+    """Return the members of groups with their current and target assignments."""
+    groups = [_describe(call, group, request) for group in call.distinct(request.group_ids)]
     return ConsumerGroupDescribeResponse(groups=groups)
 
 
-def _describe(call: Call, group: str, request: ConsumerGroupDescribeRequest) -> DescribedGroup:
+def _describe(call: RequestContext, group: str, request: ConsumerGroupDescribeRequest) -> DescribedGroup:
     error = refusal(call, group, Operation.DESCRIBE)
     if error is not ErrorCode.NONE:
         return DescribedGroup(group_id=group, error_code=error)
     store = call.broker.store
     try:
-        found = describe_consumer(call.broker.groups, store, group)
+        found = describe_consumer_group(call.broker.groups, store, group)
         if found is None:
-            message = call.words(f"Group {group} is not a consumer group.")
+            message = call.text_if_room(f"Group {group} is not a consumer group.")
             return DescribedGroup(group_id=group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
         names = store.topic_names({topic_id for one in found.members for topic_id in (*one.assigned, *one.target)})
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     shown = {*names.values(), *(name for one in found.members for name in one.topics)}
     if not all(call.may_see(Thing.TOPIC, name) for name in shown):
         return DescribedGroup(group_id=group, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    sizes = [_size_of(one, names) for one in found.members]
-    if not call.takes_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):
+    sizes = [_member_size_bytes(one, names) for one in found.members]
+    if not call.reserve_room(sum(elements for elements, _ in sizes), sum(size_bytes for _, size_bytes in sizes)):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
-    told = DescribedGroup(
+    described = DescribedGroup(
         group_id=group, group_state=found.state, group_epoch=found.epoch, assignment_epoch=found.epoch,
         assignor_name=found.assignor, members=[_member(one, names) for one in found.members],
     )  # fmt: skip
     if request.include_authorized_operations:
-        told.authorized_operations = call.broker.authorizer.authorized_operations(
+        described.authorized_operations = call.broker.authorizer.authorized_operations(
             call.principal, call.client_host, ResourceType.GROUP, group
         )
-    return told
+    return described
 
 
-def _size_of(one: ShownConsumer, names: dict[str, str]) -> tuple[int, int]:
-    """(elements, bytes of text) that a member takes in an answer."""
-    told = [names[topic_id] for topic_id in (*one.assigned, *one.target) if topic_id in names]
+def _member_size_bytes(one: ConsumerDescription, names: dict[str, str]) -> tuple[int, int]:
+    """Return (elements, characters of text) that a member takes in a response."""
+    described = [names[topic_id] for topic_id in (*one.assigned, *one.target) if topic_id in names]
     numbers = sum(map(len, (*one.assigned.values(), *one.target.values())))
-    return 1 + len(one.topics) + len(told) + numbers, sum(map(len, (*one.topics, *told, one.regex or "")))
+    return 1 + len(one.topics) + len(described) + numbers, sum(map(len, (*one.topics, *described, one.regex or "")))
 
 
-def _member(one: ShownConsumer, names: dict[str, str]) -> Member:
+def _member(one: ConsumerDescription, names: dict[str, str]) -> Member:
     return Member(
         member_id=one.id, instance_id=one.instance_id, rack_id=one.rack_id, member_epoch=one.epoch,
         client_id=one.client_id, client_host=one.client_host, subscribed_topic_names=list(one.topics),

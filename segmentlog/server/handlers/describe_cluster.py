@@ -13,17 +13,17 @@ from segmentlog.server.codec.generated.list_partition_reassignments import (
     ListPartitionReassignmentsResponse,
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 
 _BROKERS = 1
 
 
-def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    """The workers."""
+def describe_cluster(call: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    """Return the workers as brokers."""
     cluster = call.broker.cluster
     if request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(
-            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE, error_message="there are no controllers to be asked"
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE, error_message="this server has no controller endpoints"
         )
     response = DescribeClusterResponse(
         cluster_id=cluster.cluster_id,
@@ -38,9 +38,9 @@ def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClu
 
 
 def list_partition_reassignments(
-    call: Call, request: ListPartitionReassignmentsRequest
+    call: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """None: there is nowhere to move anything."""
+    """Return an empty list: partitions have one copy, which cannot be reassigned."""
     if not call.allows_cluster(Operation.DESCRIBE):
         return ListPartitionReassignmentsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return ListPartitionReassignmentsResponse(error_message=None)

@@ -1,7 +1,7 @@
-"""Fetch (1): batches as they lie, and a wait for more where there are none.
+"""Fetch (1): return stored batches unchanged, and wait for more if there are too few.
 
-A consumer that says nothing new has a session (`fetch_sessions`); one that has nothing to read waits (`arrivals`) until
-there are as many bytes as it wants at once, or its time is up. It keeps no thread meanwhile.
+A consumer that only repeats its partitions uses a session (`fetch_sessions`). A fetch that finds too few bytes is
+parked (`long_poll`) until there are enough or its time is up; it uses no thread meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from segmentlog.server.codec.generated.fetch import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, Wanted
-from segmentlog.server.long_poll import LOOK_S
-from segmentlog.server.partition_fetch import Bounds, read, why_not
-from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, NO_SESSION, FetchSession, Key, SessionPartition
+from segmentlog.server.long_poll import RECHECK_S
+from segmentlog.server.partition_fetch import Bounds, fetch_error, read_batches
+from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_epoch
 
 if TYPE_CHECKING:
@@ -37,34 +37,34 @@ _IDS_FROM: Final = 13
 _ENDPOINTS_FROM: Final = 16
 _COMMITTED: Final = 1
 
-Answers = list[tuple[Wanted, PartitionData]]
-"""What is said of each partition."""
+Answers = list[tuple[SessionPartition, PartitionData]]
+"""Requested partitions with the response to each."""
 
 
-def fetch(call: Call, request: FetchRequest) -> FetchResponse | PendingAnswer:
-    """What there is now, or what comes while the client waits."""
+def fetch(call: RequestContext, request: FetchRequest) -> FetchResponse | DeferredResponse:
+    """Return the requested records, or a deferred response that waits for them."""
     session, code = _session_of(call, request)
     if code is not None:
         return FetchResponse(error_code=code)
     if session is None:
-        once = {one.key: one for one in call.each(_wanted(request))}  # as in a session
+        once = {one.key: one for one in call.each(_requested_partitions(request))}  # as in a session
         return _Fetch(call, request, list(once.values()), None).respond()
     with session.lock:
-        if not call.broker.fetch_sessions.update(session, _wanted(request), _forgotten(request)):
+        if not call.broker.fetch_sessions.update(session, _requested_partitions(request), _forgotten(request)):
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        wanted = list(session.partitions.values())
-    return _Fetch(call, request, wanted, session).respond()
+        requested = list(session.partitions.values())
+    return _Fetch(call, request, requested, session).respond()
 
 
-def _session_of(call: Call, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
-    """(the session that a request is part of or begins, why it cannot be)."""
+def _session_of(call: RequestContext, request: FetchRequest) -> tuple[FetchSession | None, ErrorCode | None]:
+    """Return (the session that the request belongs to or creates, the error if it cannot have it)."""
     sessions = call.broker.fetch_sessions
     if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
         if request.session_id != NO_SESSION:
-            sessions.drop(request.session_id)
+            sessions.close(request.session_id)
         if request.session_epoch == FINAL_EPOCH:
             return None, None
-        return sessions.make(sum(len(topic.partitions) for topic in request.topics)), None
+        return sessions.create(sum(len(topic.partitions) for topic in request.topics)), None
     session = sessions.find(request.session_id)
     if session is None:
         return None, ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -75,10 +75,10 @@ def _session_of(call: Call, request: FetchRequest) -> tuple[FetchSession | None,
     return session, None
 
 
-def _wanted(request: FetchRequest) -> Iterator[Wanted]:
+def _requested_partitions(request: FetchRequest) -> Iterator[SessionPartition]:
     for topic in request.topics:
         for partition in topic.partitions:
-            yield Wanted(
+            yield SessionPartition(
                 topic.topic,
                 topic.topic_id,
                 partition.partition,
@@ -96,67 +96,73 @@ def _forgotten(request: FetchRequest) -> Iterator[Key]:
 
 
 class _Fetch:
-    """One request on its way to its answer."""
+    """One fetch request until it is answered."""
 
-    def __init__(self, call: Call, request: FetchRequest, wanted: list[Wanted], session: FetchSession | None) -> None:
+    def __init__(
+        self,
+        call: RequestContext,
+        request: FetchRequest,
+        requested: list[SessionPartition],
+        session: FetchSession | None,
+    ) -> None:
         self._call = call
         self._request = request
         self._session = session
         self._is_incremental = session is not None and request.session_epoch not in (FIRST_EPOCH, FINAL_EPOCH)
         self._is_committed = request.isolation_level == _COMMITTED
         self._durable_only = call.broker.settings.durable_reads
-        self._refused: list[tuple[Wanted, PartitionData]] = []
-        self._open: list[tuple[Wanted, Partition]] = []
+        self._refused: list[tuple[SessionPartition, PartitionData]] = []
+        self._open: list[tuple[SessionPartition, Partition]] = []
         self._endpoints: dict[int, NodeEndpoint] = {}
-        for one in call.each(wanted):
-            self._take(one)
+        for one in call.each(requested):
+            self._open_partition(one)
 
-    def _take(self, wanted: Wanted) -> None:
-        """Find the partition, or say why not."""
+    def _open_partition(self, requested: SessionPartition) -> None:
+        """Open a requested partition, or add the error of one that cannot be read."""
         call, broker = self._call, self._call.broker
-        name, topic_id = wanted.topic, None
+        name, topic_id = requested.topic, None
         if call.version >= _IDS_FROM:
-            name, topic_id = call.topic_by_id(wanted.topic_id) or ("", None)
+            name, topic_id = call.topic_by_id(requested.topic_id) or ("", None)
             if not name or not call.may_see(Thing.RECORDS, name):
                 hidden = not name or not call.may_see(Thing.TOPIC, name)
-                self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                self._refuse(requested, ErrorCode.UNKNOWN_TOPIC_ID if hidden else ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 return
         elif not call.may_see(Thing.RECORDS, name):
-            self._refuse(wanted, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            self._refuse(requested, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             return
         if not is_visible(name):
-            self._refuse(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._refuse(requested, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return
         try:
-            partition = broker.partition(name, wanted.partition, topic_id)
+            partition = broker.partition(name, requested.partition, topic_id)
         except (SegmentlogError, OSError) as error:
-            self._refuse(wanted, code_of(error))
+            self._refuse(requested, code_of(error))
             return
         if broker.cluster.leads(partition.topic_id, partition.number):
-            self._open.append((wanted, partition))
+            self._open.append((requested, partition))
             return
         node = broker.cluster.leader_of(partition.topic_id, partition.number)
-        data = self._refuse(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        data = self._refuse(requested, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if call.version >= _LEADERS_FROM:
             data.current_leader = LeaderIdAndEpoch(node.node_id, wire_epoch(partition.epoch))
         if call.version >= _ENDPOINTS_FROM:
             self._endpoints[node.node_id] = NodeEndpoint(node.node_id, node.host, node.port)
 
-    def _refuse(self, wanted: Wanted, code: ErrorCode) -> PartitionData:
+    def _refuse(self, requested: SessionPartition, code: ErrorCode) -> PartitionData:
         data = PartitionData(
-            partition_index=wanted.partition,
+            partition_index=requested.partition,
             error_code=int(code),
             high_watermark=-1,
             aborted_transactions=None,
             records=b"",
         )
-        self._refused.append((wanted, data))
+        self._refused.append((requested, data))
         return data
 
     # ------------------------------------------------------------ waiting
 
-    def respond(self) -> FetchResponse | PendingAnswer:
-        """What there is, if it is enough or nobody waits for more; else what there will be."""
+    def respond(self) -> FetchResponse | DeferredResponse:
+        """Return what is available if it is enough or the client does not wait, else park the request."""
         call, request = self._call, self._request
         answers, is_enough = self._collect()
         wait_ms = min(request.max_wait_ms, call.broker.settings.limits.fetch_wait_ms_max)
@@ -165,25 +171,25 @@ class _Fetch:
             return self.response(answers)
         connection.is_polling = True
         poll = _LongPoll(self, call, answers, wait_ms / 1000)
-        call.broker.arrivals.enter(poll)
-        poll.look()  # what came meanwhile
+        call.broker.purgatory.park(poll)
+        poll.recheck()  # for records that arrived before it was parked
         return poll.pending
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those that something may come to."""
+        """Partitions that may still get records."""
         return [partition for _, partition in self._open]
 
-    def look(self, answers: Answers) -> tuple[Answers, bool]:
-        """(what there is by now, whether it is enough), where there was so much before."""
+    def recheck(self, answers: Answers) -> tuple[Answers, bool]:
+        """Return (the new answers, whether they are enough); the old ``answers`` if no partition has changed."""
         return self._collect() if self._has_more(answers) else (answers, False)
 
     def _has_more(self, answers: Answers) -> bool:
-        """Whether a partition has grown since its answer was made, or is another one by now."""
-        said = {id(wanted): data for wanted, data in answers}
-        for wanted, partition in self._open:
+        """Whether a partition has grown since its answer was created, or was deleted or renamed."""
+        sent = {id(requested): data for requested, data in answers}
+        for requested, partition in self._open:
             if partition.is_stale or self._bounds(partition).end > max(
-                wanted.fetch_offset, _end_of(said.get(id(wanted)), self._is_committed)
+                requested.fetch_offset, _end_of(sent.get(id(requested)), self._is_committed)
             ):
                 return True
         return False
@@ -194,48 +200,48 @@ class _Fetch:
     # ------------------------------------------------------------ collecting
 
     def _collect(self) -> tuple[Answers, bool]:
-        """(what there is now, whether that is worth an answer at once)."""
+        """Read all partitions. Return (the answers, whether they must be sent at once)."""
         request = self._request
         left = min(request.max_bytes, self._call.broker.settings.limits.fetch_bytes)
         answers = list(self._refused)
         is_enough = bool(self._refused)
         size = 0
-        for wanted, partition in self._open:
-            data = self._of_partition(wanted, partition, left - size, at_least_one=not size)
+        for requested, partition in self._open:
+            data = self._read_partition(requested, partition, left - size, at_least_one=not size)
             size += _size_of(data)
             is_enough |= bool(data.error_code) or data.diverging_epoch is not None
-            answers.append((wanted, data))
+            answers.append((requested, data))
         return answers, is_enough or size >= max(request.min_bytes, 0)
 
-    def _of_partition(
-        self, wanted: Wanted, partition: Partition, left_bytes: int, *, at_least_one: bool
+    def _read_partition(
+        self, requested: SessionPartition, partition: Partition, left_bytes: int, *, at_least_one: bool
     ) -> PartitionData:
         bounds = self._bounds(partition)
         leader = self._call.broker.broker_id if self._call.version >= _LEADERS_FROM else None
         try:
-            refusal = why_not(partition, bounds, wanted, leader)
+            refusal = fetch_error(partition, bounds, requested, leader)
             if refusal is not None:
                 return refusal
-            partition.check_position(wanted.fetch_offset)
-            if wanted.fetch_offset >= bounds.end or (not at_least_one and left_bytes <= 0):
-                return bounds.of(wanted.partition)
-            return read(
+            partition.check_position(requested.fetch_offset)
+            if requested.fetch_offset >= bounds.end or (not at_least_one and left_bytes <= 0):
+                return bounds.empty_response(requested.partition)
+            return read_batches(
                 partition,
                 bounds,
-                wanted,
-                min(wanted.max_bytes, left_bytes),
+                requested,
+                min(requested.max_bytes, left_bytes),
                 at_least_one=at_least_one,
-                renderings=self._call.broker.renderings,
+                converted_batches=self._call.broker.converted_batches,
             )
         except (OffsetOutOfRange, LogTruncated):
-            return bounds.of(wanted.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
+            return bounds.empty_response(requested.partition, ErrorCode.OFFSET_OUT_OF_RANGE)
         except (SegmentlogError, OSError) as error:
-            return bounds.of(wanted.partition, code_of(error))
+            return bounds.empty_response(requested.partition, code_of(error))
 
-    # ------------------------------------------------------------ the answer
+    # ------------------------------------------------------------ response
 
     def response(self, answers: Answers) -> FetchResponse:
-        """That, as it is told."""
+        """Return the response, and update the session with what it contains."""
         if self._session is None:
             return self._response(answers)
         with self._session.lock:
@@ -246,27 +252,27 @@ class _Fetch:
     def _response(self, answers: Answers) -> FetchResponse:
         response = FetchResponse(node_endpoints=list(self._endpoints.copy().values()))
         by_topic: dict[tuple[str, bytes], FetchableTopicResponse] = {}
-        for wanted, data in answers:
+        for requested, data in answers:
             if self._session is not None:
-                has_news = _note(wanted, data)
+                has_news = _update_session(requested, data)
                 if data.records:
-                    self._session.move_to_end(wanted.key)
+                    self._session.move_to_end(requested.key)
                 if self._is_incremental and not has_news:
                     continue
-            key = (wanted.topic, wanted.topic_id)
+            key = (requested.topic, requested.topic_id)
             topic = by_topic.get(key)
             if topic is None:
-                topic = by_topic[key] = FetchableTopicResponse(wanted.topic, wanted.topic_id)
+                topic = by_topic[key] = FetchableTopicResponse(requested.topic, requested.topic_id)
                 response.responses.append(topic)
             topic.partitions.append(data)
         return response
 
 
 class _LongPoll:
-    """A fetch that waits: see `arrivals.Waiter`."""
+    """A parked fetch; implements `long_poll.ParkedRequest`."""
 
-    def __init__(self, fetch: _Fetch, call: Call, answers: Answers, wait_s: float) -> None:
-        self.pending = call.answer_later()
+    def __init__(self, fetch: _Fetch, call: RequestContext, answers: Answers, wait_s: float) -> None:
+        self.pending = call.defer_response()
         self.ends_s = time.monotonic() + wait_s
         self.paths: Sequence[str] = [partition.handle.lock_path for partition in fetch.partitions]
         self.topic_ids: Sequence[str] = [partition.topic_id for partition in fetch.partitions]
@@ -274,67 +280,69 @@ class _LongPoll:
         self._call = call
         self._answers = answers
         self._mutex = threading.Lock()
-        self._is_done = self._is_to_look = False
+        self._is_done = self._must_recheck = False
 
-    def look(self) -> None:
-        """Answer, once there is enough or it is over."""
-        self._is_to_look = True
-        while self._is_to_look and not self._is_done:
+    def recheck(self) -> None:
+        """Respond if there are enough bytes or the wait is over."""
+        self._must_recheck = True
+        while self._must_recheck and not self._is_done:
             if not self._mutex.acquire(blocking=False):
-                return  # whoever looks now looks again
+                return  # the thread that is rechecking does it again
             try:
-                self._is_to_look = False
-                is_over = self._look()
+                self._must_recheck = False
+                is_over = self._recheck()
             except BaseException:
-                self._give_up()
+                self._abort()
                 raise
             finally:
                 self._mutex.release()
             if is_over:
                 self._answer()
 
-    def _look(self) -> bool:
-        """For one thread at a time; True once and for all."""
+    def _recheck(self) -> bool:
+        """Read again. Return True exactly once, when the fetch must be answered. Not thread-safe."""
         if self._is_done:
             return False
-        for partition in self._fetch.partitions:  # before looking: who appends after that wakes us
-            partition.handle.announce_waiting(2 * LOOK_S)
-        self._answers, is_enough = self._fetch.look(self._answers)
+        for partition in self._fetch.partitions:  # before reading: a later append of another process wakes this one
+            partition.handle.announce_waiting(2 * RECHECK_S)
+        self._answers, is_enough = self._fetch.recheck(self._answers)
         call = self._call
-        is_over = is_enough or call.is_left() or call.broker.arrivals.is_closed or time.monotonic() >= self.ends_s
+        is_over = (
+            is_enough or call.is_disconnected() or call.broker.purgatory.is_closed or time.monotonic() >= self.ends_s
+        )
         self._is_done = is_over
         return is_over
 
     def _answer(self) -> None:
-        self._call.broker.arrivals.leave(self)
+        self._call.broker.purgatory.unpark(self)
         try:
             if self._call.connection is not None:
                 self._call.connection.is_polling = False
             self.pending.complete(self._fetch.response(self._answers))
         except BaseException:
-            self._give_up()
+            self._abort()
             raise
 
-    def _give_up(self) -> None:
-        """Nobody is left to wait for ever."""
+    def _abort(self) -> None:
+        """Close the connection after an unexpected error, so that the client does not wait forever."""
         self._is_done = True
-        self._call.broker.arrivals.leave(self)
+        self._call.broker.purgatory.unpark(self)
         if self._call.connection is not None:
             self._call.connection.close()
 
 
-def _note(wanted: Wanted, data: PartitionData) -> bool:
-    """Keep in mind what the client is told, and say whether it is anything new."""
+def _update_session(requested: SessionPartition, data: PartitionData) -> bool:
+    """Store in the session what the client gets for a partition. Return whether it contains anything new."""
     has_news = bool(
         data.records
         or data.error_code
-        or wanted.said_error
+        or requested.sent_error
         or data.diverging_epoch is not None
-        or data.high_watermark != wanted.said_high_watermark
-        or data.log_start_offset != wanted.said_log_start
+        or data.high_watermark != requested.sent_high_watermark
+        or data.log_start_offset != requested.sent_log_start
     )
-    wanted.said_high_watermark, wanted.said_log_start = data.high_watermark, data.log_start_offset
-    wanted.said_error = bool(data.error_code)
+    requested.sent_high_watermark, requested.sent_log_start = data.high_watermark, data.log_start_offset
+    requested.sent_error = bool(data.error_code)
     return has_news
 
 
@@ -346,7 +354,7 @@ def _size_of(data: PartitionData) -> int:
 
 
 def _end_of(data: PartitionData | None, is_committed: bool) -> int:
-    """Up to where an answer was made."""
+    """Return the offset up to which an answer has read."""
     if data is None:
         return -1
     return data.last_stable_offset if is_committed else data.high_watermark

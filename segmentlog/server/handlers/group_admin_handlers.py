@@ -1,4 +1,4 @@
-"""ListGroups, DescribeGroups, DeleteGroups: what tools ask, of groups of either kind."""
+"""ListGroups, DescribeGroups and DeleteGroups, for groups of clients and of the library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from segmentlog.server.codec.generated.describe_groups import (
 from segmentlog.server.codec.generated.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.classic_types import State
-from segmentlog.server.groups.describe import describe, overview
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.classic_types import GroupState
+from segmentlog.server.groups.describe import describe, group_overview
 from segmentlog.server.groups.subscriptions import visible_assignment, visible_subscription
 from segmentlog.server.handlers.classic_group_handlers import refusal
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 
 _DESCRIBE_NOT_FOUND: Final = 6
 _DELETE_MESSAGES: Final = 3
@@ -40,11 +40,11 @@ _NOT_DELETED: Final = {
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "The group is being loaded. It is unchanged. Repeat the request.",
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "The group is unavailable. It is unchanged. Repeat the request.",
 }
-"""Messages for errors that are no exceptions. Kafka has a message for few of them."""
+"""Messages for errors that are not exceptions. Kafka has a message for few of them."""
 
 
-def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
-    """The groups that this worker coordinates: those of the library, too."""
+def list_groups(call: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    """Return the groups that this worker coordinates, those of the library included."""
     may_see_all = call.may_see(Thing.CLUSTER)
     states = {state.lower() for state in request.states_filter}
     types = {one.lower() for one in request.types_filter}
@@ -56,8 +56,8 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
                 continue
             if not may_see_all and not call.may_see(Thing.GROUP, group):
                 continue
-            found = overview(broker.groups, broker.store, group)
-            if not call.takes_room(1):
+            found = group_overview(broker.groups, broker.store, group)
+            if not call.reserve_room(1):
                 return ListGroupsResponse(error_code=TOO_MUCH)
             if (not states or found.state.lower() in states) and (not types or found.type in types):
                 response.groups.append(
@@ -66,45 +66,47 @@ def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
                         group_type=found.type,
                     )
                 )  # fmt: skip
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return ListGroupsResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return ListGroupsResponse(error_code=code_of(problem))
     return response
 
 
-def describe_groups(call: Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """Members of groups, and what they said and were told."""
-    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in call.once(request.groups)])
+def describe_groups(call: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    """Return the members of groups with their subscriptions and assignments."""
+    return DescribeGroupsResponse(groups=[_describe(call, group, request) for group in call.distinct(request.groups)])
 
 
-def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> DescribedGroup:
+def _describe(call: RequestContext, group: str, request: DescribeGroupsRequest) -> DescribedGroup:
     error = refusal(call, group, Operation.DESCRIBE)
     if error is not ErrorCode.NONE:
         return DescribedGroup(group_id=group, error_code=error)
     try:
         found = describe(call.broker.groups, call.broker.store, group)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return DescribedGroup(group_id=group, error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return DescribedGroup(group_id=group, error_code=code_of(problem))
     if found is None:
-        told = DescribedGroup(group_id=group, group_state=State.DEAD)
+        described = DescribedGroup(group_id=group, group_state=GroupState.DEAD)
         if call.version >= _DESCRIBE_NOT_FOUND:
-            told.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-            told.error_message = call.words(f"Group {group} not found.")
-    elif not call.takes_room(len(found.members), sum(len(one.metadata) + len(one.assignment) for one in found.members)):
+            described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            described.error_message = call.text_if_room(f"Group {group} not found.")
+    elif not call.reserve_room(
+        len(found.members), sum(len(one.metadata) + len(one.assignment) for one in found.members)
+    ):
         return DescribedGroup(group_id=group, error_code=TOO_MUCH)
     else:
         kind, may_see = found.protocol_type, partial(call.may_see, Thing.TOPIC)
         sees_cluster = call.may_see(Thing.CLUSTER)
-        told = DescribedGroup(
+        described = DescribedGroup(
             group_id=group, group_state=found.state, protocol_type=found.protocol_type, protocol_data=found.protocol,
             members=[
                 DescribedGroupMember(
                     member_id=one.id, group_instance_id=one.instance_id, client_id=one.client_id,
                     client_host=one.client_host,
-                    # Kafka shows both as they are. Here a topic that the client may not describe is in neither.
+                    # Kafka shows both unchanged. Here topics that the client may not describe are removed from both.
                     member_metadata=visible_subscription(kind, one.metadata, may_see, sees_cluster=sees_cluster),
                     member_assignment=visible_assignment(kind, one.assignment, may_see, sees_cluster=sees_cluster),
                 )
@@ -112,29 +114,29 @@ def _describe(call: Call, group: str, request: DescribeGroupsRequest) -> Describ
             ],
         )  # fmt: skip
     if request.include_authorized_operations:
-        told.authorized_operations = call.broker.authorizer.authorized_operations(
+        described.authorized_operations = call.broker.authorizer.authorized_operations(
             call.principal, call.client_host, ResourceType.GROUP, group
         )
-    return told
+    return described
 
 
-def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+def delete_groups(call: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """Delete groups that have no members, and their committed offsets."""
-    return DeleteGroupsResponse(results=[_delete(call, group) for group in call.once(request.groups_names)])
+    return DeleteGroupsResponse(results=[_delete(call, group) for group in call.distinct(request.groups_names)])
 
 
-def _delete(call: Call, group: str) -> DeletableGroupResult:
+def _delete(call: RequestContext, group: str) -> DeletableGroupResult:
     error = refusal(call, group, Operation.DELETE)
     message = None
     if error is ErrorCode.NONE:
         try:
             error = call.broker.groups.delete(group)
-        except Unavailable as unavailable:
+        except GroupUnavailable as unavailable:
             error = unavailable.code
         except (SegmentlogError, OSError) as problem:
             error, message = code_of(problem), message_of(problem)
     message = message or _NOT_DELETED.get(error)
-    told = DeletableGroupResult(group_id=group, error_code=error)
+    described = DeletableGroupResult(group_id=group, error_code=error)
     if message is not None and call.version >= _DELETE_MESSAGES:
-        told.error_message = call.words(message)
-    return told
+        described.error_message = call.text_if_room(message)
+    return described

@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete: positions of groups, where members of the library have theirs."""
+"""OffsetCommit (8), OffsetFetch (9), OffsetDelete (47): committed offsets, shared with the library's groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import CommittedOffset, is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
@@ -37,12 +37,12 @@ from segmentlog.server.codec.generated.offset_fetch import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.coordinator import Appended
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.coordinator import AppendedOffsets
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.list_offsets import EARLIEST, LATEST
-from segmentlog.server.request_budget import topics_once
-from segmentlog.server.request_context import TOO_MUCH, Call, PendingAnswer
+from segmentlog.server.request_budget import merge_topics
+from segmentlog.server.request_context import TOO_MUCH, DeferredResponse, RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_epoch, wire_id
 
 if TYPE_CHECKING:
@@ -50,45 +50,47 @@ if TYPE_CHECKING:
 
 _COMMIT_BY_ID: Final = 10
 _COMMIT_STALE: Final = 9
-"""From here on clients know of member epochs."""
+"""First version whose clients know STALE_MEMBER_EPOCH."""
 _FETCH_BY_ID: Final = 10
 _FETCH_MANY: Final = 8
 _FETCH_TOP_ERROR: Final = 2
-_ASK_AGAIN: Final = -1000
-"""Beside an error clients do not look at the offset. librdkafka (2.15) does, when its assignment has changed while it
-waited for a decision: at -1, which Kafka has there, it begins by `auto.offset.reset`, and so does again what was done
-exactly once. This is its own word (RD_KAFKA_OFFSET_STORED) for what is to be asked for."""
+_RETRY_OFFSET: Final = -1000
+"""Offset in an error response that makes librdkafka repeat the request (its RD_KAFKA_OFFSET_STORED).
+
+Other clients ignore the offset of an error. librdkafka (2.15) uses it if its assignment has changed while it waited for
+a decision: with Kafka's -1 it would apply `auto.offset.reset`, and process records again that were done exactly
+once."""
 
 
-def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse | PendingAnswer:
-    """Answered once the positions are on disk, or shipped; what else comes on the connection is seen to meanwhile."""
+def offset_commit(call: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse | DeferredResponse:
+    """Commit offsets. The response is sent once they are durable or shipped; the connection continues meanwhile."""
     error = refusal(call, request.group_id, Operation.READ)
     response = OffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[OffsetCommitResponsePartition] = []
-    for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
+    for once in merge_topics(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
         topic, topic_error = None, error
         if error is ErrorCode.NONE:
             topic, topic_error = find_topic(call, asked.name, asked.topic_id, Operation.READ, _COMMIT_BY_ID)
         count = topic.partition_count if topic is not None else 0
-        told = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
+        response_topic = OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
         for partition in once.partitions.values():
             code = topic_error if topic is None else _check_position(partition, count)
             offset = partition.committed_offset
             if code is ErrorCode.NONE and topic is not None and offset < 0:
-                offset, code = _look_up(topic, partition)
+                offset, code = _resolve_special_offset(topic, partition)
             answer = OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
-            told.partitions.append(answer)
+            response_topic.partitions.append(answer)
             if code is ErrorCode.NONE and topic is not None:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, partition.partition_index, offset,
                         partition.committed_leader_epoch, partition.committed_metadata or "",
                     )
                 )  # fmt: skip
-        response.topics.append(told)
+        response.topics.append(response_topic)
     appended = None
     if error is ErrorCode.NONE:
         error, appended = _commit(call, request, positions)
@@ -96,7 +98,7 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
             answer.error_code = error
     if appended is None:
         return response
-    pending = call.answer_later()
+    pending = call.defer_response()
 
     def answer_now(problem: Exception | None) -> None:
         if problem is not None:
@@ -104,15 +106,15 @@ def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitRespo
                 answer.error_code = code_of(problem)
         pending.complete(response)
 
-    call.broker.acknowledgement.when_durable(*appended, answer_now)
+    call.broker.ack_waiter.when_durable(*appended, answer_now)
     return pending
 
 
 def _commit(
-    call: Call, request: OffsetCommitRequest, positions: list[NewPosition]
-) -> tuple[ErrorCode, Appended | None]:
+    call: RequestContext, request: OffsetCommitRequest, positions: list[OffsetCommit]
+) -> tuple[ErrorCode, AppendedOffsets | None]:
     try:
-        error, appended = call.broker.groups.commit(
+        error, appended = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id,
@@ -120,7 +122,7 @@ def _commit(
         if error is ErrorCode.STALE_MEMBER_EPOCH and call.version < _COMMIT_STALE:
             error = ErrorCode.UNSUPPORTED_VERSION
         return error, appended
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code, None
     except (SegmentlogError, OSError) as problem:
         return code_of(problem), None
@@ -134,11 +136,12 @@ def _check_position(position: OffsetCommitRequestPartition, count: int) -> Error
     return ErrorCode.NONE if position.committed_offset >= EARLIEST else ErrorCode.INVALID_COMMIT_OFFSET_SIZE
 
 
-def _look_up(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
-    """What an offset stands for that is none: kafkajs commits "earliest" or "latest" where its position is gone.
+def _resolve_special_offset(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int, ErrorCode]:
+    """Return (the offset that "earliest" or "latest" stands for now, error code).
 
-    Kafka keeps the number and gives it back. A member of the library, which may come after it, would not know what it
-    means; and refused, kafkajs asks for the position that is gone for ever.
+    kafkajs commits these special offsets when its committed offset is out of range. Kafka stores and returns them. Here
+    the library's members could not interpret them; and if they were rejected, kafkajs would request the lost offset
+    forever.
     """
     try:
         partition = topic.partition(position.partition_index)
@@ -149,11 +152,11 @@ def _look_up(topic: Topic, position: OffsetCommitRequestPartition) -> tuple[int,
 
 
 def find_topic(
-    call: Call, name: str, topic_id: bytes, operation: Operation, by_id_from: int
+    call: RequestContext, name: str, topic_id: bytes, operation: Operation, by_id_from: int
 ) -> tuple[Topic | None, ErrorCode]:
-    """Return (the topic, NONE), or (None, the reason): by id from version ``by_id_from`` on, before that by name.
+    """Return (the topic, NONE) or (None, the error); by id from version ``by_id_from`` on, by name before.
 
-    A topic that the client may not describe gets the same answer as one that does not exist.
+    A topic that the client may not describe gets the same error as a topic that does not exist.
     """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if call.version >= by_id_from:
@@ -175,44 +178,44 @@ def find_topic(
 # ---------------------------------------------------------------- fetching
 
 
-def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Positions of a group, or from version 8 on of several."""
+def offset_fetch(call: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """Return committed offsets of one group, or from version 8 on of several groups."""
     if call.version >= _FETCH_MANY:
-        once = call.each(_groups_once(call.each(request.groups)))
+        once = call.each(_merge_groups(call.each(request.groups)))
         groups = [_fetch(call, group, is_stable=request.require_stable) for group in once]
         return OffsetFetchResponse(groups=groups)
-    wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
+    requested = OffsetFetchRequestGroup(group_id=request.group_id, topics=None)
     if request.topics is not None:
-        wanted.topics = [
+        requested.topics = [
             OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
             for topic in request.topics
         ]
-    found = _fetch(call, wanted, is_stable=request.require_stable)
+    found = _fetch(call, requested, is_stable=request.require_stable)
     response = OffsetFetchResponse(error_code=found.error_code)
     for topic in found.topics:
-        told = OffsetFetchResponseTopic(name=topic.name)
-        told.partitions = [
+        response_topic = OffsetFetchResponseTopic(name=topic.name)
+        response_topic.partitions = [
             OffsetFetchResponsePartition(
                 partition_index=one.partition_index, committed_offset=one.committed_offset,
                 committed_leader_epoch=one.committed_leader_epoch, metadata=one.metadata, error_code=one.error_code,
             )
             for one in topic.partitions
         ]  # fmt: skip
-        response.topics.append(told)
+        response.topics.append(response_topic)
     if found.error_code and call.version < _FETCH_TOP_ERROR:
-        # There was no other place for it.
-        for asked in call.topics_once(request.topics or (), "partition_indexes", (), "name"):
-            told = OffsetFetchResponseTopic(name=asked.topic.name)
-            told.partitions = [
+        # Old versions have no field for an error of the group: return it for each partition.
+        for asked in call.merged_topics(request.topics or (), "partition_indexes", (), "name"):
+            response_topic = OffsetFetchResponseTopic(name=asked.topic.name)
+            response_topic.partitions = [
                 OffsetFetchResponsePartition(partition_index=number, committed_offset=-1, error_code=found.error_code)
                 for number in asked.partitions
             ]
-            response.topics.append(told)
+            response.topics.append(response_topic)
     return response
 
 
-def _groups_once(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
-    """Each once, with what is asked about it anywhere."""
+def _merge_groups(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
+    """Merge the entries for the same group."""
     once: dict[str, OffsetFetchRequestGroup] = {}
     for one in groups:
         known = once.setdefault(one.group_id, one)
@@ -223,128 +226,133 @@ def _groups_once(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFe
     return once.values()
 
 
-def _fetch(call: Call, wanted: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
-    group = wanted.group_id
+def _fetch(call: RequestContext, requested: OffsetFetchRequestGroup, *, is_stable: bool) -> OffsetFetchResponseGroup:
+    group = requested.group_id
     response = OffsetFetchResponseGroup(group_id=group)
-    response.error_code = refusal(call, group, Operation.DESCRIBE) or _refusal_of_member(call, wanted)
+    response.error_code = refusal(call, group, Operation.DESCRIBE) or _member_error(call, requested)
     if response.error_code:
         return response
     positions = call.broker.store.group_offsets
     try:
-        # Before the positions: one that is decided in between is found among them.
-        pending = positions.undecided(group) if is_stable else set()
-        known = positions.positions(group)
+        # Read pending offsets first: a transaction decided in between is then in the committed offsets.
+        pending = positions.pending_by_topic_id(group) if is_stable else set()
+        known = positions.by_topic_id(group)
     except (SegmentlogError, OSError) as problem:
         response.error_code = code_of(problem)
         return response
-    if wanted.topics is None:
-        names = call.broker.store.topic_names({where.topic_id for where in (*known, *pending)})
+    if requested.topics is None:
+        names = call.broker.store.topic_names({partition_id.topic_id for partition_id in (*known, *pending)})
         numbers: dict[str, list[int]] = {}
-        for where in sorted({*known, *pending}):
-            name = names.get(where.topic_id, "")
+        for partition_id in sorted({*known, *pending}):
+            name = names.get(partition_id.topic_id, "")
             if is_visible(name) and name and call.may_see(Thing.TOPIC, name):
-                numbers.setdefault(where.topic_id, []).append(where.partition)
+                numbers.setdefault(partition_id.topic_id, []).append(partition_id.partition)
         for topic_id, partitions in numbers.items():
-            told = OffsetFetchResponseTopics(name=names[topic_id], topic_id=wire_id(topic_id))
-            told.partitions = _tell(call, names[topic_id], topic_id, partitions, known, pending)
-            response.topics.append(told)
+            response_topic = OffsetFetchResponseTopics(name=names[topic_id], topic_id=wire_id(topic_id))
+            response_topic.partitions = _partition_responses(
+                call, names[topic_id], topic_id, partitions, known, pending
+            )
+            response.topics.append(response_topic)
         return response
-    for once in call.topics_once(wanted.topics, "partition_indexes", (), "name", "topic_id"):
+    for once in call.merged_topics(requested.topics, "partition_indexes", (), "name", "topic_id"):
         asked = once.topic
         topic, error = find_topic(call, asked.name, asked.topic_id, Operation.DESCRIBE, _FETCH_BY_ID)
-        told = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
+        response_topic = OffsetFetchResponseTopics(name=asked.name, topic_id=asked.topic_id)
         if topic is not None:
-            told.partitions = _tell(call, topic.name, topic.id, once.partitions, known, pending)
+            response_topic.partitions = _partition_responses(
+                call, topic.name, topic.id, once.partitions, known, pending
+            )
         else:
             if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                # As in Kafka, which does not look: that there is no position. Java's consumer fails for good otherwise.
+                # As in Kafka: return "no committed offset". Java's consumer would fail permanently on an error.
                 error = ErrorCode.NONE
-            told.partitions = [
+            response_topic.partitions = [
                 OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1, error_code=error)
                 for number in once.partitions
             ]
-        response.topics.append(told)
+        response.topics.append(response_topic)
     return response
 
 
-def _refusal_of_member(call: Call, wanted: OffsetFetchRequestGroup) -> ErrorCode:
-    if not wanted.member_id and wanted.member_epoch < 0:
+def _member_error(call: RequestContext, requested: OffsetFetchRequestGroup) -> ErrorCode:
+    if not requested.member_id and requested.member_epoch < 0:
         return ErrorCode.NONE
     try:
-        return call.broker.groups.may_fetch(wanted.group_id, wanted.member_id, wanted.member_epoch)
-    except Unavailable as unavailable:
+        return call.broker.groups.may_fetch(requested.group_id, requested.member_id, requested.member_epoch)
+    except GroupUnavailable as unavailable:
         return unavailable.code
 
 
-def _tell(
-    call: Call, topic: str, topic_id: str, partitions: Iterable[int], known: Mapping[PartitionId, CommittedOffset],
-    pending: set[PartitionId],
+def _partition_responses(
+    call: RequestContext, topic: str, topic_id: str, partitions: Iterable[int],
+    known: Mapping[PartitionId, CommittedOffset], pending: set[PartitionId],
 ) -> list[OffsetFetchResponsePartitions]:  # fmt: skip
-    told = []
+    response_topic = []
     for number in call.each(partitions):
-        where = PartitionId(topic_id, number)
+        partition_id = PartitionId(topic_id, number)
         answer = OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1)
-        found = known.get(where)
-        if where in pending:
+        found = known.get(partition_id)
+        if partition_id in pending:
             answer.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-            answer.committed_offset = _ASK_AGAIN
-        elif found is not None and not call.takes_room(1, len(found.metadata)):
+            answer.committed_offset = _RETRY_OFFSET
+        elif found is not None and not call.reserve_room(1, len(found.metadata)):
             answer.error_code = TOO_MUCH
         elif found is not None:
             offset, epoch = _after_lost_range(call, topic, topic_id, number, found)
             answer.committed_offset = offset
             answer.committed_leader_epoch = epoch if epoch < 0 else wire_epoch(epoch)
             answer.metadata = found.metadata
-        told.append(answer)
-    return told
+        response_topic.append(answer)
+    return response_topic
 
 
 def _after_lost_range(
-    call: Call, topic: str, topic_id: str, number: int, committed: CommittedOffset
+    call: RequestContext, topic: str, topic_id: str, number: int, committed: CommittedOffset
 ) -> tuple[int, int]:
-    """(the committed offset, its epoch), moved to the end of a lost range that starts at the committed offset.
+    """Return (committed offset, its epoch), moved to the end of a lost range if it is at the start of one.
 
-    Kafka's tools compute a lag as log end offset - committed offset. A client commits after a record, and a lost range
-    has none, so the lag of a group that has read everything would stay at the length of the range. No record lies
-    between the two offsets. An offset inside a lost range stays, so that the client's fetch reports the loss.
+    Kafka's tools compute lag as log end offset minus committed offset. A consumer commits the offset after its last
+    record, and a lost range has no records; so the lag of a group that has read everything would stay at the length of
+    the range. There is no record between the two offsets. An offset inside a lost range is not moved, so that the
+    client's fetch reports the loss.
     """
     try:
         found = call.broker.store.topic(topic)
-        # No partition is opened: a tool may ask for all of a group's, and other workers may lead them.
+        # Does not open the partition: a tool may request all partitions of a group, and other workers may lead them.
         resumed = found.find_lost_range_end(number, committed.offset) if found.id == topic_id else None
     except (SegmentlogError, OSError):  # the fetch of the partition reports the error
         resumed = None
-    # The epoch of that offset: with the earlier one the client would take the move for a truncation (KIP-320).
+    # With the epoch of the new offset: with the old epoch the client would take it for a truncation (KIP-320).
     return resumed or (committed.offset, committed.epoch)
 
 
 # ---------------------------------------------------------------- deleting
 
 
-def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    """Forget positions in topics that no member of the group subscribes to."""
+def offset_delete(call: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """Delete committed offsets in topics to which no member of the group subscribes."""
     error = refusal(call, request.group_id, Operation.DELETE)
     if error is not ErrorCode.NONE:
         return OffsetDeleteResponse(error_code=error)
     response = OffsetDeleteResponse()
     accepted: list[tuple[TopicPartition, OffsetDeleteResponsePartition]] = []
-    for once in call.topics_once(request.topics, "partitions", ("partition_index",), "name"):
+    for once in call.merged_topics(request.topics, "partitions", ("partition_index",), "name"):
         asked = once.topic
         topic, error = find_topic(call, asked.name, b"", Operation.READ, call.version + 1)
         count = topic.partition_count if topic is not None else 0
-        told = OffsetDeleteResponseTopic(name=asked.name)
+        response_topic = OffsetDeleteResponseTopic(name=asked.name)
         for one in once.partitions.values():
             code = error
             if topic is not None and not 0 <= one.partition_index < count:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             answer = OffsetDeleteResponsePartition(partition_index=one.partition_index, error_code=code)
-            told.partitions.append(answer)
+            response_topic.partitions.append(answer)
             if code is ErrorCode.NONE:
                 accepted.append((TopicPartition(asked.name, one.partition_index), answer))
-        response.topics.append(told)
+        response.topics.append(response_topic)
     try:
-        codes = call.broker.groups.forget(request.group_id, [tp for tp, _ in accepted])
-    except Unavailable as unavailable:
+        codes = call.broker.groups.delete_offsets(request.group_id, [tp for tp, _ in accepted])
+    except GroupUnavailable as unavailable:
         return OffsetDeleteResponse(error_code=unavailable.code)
     except (SegmentlogError, OSError) as problem:
         return OffsetDeleteResponse(error_code=code_of(problem))

@@ -1,4 +1,4 @@
-"""InitProducerId (22): the numbers under which a producer counts its records. DescribeProducers (61): who counts so."""
+"""InitProducerId (22): assign producer ids and epochs. DescribeProducers (61): active producers of partitions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from segmentlog.server.codec.generated.init_producer_id import InitProducerIdReq
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.handlers.transaction_handlers import code_for, refusal
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import is_visible
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 logger = logging.getLogger("segmentlog.server")
 
 _EPOCH_MAX: Final = 2**15 - 2
 _FENCED_FROM: Final = 4
 TIMEOUT_MAX_MS: Final = 900_000
-"""`transaction.max.timeout.ms`: what a client may take for a transaction."""
+"""`transaction.max.timeout.ms`: longest transaction timeout of a client."""
 
 
-def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """Assign an id that only this principal can use. For an id that it has already: the next epoch (KIP-360)."""
+def init_producer_id(call: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """Assign a producer id that only this principal can use, or the next epoch of an id that it has (KIP-360)."""
     if request.transactional_id is not None:
-        return _begin(call, request.transactional_id, request)
+        return _take_over(call, request.transactional_id, request)
     if not call.allows_cluster(Operation.IDEMPOTENT_WRITE) and not call.broker.authorizer.allows_any(
         call.principal, call.client_host, Operation.WRITE, ResourceType.TOPIC
     ):
@@ -45,12 +45,12 @@ def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducer
             return InitProducerIdResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
         return InitProducerIdResponse(producer_id=ids.assign(principal), producer_epoch=0)
     except (SegmentlogError, OSError) as error:
-        logger.warning("a client gets no producer id: %s", error, extra={"client_id": call.client_id})
+        logger.warning("no producer id could be assigned to a client: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))
 
 
-def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """Become the instance of a transactional id; the one before it is fenced, and its transaction aborted."""
+def _take_over(call: RequestContext, name: str, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """Take over a transactional id: fence its previous instance, and abort its transaction."""
     code = refusal(call, name)
     if code is not ErrorCode.NONE:
         return _refused(code)
@@ -58,14 +58,16 @@ def _begin(call: Call, name: str, request: InitProducerIdRequest) -> InitProduce
         return _refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
     if (request.producer_id < 0) is not (request.producer_epoch < 0):
         return _refused(ErrorCode.INVALID_REQUEST)
-    expected = None if request.producer_id < 0 else Numbers(request.producer_id, request.producer_epoch)
+    expected = None if request.producer_id < 0 else ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        numbers = call.broker.store.transactions.remote.begin(name, request.transaction_timeout_ms, expected)
+        numbers = call.broker.store.transactions.server_transactions.register(
+            name, request.transaction_timeout_ms, expected
+        )
     except ProducerHeld as error:
-        logger.warning("a client of the server is refused: %s", error, extra={"client_id": call.client_id})
+        logger.warning("a client was rejected: %s", error, extra={"client_id": call.client_id})
         return _refused(code_of(error))
     except InvalidConfig:
-        return _refused(ErrorCode.INVALID_REQUEST)  # longer than any name may be
+        return _refused(ErrorCode.INVALID_REQUEST)  # a name that is too long
     except (SegmentlogError, OSError) as error:
         return _refused(code_for(call, error, _FENCED_FROM))
     return InitProducerIdResponse(producer_id=numbers.producer_id, producer_epoch=numbers.epoch)
@@ -75,17 +77,17 @@ def _refused(code: ErrorCode) -> InitProducerIdResponse:
     return InitProducerIdResponse(error_code=code, producer_epoch=-1)
 
 
-def describe_producers(call: Call, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    """What each of these partitions knows of its producers."""
+def describe_producers(call: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    """Return the state of the producers of each partition."""
     response = DescribeProducersResponse()
-    for asked in call.topics_once(request.topics, "partition_indexes", (), "name"):
+    for asked in call.merged_topics(request.topics, "partition_indexes", (), "name"):
         name = asked.topic.name
-        told = [_describe(call, name, number) for number in call.each(asked.partitions)]
-        response.topics.append(TopicResponse(name, told))
+        responses = [_describe(call, name, number) for number in call.each(asked.partitions)]
+        response.topics.append(TopicResponse(name, responses))
     return response
 
 
-def _describe(call: Call, name: str, number: int) -> PartitionResponse:
+def _describe(call: RequestContext, name: str, number: int) -> PartitionResponse:
     if not call.may_see(Thing.RECORDS, name):
         return PartitionResponse(number, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if not is_visible(name):
@@ -95,7 +97,7 @@ def _describe(call: Call, name: str, number: int) -> PartitionResponse:
         if not call.broker.cluster.leads(partition.topic_id, number):
             return PartitionResponse(number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         known = partition.producers()
-        if not call.takes_room(len(known)):
+        if not call.reserve_room(len(known)):
             return PartitionResponse(number, TOO_MUCH)
         found = [
             ProducerState(
@@ -105,5 +107,5 @@ def _describe(call: Call, name: str, number: int) -> PartitionResponse:
             for one in known
         ]  # fmt: skip
     except (SegmentlogError, OSError) as error:
-        return PartitionResponse(number, code_of(error), call.explain(error))
+        return PartitionResponse(number, code_of(error), call.explain_error(error))
     return PartitionResponse(number, active_producers=found)

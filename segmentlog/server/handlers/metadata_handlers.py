@@ -1,4 +1,4 @@
-"""Metadata (3) and DescribeTopicPartitions (75): which topics there are, and which worker has which partition."""
+"""Metadata (3) and DescribeTopicPartitions (75): topics, their partitions, and the workers that lead them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from segmentlog.server.codec.generated.metadata import (
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import wire_epoch, wire_id
 
 _NULL_NAMES_FROM = 12
 _NONE: Final[list[int]] = []
-"""Nodes where nothing is; one list for all partitions."""
+"""An empty list of nodes, shared by all partitions."""
 _PAGE_MAX = 2000
 """`max.request.partition.size.limit`."""
 _OPENED_MAX = 64
-"""Partitions that one request opens to tell their epoch; of others it is not told (-1), and a fetch will tell it."""
+"""Partitions that one request opens to read their epoch; for others it returns -1, and a fetch returns the epoch."""
 
 
-def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
-    """The workers, and the topics that are asked for, or all that may be seen."""
+def metadata(call: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    """Return the workers, and the requested topics, or all topics that the client may see."""
     broker = call.broker
     cluster = broker.cluster
     response = MetadataResponse(
@@ -51,11 +51,13 @@ def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     if request.topics is None or (call.version == 0 and not request.topics):
         names = call.each(broker.store.topics())
         found = [view.describe(name) for name in names if call.may_see(Thing.TOPIC, name)]
-        # Deleted since they were listed: nobody asked for these by name.
+        # Leave out topics deleted since they were listed: the client did not request them by name.
         response.topics = [topic for topic in found if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     else:
         may_create = request.allow_auto_topic_creation and broker.settings.auto_create
-        response.topics = [_of_wanted(view, wanted, may_create) for wanted in call.once(request.topics, view.name_of)]
+        response.topics = [
+            _describe_requested(view, requested, may_create) for requested in call.distinct(request.topics, view.key_of)
+        ]
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = broker.authorizer.authorized_operations(
             call.principal, call.client_host, ResourceType.CLUSTER, CLUSTER_NAME
@@ -63,70 +65,74 @@ def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     return response
 
 
-def _of_wanted(view: _View, wanted: MetadataRequestTopic, may_create: bool) -> MetadataResponseTopic:
-    """One topic that is asked for by name or by id; who may not see it is told nothing of whether it is there."""
+def _describe_requested(view: _View, requested: MetadataRequestTopic, may_create: bool) -> MetadataResponseTopic:
+    """Describe a topic requested by name or id. A client without permission does not learn whether it exists."""
     call = view.call
-    if wanted.topic_id != ZERO_UUID:
-        named = call.topic_by_id(wanted.topic_id)
+    if requested.topic_id != ZERO_UUID:
+        named = call.topic_by_id(requested.topic_id)
         if named is not None and call.may_see(Thing.TOPIC, named[0]):
             found = view.describe(*named)
             if found.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
                 return found
         unnamed = None if call.version >= _NULL_NAMES_FROM else ""
-        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=wanted.topic_id)
-    if wanted.name is None:
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=unnamed, topic_id=requested.topic_id)
+    if requested.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name="")
-    if not call.may_see(Thing.TOPIC, wanted.name):
-        return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=wanted.name)
-    found = view.describe(wanted.name)
+    if not call.may_see(Thing.TOPIC, requested.name):
+        return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=requested.name)
+    found = view.describe(requested.name)
     if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create:
-        code = view.create(wanted.name)
-        return view.describe(wanted.name) if code is None else MetadataResponseTopic(error_code=code, name=wanted.name)
+        code = view.create(requested.name)
+        return (
+            view.describe(requested.name)
+            if code is None
+            else MetadataResponseTopic(error_code=code, name=requested.name)
+        )
     return found
 
 
 class _View:
-    """The topics as one request sees them."""
+    """Describes topics for one request, within its limits and permissions."""
 
-    def __init__(self, call: Call, with_operations: bool) -> None:
+    def __init__(self, call: RequestContext, with_operations: bool) -> None:
         self.call = call
         self._with_operations = with_operations
         self._may_open = _OPENED_MAX
-        self._may_make = call.broker.settings.limits.partitions_made
-        self._on = {node.node_id: [node.node_id] for node in call.broker.cluster.nodes}
-        """The replicas of partitions by leader: one list for all, as an answer may have very many partitions."""
+        self._may_create = call.broker.settings.limits.partitions_made
+        self._replicas = {node.node_id: [node.node_id] for node in call.broker.cluster.nodes}
+        """List of replicas for each leader; shared, because a response may contain very many partitions."""
 
-    def name_of(self, wanted: MetadataRequestTopic) -> str | bytes | None:
-        """What is answered about, whichever way it is asked for: a topic's name, or an id that no topic has."""
-        if wanted.topic_id == ZERO_UUID:
-            return wanted.name
-        named = self.call.topic_by_id(wanted.topic_id)
-        # Who may not see the topic must not find out that this id and that name are one.
+    def key_of(self, requested: MetadataRequestTopic) -> str | bytes | None:
+        """Return the key of a requested topic: its name, or its id if no visible topic has it."""
+        if requested.topic_id == ZERO_UUID:
+            return requested.name
+        named = self.call.topic_by_id(requested.topic_id)
+        # Without permission to see the topic, the client must not learn that this id belongs to that name.
         is_seen = named is not None and self.call.may_see(Thing.TOPIC, named[0])
-        return named[0] if named is not None and is_seen else wanted.topic_id
+        return named[0] if named is not None and is_seen else requested.topic_id
 
     def create(self, name: str) -> ErrorCode | None:
-        """Make a topic because somebody asked for it; why not, if it was not made."""
+        """Create a requested topic (auto.create.topics.enable). Return the error if that fails, else None."""
         call, count = self.call, self.call.broker.settings.default_partitions
         if not (call.allows_cluster(Operation.CREATE) or call.allows_topic(Operation.CREATE, name)):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        if count > self._may_make:  # as of a request that is there to make topics
+        if count > self._may_create:  # the same limit as for CreateTopics
             return ErrorCode.POLICY_VIOLATION
         try:
             call.broker.store.create_topic(name, count)
-        except TopicExists:  # somebody else asked at the same time
+        except TopicExists:  # another client created it at the same time
             return None
         except (SegmentlogError, OSError) as error:
             return code_of(error)
-        self._may_make -= count
+        self._may_create -= count
         return None
 
     def describe(
         self, name: str, topic_id: str | None = None, first: int = 0, most: int = MAX_PARTITIONS
     ) -> MetadataResponseTopic:
-        """A topic with its partitions ``[first, first + most)``, or why there is none to be described.
+        """Describe a topic with its partitions ``[first, first + most)``, or return an error.
 
-        With ``topic_id``, UNKNOWN_TOPIC_ID when the name belongs to another topic.
+        With ``topic_id``, return UNKNOWN_TOPIC_ID if the name belongs to another topic.
         """
         call, cluster = self.call, self.call.broker.cluster
         try:
@@ -139,13 +145,13 @@ class _View:
             return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name)
         found = MetadataResponseTopic(name=name, topic_id=wire_id(topic.id))
         numbers = range(count)[first : first + most]
-        if not call.takes_room(len(numbers)):
+        if not call.reserve_room(len(numbers)):
             found.error_code = TOO_MUCH
             return found
         for number in call.each(numbers):
             node_id = cluster.leader_of(topic.id, number).node_id
-            on, epoch = self._on[node_id], self._epoch_of(name, number, topic.id)
-            found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, on, on, _NONE))
+            replicas, epoch = self._replicas[node_id], self._epoch_of(name, number, topic.id)
+            found.partitions.append(MetadataResponsePartition(0, number, node_id, epoch, replicas, replicas, _NONE))
         if self._with_operations:
             found.topic_authorized_operations = call.broker.authorizer.authorized_operations(
                 call.principal, call.client_host, ResourceType.TOPIC, name
@@ -159,16 +165,18 @@ class _View:
             self._may_open -= 1
             try:
                 partition = broker.partition(name, number, topic_id)
-            except (SegmentlogError, OSError):  # whoever reads it is told
+            except (SegmentlogError, OSError):  # a fetch of the partition returns the error
                 return -1
         return -1 if partition is None or partition.topic_id != topic_id else wire_epoch(partition.epoch)
 
 
-def describe_topic_partitions(call: Call, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
-    """The same in pages, by name: as many partitions as asked for, and where to go on."""
+def describe_topic_partitions(
+    call: RequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """Describe topics in pages ordered by name: as many partitions as requested, and the cursor of the next page."""
     left = max(1, min(request.response_partition_limit, _PAGE_MAX))
     if request.topics:
-        names = sorted(topic.name for topic in call.once(request.topics, lambda topic: topic.name))
+        names = sorted(topic.name for topic in call.distinct(request.topics, lambda topic: topic.name))
     else:
         names = [name for name in call.broker.store.topics() if call.may_see(Thing.TOPIC, name)]
     begin = Cursor() if request.cursor is None else request.cursor

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): whether what a client has read is still what the log holds."""
+"""OffsetForLeaderEpoch (23): where epochs ended, from which a client learns whether its log has diverged."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from segmentlog.server.codec.generated.offset_for_leader_epoch import (
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.epoch_ends import end_of_epoch
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_epoch
 
 
-def offset_for_leader_epoch(call: Call, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    """For each partition where an epoch ended."""
+def offset_for_leader_epoch(call: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+    """Return for each partition the end offset of an epoch."""
     response = OffsetForLeaderEpochResponse()
-    which = ("partition", "leader_epoch", "current_leader_epoch")  # as in Kafka, several epochs may be asked for
-    for asked in call.topics_once(request.topics, "partitions", which, "topic"):
+    part_key = ("partition", "leader_epoch", "current_leader_epoch")  # as in Kafka, a request may name several epochs
+    for asked in call.merged_topics(request.topics, "partitions", part_key, "topic"):
         name = asked.topic.topic
-        answers = [_one(call, name, wanted) for wanted in call.each(asked.partitions.values())]
+        answers = [_epoch_end(call, name, requested) for requested in call.each(asked.partitions.values())]
         response.topics.append(OffsetForLeaderTopicResult(name, answers))
     return response
 
 
-def _one(call: Call, name: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+def _epoch_end(call: RequestContext, name: str, requested: OffsetForLeaderPartition) -> EpochEndOffset:
     broker = call.broker
-    answer = EpochEndOffset(partition=wanted.partition)
+    answer = EpochEndOffset(partition=requested.partition)
     if not call.may_see(Thing.TOPIC, name):
         answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return answer
@@ -39,15 +39,15 @@ def _one(call: Call, name: str, wanted: OffsetForLeaderPartition) -> EpochEndOff
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return answer
     try:
-        partition = broker.partition(name, wanted.partition)
+        partition = broker.partition(name, requested.partition)
         epoch = wire_epoch(partition.epoch)
         if not broker.cluster.leads(partition.topic_id, partition.number):
             answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        elif 0 <= wanted.current_leader_epoch != epoch:
-            is_old = wanted.current_leader_epoch < epoch
+        elif 0 <= requested.current_leader_epoch != epoch:
+            is_old = requested.current_leader_epoch < epoch
             answer.error_code = ErrorCode.FENCED_LEADER_EPOCH if is_old else ErrorCode.UNKNOWN_LEADER_EPOCH
         else:
-            answer.leader_epoch, answer.end_offset = end_of_epoch(partition, wanted.leader_epoch)
+            answer.leader_epoch, answer.end_offset = end_of_epoch(partition, requested.leader_epoch)
     except (SegmentlogError, OSError) as error:
         answer.error_code = code_of(error)
     return answer

@@ -1,13 +1,13 @@
-"""Produce (0): batches are checked, stored as they came, and acknowledged as ``acks`` asks.
+"""Produce (0): check batches, append them unchanged, and acknowledge them as ``acks`` requires.
 
-acks=0     nothing is answered; an error ends the connection, as in Kafka
-acks=1     once they are written: they survive this process (or are on disk, where the topic's policy is ``always``)
-acks=all   once they are on disk, with ``--acks-all shipped`` in the object store; with ``--acks-all written``, and in a
-           transaction, whose end puts all of it there, as acks=1
+acks=0     no response; an error closes the connection, as in Kafka
+acks=1     after the write, which survives this process; after the fsync if the topic has flush policy ``always``
+acks=all   after the fsync; with ``--acks-all shipped`` when the batch is in the object store. With ``--acks-all
+           written`` like acks=1; also in a transaction, because its end syncs or ships the whole transaction
 
-Batches are placed in the order in which they come. One that has to wait for the disk does not keep the connection: its
-answer waits in the queue while the next request is read. Those of a transaction are placed where the partition is part
-of it.
+Batches are appended in the order of arrival. A batch that waits for the disk does not block the connection: its
+response waits in the response queue while the next request is read. A transactional batch is accepted only in
+partitions that are part of its transaction.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from segmentlog.server.codec.generated.produce import (
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of, message_of
 from segmentlog.server.frames import BadFrame
-from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_epoch
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
-    from segmentlog.server.ack_waiter import Durability
+    from segmentlog.server.ack_waiter import AckWaiter
 
 _LEADERS_FROM = 10
 _IDS_FROM = 13
@@ -52,7 +52,7 @@ _ALL, _NONE = -1, 0
 
 
 class _Unsynced:
-    """A partition's answer that counts only once these records are on disk, or shipped."""
+    """A partition's response that is valid only after these records are synced or shipped."""
 
     __slots__ = ("answer", "base_offset", "end_offset", "partition", "until")
 
@@ -62,7 +62,7 @@ class _Unsynced:
         base_offset: int,
         end_offset: int,
         answer: PartitionProduceResponse,
-        until: Durability,
+        until: AckWaiter,
     ) -> None:
         self.partition = partition
         self.base_offset = base_offset
@@ -71,8 +71,8 @@ class _Unsynced:
         self.until = until
 
 
-def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAnswer | None:
-    """Append each partition's batch; a wrong one does not keep the others from it."""
+def produce(call: RequestContext, request: ProduceRequest) -> ProduceResponse | DeferredResponse | None:
+    """Append the batch of each partition; an invalid batch does not affect the other partitions."""
     response = ProduceResponse()
     unsynced: list[_Unsynced] = []
     acks = request.acks
@@ -88,17 +88,17 @@ def produce(call: Call, request: ProduceRequest) -> ProduceResponse | PendingAns
         wrong = [answer for topic in response.responses for answer in topic.partition_responses if answer.error_code]
         if wrong:
             code = ErrorCode(wrong[0].error_code)
-            raise BadFrame(f"a batch that wanted no answer was refused: {code.name}")
+            raise BadFrame(f"a batch with acks=0 was rejected: {code.name}")
         for item in unsynced:
-            item.until.when_durable(item.partition, item.base_offset, item.end_offset, _nobody_waits)
+            item.until.when_durable(item.partition, item.base_offset, item.end_offset, _ignore)
         return None
     if not unsynced:
         return response
-    return _answer_once_there(call, response, unsynced)
+    return _respond_when_durable(call, response, unsynced)
 
 
-def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
-    """Why nothing of the request can be done."""
+def _refusal(call: RequestContext, request: ProduceRequest) -> ErrorCode | None:
+    """Return the error for the whole request; None if it is valid."""
     if request.acks not in (_ALL, _NONE, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
     name = request.transactional_id
@@ -107,8 +107,8 @@ def _refusal(call: Call, request: ProduceRequest) -> ErrorCode | None:
     return None
 
 
-def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, str | None, ErrorCode | None]:
-    """(what the topic is called, the id that it has to have, why it cannot be written to)."""
+def _name_of(call: RequestContext, topic: TopicProduceData) -> tuple[str, str | None, ErrorCode | None]:
+    """Return (name of the topic, the id that it must have, the reason why the client cannot write to it)."""
     name, topic_id = topic.name, None
     if call.version >= _IDS_FROM:
         found = call.topic_by_id(topic.topic_id)
@@ -122,82 +122,85 @@ def _name_of(call: Call, topic: TopicProduceData) -> tuple[str, str | None, Erro
 
 
 def _append(
-    call: Call, name: str, topic_id: str | None, data: PartitionProduceData, request: ProduceRequest,
+    call: RequestContext, name: str, topic_id: str | None, data: PartitionProduceData, request: ProduceRequest,
     response: ProduceResponse, unsynced: list[_Unsynced],
 ) -> PartitionProduceResponse:  # fmt: skip
     broker = call.broker
     try:
         partition = broker.partition(name, data.index, topic_id)
         if not broker.cluster.leads(partition.topic_id, data.index):
-            return _elsewhere(call, partition, response)
+            return _not_leader(call, partition, response)
         if not isinstance(data.records, memoryview) or not len(data.records):
-            return _error(data.index, ErrorCode.INVALID_RECORD, "there is no batch")
-        transaction = _enter(call, request.transactional_id, partition, data.records)
+            return _error(data.index, ErrorCode.INVALID_RECORD, "the request contains no batch")
+        transaction = _transaction_check(call, request.transactional_id, partition, data.records)
         placed = partition.append_wire(
             data.records, sync=False, transaction=transaction, owns=partial(_owns, call),
-            unpacking=partial(call.unpacking, is_stopped=False),
+            unpacking=partial(call.decompression_slot, is_stopped=False),
         )  # fmt: skip
     except (SegmentlogError, OSError) as error:
-        answer = _error(data.index, _code_of(call, error), call.explain(error))
+        answer = _error(data.index, _code_of(call, error), call.explain_error(error))
         if isinstance(error, InvalidRecord | InvalidWireBatch):
-            # So that the client knows which to send again, without these (KIP-467). Without room it knows the first.
-            indices = error.indices if call.takes_room(len(error.indices)) else error.indices[:1]
+            # KIP-467: tells the client which records to leave out of a retry. Without room only the first one.
+            indices = error.indices if call.reserve_room(len(error.indices)) else error.indices[:1]
             answer.record_errors = [BatchIndexAndErrorMessage(index) for index in indices]
         return answer
-    broker.arrivals.note_grown(partition)
+    broker.purgatory.mark_grown(partition)
     answer = PartitionProduceResponse(
         data.index, 0, placed.base_offset, placed.log_append_time_ms, placed.log_start_offset
     )
-    # The end of a transaction waits for the disk, or finds that a crash came in between.
-    waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _keep_out
+    # In a transaction, its end waits for the disk, or finds that a crash lost some of its records.
+    waits = request.acks == _ALL and broker.settings.acks_all != "written" and transaction is _reject_transactional
     if waits or placed.needs_sync:
-        until = broker.acknowledgement if waits else broker.durability
+        until = broker.ack_waiter if waits else broker.fsync_waiter
         unsynced.append(_Unsynced(partition, placed.base_offset, placed.next_offset, answer, until))
     return answer
 
 
-def _enter(call: Call, name: str | None, partition: Partition, data: Buffer) -> Callable[[], None]:
-    """What lets a transactional batch through, or keeps it out; from a version on the partition joins by it."""
+def _transaction_check(
+    call: RequestContext, name: str | None, partition: Partition, data: Buffer
+) -> Callable[[], None]:
+    """Return a check that accepts or rejects a transactional batch. In newer versions the batch adds the partition."""
     if name is None:
-        return _keep_out
+        return _reject_transactional
     wire = parse_wire_batch(data)
     if not wire.is_transactional:
-        return _keep_out  # which nobody asks
-    remote, numbers = call.broker.store.transactions.remote, Numbers(wire.producer_id, wire.producer_epoch)
+        return _reject_transactional  # which is not called
+    remote = call.broker.store.transactions.server_transactions
+    numbers = ProducerIdAndEpoch(wire.producer_id, wire.producer_epoch)
     if call.version >= _JOINS_FROM:
-        remote.add(name, numbers, [partition])
-    return remote.guard(name, numbers, partition)
+        remote.add_partitions(name, numbers, [partition])
+    return remote.append_check(name, numbers, partition)
 
 
-def _owns(call: Call, producer_id: int) -> bool:
+def _owns(call: RequestContext, producer_id: int) -> bool:
     """Return whether a server of this store assigned the id to the client's principal.
 
     False for an id that an earlier version may have assigned: the partition accepts it from a producer that it knows.
-    Raises `InvalidWireBatch` for every other id: those of transactional ids and of the library's producers, and
-    those that a client made up or read in another client's batches.
+    Raises `InvalidWireBatch` for every other id: those of transactional ids and of the library's producers, and those
+    that a client made up or read in another client's batches.
     """
     transactions = call.broker.store.transactions
     if transactions.assigned_ids.is_assigned(producer_id, str(call.principal)):
         return True
-    if producer_id in OLD_IDS and not transactions.holds(producer_id):
+    if producer_id in OLD_IDS and not transactions.has_producer_id(producer_id):
         return False
     raise InvalidWireBatch.unassigned(producer_id)
 
 
-def _keep_out() -> None:
-    raise WrongState("", "a transactional batch in a request that names no transaction")
+def _reject_transactional() -> None:
+    raise WrongState("", "transactional batch in a request without transactional id")
 
 
-def _code_of(call: Call, error: Exception) -> ErrorCode:
+def _code_of(call: RequestContext, error: Exception) -> ErrorCode:
     if isinstance(error, ProducerBusy):
-        return ErrorCode.NOT_ENOUGH_REPLICAS  # which every client takes for a reason to try again
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # every client retries this code
     if isinstance(error, WrongState) and call.version >= _ABORTABLE_FROM:
         return ErrorCode.TRANSACTION_ABORTABLE
     return code_of(error)
 
 
-def _elsewhere(call: Call, partition: Partition, response: ProduceResponse) -> PartitionProduceResponse:
-    """Who asked here is told who leads the partition."""
+def _not_leader(call: RequestContext, partition: Partition, response: ProduceResponse) -> PartitionProduceResponse:
+    """Return an error that names the worker that leads the partition."""
     node = call.broker.cluster.leader_of(partition.topic_id, partition.number)
     answer = _error(partition.number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     if call.version < _LEADERS_FROM:
@@ -212,17 +215,19 @@ def _error(index: int, code: ErrorCode, message: str | None = None) -> Partition
     return PartitionProduceResponse(index, int(code), -1, error_message=message)
 
 
-def _nobody_waits(error: Exception | None) -> None:
-    """Of what wanted no answer: the partition itself remembers an fsync that failed."""
+def _ignore(error: Exception | None) -> None:
+    """Do nothing: a batch with acks=0 has no response, and the partition itself records a failed fsync."""
 
 
-def _answer_once_there(call: Call, response: ProduceResponse, unsynced: list[_Unsynced]) -> PendingAnswer:
-    """The answer goes once the last of the partitions is there; one that cannot be is an error of its own."""
-    pending = call.answer_later()
+def _respond_when_durable(
+    call: RequestContext, response: ProduceResponse, unsynced: list[_Unsynced]
+) -> DeferredResponse:
+    """Complete the response after the last partition is durable; a failed partition gets an error of its own."""
+    pending = call.defer_response()
     mutex = threading.Lock()
     left = len(unsynced)
 
-    def note(item: _Unsynced, error: Exception | None) -> None:
+    def complete_one(item: _Unsynced, error: Exception | None) -> None:
         nonlocal left
         if error is not None:
             answer = item.answer
@@ -234,5 +239,5 @@ def _answer_once_there(call: Call, response: ProduceResponse, unsynced: list[_Un
             pending.complete(response)
 
     for item in unsynced:
-        item.until.when_durable(item.partition, item.base_offset, item.end_offset, partial(note, item))
+        item.until.when_durable(item.partition, item.base_offset, item.end_offset, partial(complete_one, item))
     return pending

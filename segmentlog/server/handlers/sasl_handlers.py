@@ -1,6 +1,6 @@
-"""SaslHandshake (17) and SaslAuthenticate (36): to the session of the connection that they came on.
+"""SaslHandshake (17) and SaslAuthenticate (36): pass tokens to the SASL session of the connection.
 
-The connection closes what `SaslSession.has_failed`, after `FAILED_DELAY_S`, in which this answer waits, too.
+If authentication fails, the connection delays the response by `FAILED_DELAY_S`, and closes after it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from segmentlog.server.codec.generated.sasl_handshake import SaslHandshakeReques
 from segmentlog.server.codec.kafka_errors import ErrorCode
 
 if TYPE_CHECKING:
-    from segmentlog.server.request_context import Call
+    from segmentlog.server.request_context import RequestContext
 
 
-def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    """Whether the mechanism is one that there is, and which there are."""
+def sasl_handshake(call: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    """Select a mechanism. Return the enabled mechanisms."""
     session = call.connection.sasl if call.connection is not None else None
     if session is None:
         return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
@@ -24,11 +24,11 @@ def sasl_handshake(call: Call, request: SaslHandshakeRequest) -> SaslHandshakeRe
     return SaslHandshakeResponse(error_code=error_code, mechanisms=mechanisms)
 
 
-def sasl_authenticate(call: Call, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
-    """The server's token to the client's."""
+def sasl_authenticate(call: RequestContext, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+    """Pass the client's token to the mechanism. Return the server's token."""
     session = call.connection.sasl if call.connection is not None else None
     if session is None:
-        message = "SaslHandshake comes first, and nobody has to authenticate himself here"
+        message = "this listener does not require authentication, and there was no SaslHandshake"
         return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
     error_code, message_or_none, token = session.authenticate(bytes(request.auth_bytes))
     return SaslAuthenticateResponse(

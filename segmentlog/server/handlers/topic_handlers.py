@@ -35,7 +35,7 @@ from segmentlog.server.codec.generated.delete_topics import (
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.codec.primitives import ZERO_UUID
 from segmentlog.server.error_codes import code_of, message_of
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import is_visible, wire_id
 
 logger = logging.getLogger("segmentlog.server")
@@ -43,20 +43,20 @@ logger = logging.getLogger("segmentlog.server")
 _STATES_FROM: Final = 6
 _DEFAULT: Final = -1
 _ENTRY_ROOM: Final = 2
-"""Room that a configuration entry takes in an answer: with its texts it is as large as two partitions."""
+"""Room for one configuration entry in a response: with its texts it is as large as two partitions."""
 
 
-def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """Make topics, each durably; one that cannot be made keeps no other from it."""
+def create_topics(call: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    """Create topics durably; one that fails does not affect the others."""
     names = Counter(topic.name for topic in request.topics)
     may_create_all = call.allows_cluster(Operation.CREATE)
     response = CreateTopicsResponse()
     too_many = _too_many(call, (max(topic.num_partitions, len(topic.assignments), 1) for topic in request.topics))
-    for topic in call.once(request.topics, lambda topic: topic.name):
+    for topic in call.distinct(request.topics, lambda topic: topic.name):
         if too_many:
-            response.topics.append(_refused(topic.name, ErrorCode.POLICY_VIOLATION, call.words(too_many)))
+            response.topics.append(_refused(topic.name, ErrorCode.POLICY_VIOLATION, call.text_if_room(too_many)))
         elif names[topic.name] > 1:
-            response.topics.append(_refused(topic.name, ErrorCode.INVALID_REQUEST, "the request has the name twice"))
+            response.topics.append(_refused(topic.name, ErrorCode.INVALID_REQUEST, "the request names it twice"))
         elif not may_create_all and not call.allows_topic(Operation.CREATE, topic.name):
             response.topics.append(_refused(topic.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not authorized"))
         else:
@@ -64,18 +64,18 @@ def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsRespo
     return response
 
 
-def _too_many(call: Call, counts: Iterable[int]) -> str:
-    """Why one request may not make so many partitions; they take a folder each, and their time."""
+def _too_many(call: RequestContext, counts: Iterable[int]) -> str:
+    """Return an error text if one request creates too many partitions: each takes a folder and time. "" if it may."""
     most = call.broker.settings.limits.partitions_made
-    wanted = sum(counts)
-    return f"{wanted} partitions in one request, where at most {most} are made" if wanted > most else ""
+    requested = sum(counts)
+    return f"the request creates {requested} partitions; at most {most} are allowed" if requested > most else ""
 
 
 def _refused(name: str, code: ErrorCode, message: str | None) -> CreatableTopicResult:
     return CreatableTopicResult(name=name, error_code=int(code), error_message=message, configs=None)
 
 
-def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
+def _create(call: RequestContext, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
     store, name = call.broker.store, topic.name
     count = topic.num_partitions
     if topic.assignments:
@@ -84,16 +84,18 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
         code, message = _check_assignments(call, [item.broker_ids for item in topic.assignments])
         if code or sorted(item.partition_index for item in topic.assignments) != list(range(len(topic.assignments))):
             return _refused(
-                name, code or ErrorCode.INVALID_REPLICA_ASSIGNMENT, message or "partitions from 0 on, each once"
+                name,
+                code or ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                message or "replica assignments must name each partition from 0 on exactly once",
             )
         count = len(topic.assignments)
     elif topic.replication_factor not in (_DEFAULT, 1):
-        why = f"replication factor {topic.replication_factor}: there is one copy, of which every worker is a door"
+        why = f"replication factor {topic.replication_factor} is not supported: a store has one copy"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, why)
     if count == _DEFAULT:
         count = call.broker.settings.default_partitions
     if not 1 <= count <= MAX_PARTITIONS:
-        return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{count} partitions, where 1 to {MAX_PARTITIONS} can be")
+        return _refused(name, ErrorCode.INVALID_PARTITIONS, f"{count} partitions; allowed are 1 to {MAX_PARTITIONS}")
     try:
         check_topic_name(name)
         given = {item.name: item.value for item in topic.configs}
@@ -107,12 +109,12 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
             if ineffective := without_effect(given, config, is_shipped=store.is_shipped):
                 logger.warning("topic %s was created with settings that have no effect: %s", name, ineffective)
     except (SegmentlogError, OSError) as error:
-        return _refused(name, code_of(error), call.explain(error))
+        return _refused(name, code_of(error), call.explain_error(error))
     if not call.may_see(Thing.TOPIC_CONFIG, name):  # KIP-525
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return CreatableTopicResult(name, topic_id, 0, None, denied, -1, -1, None)
     entries = describe(config)
-    if not call.takes_room(_ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
+    if not call.reserve_room(_ENTRY_ROOM * len(entries), sum(len(entry.value or "") for entry in entries)):
         return CreatableTopicResult(name, topic_id, 0, None, TOO_MUCH, count, 1, None)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, SOURCE_DEFAULT if entry.is_default else SOURCE_TOPIC)
@@ -121,36 +123,36 @@ def _create(call: Call, topic: CreatableTopic, *, validate_only: bool) -> Creata
     return CreatableTopicResult(name, topic_id, 0, None, 0, count, 1, configs)
 
 
-def _check_assignments(call: Call, replicas: Sequence[Sequence[int]]) -> tuple[ErrorCode | None, str]:
-    """(why partitions cannot be put on these workers, in words): each is on one, and which one is ours to say."""
+def _check_assignments(call: RequestContext, replicas: Sequence[Sequence[int]]) -> tuple[ErrorCode | None, str]:
+    """Return (error code, message) for an invalid assignment: each partition must have one replica."""
     known = {node.node_id for node in call.broker.cluster.nodes}
     for brokers in replicas:
         if len(brokers) != 1:
-            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{len(brokers)} replicas, where there is one copy"
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{len(brokers)} replicas; a partition has exactly one"
         if brokers[0] not in known:
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"there is no broker {brokers[0]}"
     return None, ""
 
 
-def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+def delete_topics(call: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     """Delete topics by name or by id."""
-    wanted = request.topics
+    requested = request.topics
     if call.version < _STATES_FROM:
-        wanted = [DeleteTopicState(name=name) for name in request.topic_names]
-    once = call.once(wanted, lambda topic: (topic.name, topic.topic_id))
+        requested = [DeleteTopicState(name=name) for name in request.topic_names]
+    once = call.distinct(requested, lambda topic: (topic.name, topic.topic_id))
     return DeleteTopicsResponse(responses=[_delete(call, topic) for topic in once])
 
 
-def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
-    result = DeletableTopicResult(name=wanted.name, topic_id=wanted.topic_id)
-    name, topic_id = wanted.name, None
-    by_id = wanted.topic_id != ZERO_UUID
+def _delete(call: RequestContext, requested: DeleteTopicState) -> DeletableTopicResult:
+    result = DeletableTopicResult(name=requested.name, topic_id=requested.topic_id)
+    name, topic_id = requested.name, None
+    by_id = requested.topic_id != ZERO_UUID
     if by_id == (name is not None):
         result.error_code = ErrorCode.INVALID_REQUEST
-        result.error_message = "a topic is named either by its name or by its id"
+        result.error_message = "specify either the topic's name or its id"
         return result
     if by_id:
-        named = call.topic_by_id(wanted.topic_id)
+        named = call.topic_by_id(requested.topic_id)
         if named is None or not call.may_see(Thing.TOPIC, named[0]):
             result.error_code = ErrorCode.UNKNOWN_TOPIC_ID
             return result
@@ -161,7 +163,7 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         return result
     result.name = name
     if not is_visible(name):
-        result.error_code, result.error_message = ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+        result.error_code, result.error_message = ErrorCode.INVALID_TOPIC_EXCEPTION, "it is an internal topic"
         return result
     try:
         if not by_id:
@@ -169,45 +171,47 @@ def _delete(call: Call, wanted: DeleteTopicState) -> DeletableTopicResult:
         call.broker.store.delete_topic(name, topic_id)
     except UnknownTopic as error:
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else code_of(error)
-        result.error_code, result.error_message = code, call.explain(error)
+        result.error_code, result.error_message = code, call.explain_error(error)
     except (SegmentlogError, OSError) as error:
-        result.error_code, result.error_message = code_of(error), call.explain(error)
+        result.error_code, result.error_message = code_of(error), call.explain_error(error)
     return result
 
 
-def create_partitions(call: Call, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+def create_partitions(call: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     """Add partitions to topics."""
     names = Counter(topic.name for topic in request.topics)
     results = []
-    for topic in call.once(request.topics, lambda topic: topic.name):
+    for topic in call.distinct(request.topics, lambda topic: topic.name):
         if names[topic.name] > 1:
-            code, message = ErrorCode.INVALID_REQUEST, "the request has the name twice"
+            code, message = ErrorCode.INVALID_REQUEST, "the request names it twice"
         elif not call.allows_topic(Operation.ALTER, topic.name):
             code, message = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not authorized"
         else:
             code, message = _add_partitions(call, topic, validate_only=request.validate_only)
-        words = call.words(message) if message else None
+        words = call.text_if_room(message) if message else None
         results.append(CreatePartitionsTopicResult(topic.name, int(code), words))
     return CreatePartitionsResponse(results=results)
 
 
-def _add_partitions(call: Call, wanted: CreatePartitionsTopic, *, validate_only: bool) -> tuple[ErrorCode, str]:
-    if not is_visible(wanted.name):
-        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is the store's own"
+def _add_partitions(
+    call: RequestContext, requested: CreatePartitionsTopic, *, validate_only: bool
+) -> tuple[ErrorCode, str]:
+    if not is_visible(requested.name):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, "it is an internal topic"
     try:
-        now = call.broker.store.topic(wanted.name).partition_count
-        if not now < wanted.count <= MAX_PARTITIONS:
-            return ErrorCode.INVALID_PARTITIONS, f"it has {now} partitions; there can be {now + 1} to {MAX_PARTITIONS}"
-        if wanted.assignments is not None:
-            if len(wanted.assignments) != wanted.count - now:
-                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{wanted.count - now} assignments are needed"
-            code, message = _check_assignments(call, [item.broker_ids for item in wanted.assignments])
+        now = call.broker.store.topic(requested.name).partition_count
+        if not now < requested.count <= MAX_PARTITIONS:
+            return ErrorCode.INVALID_PARTITIONS, f"it has {now} partitions; allowed are {now + 1} to {MAX_PARTITIONS}"
+        if requested.assignments is not None:
+            if len(requested.assignments) != requested.count - now:
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{requested.count - now} replica assignments are needed"
+            code, message = _check_assignments(call, [item.broker_ids for item in requested.assignments])
             if code:
                 return code, message
-        if too_many := _too_many(call, (wanted.count - now,)):
+        if too_many := _too_many(call, (requested.count - now,)):
             return ErrorCode.POLICY_VIOLATION, too_many
         if not validate_only:
-            call.broker.store.alter_topic(wanted.name, partitions=wanted.count)
+            call.broker.store.alter_topic(requested.name, partitions=requested.count)
     except InvalidConfig as error:
         return ErrorCode.INVALID_PARTITIONS, message_of(error)
     except (SegmentlogError, OSError) as error:

@@ -1,6 +1,6 @@
-"""DescribeTransactions (65), ListTransactions (66), WriteTxnMarkers (27): what tools ask about transactions.
+"""DescribeTransactions (65), ListTransactions (66), WriteTxnMarkers (27): inspect and abort transactions with tools.
 
-Those of the library's named producers are told of as well; they can be ended from here, too.
+This includes transactions of the library's named producers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from segmentlog.server.codec.generated.write_txn_markers import (
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
 from segmentlog.server.handlers.transaction_handlers import refusal
-from segmentlog.server.request_context import TOO_MUCH, Call
+from segmentlog.server.request_context import TOO_MUCH, RequestContext
 from segmentlog.server.topic_ids import is_visible
 from segmentlog.transactions.transaction_coordinator import ANONYMOUS
 from segmentlog.transactions.transaction_log import TransactionState
@@ -40,44 +40,44 @@ _STATES: Final = frozenset(
      "PrepareEpochFence")
 )  # fmt: skip
 _PATTERN: Final = re.compile(r"(?:\.\*|\.|\\[\W_]|[\w \-:/,;@#%&=<>!~'\"])*")
-"""What is understood of regular expressions: characters, one that is any, and any number of them."""
+"""Supported subset of regular expressions: characters, ``.`` and ``.*``."""
 _PATTERN_PART: Final = re.compile(r"\.\*|\\?(.)", re.DOTALL)
 
 
-def _known(call: Call) -> Iterator[tuple[str, TransactionState]]:
-    """The names that this worker coordinates, and who asks may know of."""
+def _visible_transactions(call: RequestContext) -> Iterator[tuple[str, TransactionState]]:
+    """Yield the transactional ids that this worker coordinates and the client may describe."""
     for name, state in call.each(sorted(call.broker.store.transactions.states().items())):
-        is_named = state.remote or not name.startswith(ANONYMOUS)
+        is_named = state.is_server_name or not name.startswith(ANONYMOUS)
         if is_named and refusal(call, name, Operation.DESCRIBE) is ErrorCode.NONE:
             yield name, state
 
 
-def describe_transactions(call: Call, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-    """The state of each of these names."""
+def describe_transactions(call: RequestContext, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
+    """Return the state of each transactional id."""
     try:
-        known = dict(_known(call))
+        known = dict(_visible_transactions(call))
     except (SegmentlogError, OSError) as error:
         code = code_of(error)
-        found = [Described(error_code=code, transactional_id=name) for name in call.once(request.transactional_ids)]
+        found = [Described(error_code=code, transactional_id=name) for name in call.distinct(request.transactional_ids)]
         return DescribeTransactionsResponse(transaction_states=found)
-    told = []
-    for name in call.once(request.transactional_ids):
+    results = []
+    for name in call.distinct(request.transactional_ids):
         code = refusal(call, name, Operation.DESCRIBE)
         if code is ErrorCode.NONE and name not in known:
             code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-        told.append(Described(code, name) if code else _describe(call, name, known[name]))
-    return DescribeTransactionsResponse(transaction_states=told)
+        results.append(Described(code, name) if code else _describe(call, name, known[name]))
+    return DescribeTransactionsResponse(transaction_states=results)
 
 
-def _describe(call: Call, name: str, state: TransactionState) -> Described:
+def _describe(call: RequestContext, name: str, state: TransactionState) -> Described:
     is_open = state.is_open
-    names = call.broker.store.topic_names({where.topic_id for where in state.partitions}) if is_open else {}
+    names = call.broker.store.topic_names({partition.topic_id for partition in state.partitions}) if is_open else {}
     topics: dict[str, list[int]] = {}
-    for where in state.partitions:
-        topic = names.get(where.topic_id, "")
+    for partition in state.partitions:
+        topic = names.get(partition.topic_id, "")
         if topic and is_visible(topic) and call.may_see(Thing.TOPIC, topic):
-            topics.setdefault(topic, []).append(where.partition)
-    if not call.takes_room(1 + sum(map(len, topics.values()))):
+            topics.setdefault(topic, []).append(partition.partition)
+    if not call.reserve_room(1 + sum(map(len, topics.values()))):
         return Described(TOO_MUCH, name)
     return Described(
         transactional_id=name, transaction_state=state.status, transaction_timeout_ms=state.timeout_ms,
@@ -86,9 +86,9 @@ def _describe(call: Call, name: str, state: TransactionState) -> Described:
     )  # fmt: skip
 
 
-def list_transactions(call: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    """The names that this worker coordinates, by state, producer id, age of what is open, and pattern."""
-    unknown = [state for state in call.once(request.state_filters) if state not in _STATES]
+def list_transactions(call: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    """Return transactional ids, filtered by state, producer id, age of the open transaction, and pattern."""
+    unknown = [state for state in call.distinct(request.state_filters) if state not in _STATES]
     response = ListTransactionsResponse(unknown_state_filters=unknown)
     pattern = request.transactional_id_pattern
     if pattern and not _PATTERN.fullmatch(pattern):
@@ -97,16 +97,16 @@ def list_transactions(call: Call, request: ListTransactionsRequest) -> ListTrans
     states, ids, age_ms = set(request.state_filters), set(request.producer_id_filters), request.duration_filter
     now_ms = call.broker.clock.now_ms()
     try:
-        for name, state in _known(call):
-            is_wanted = (
+        for name, state in _visible_transactions(call):
+            is_selected = (
                 (not states or state.status in states)
                 and (not ids or state.producer_id in ids)
                 and (age_ms < 0 or (state.is_open and now_ms - state.started_ms > age_ms))
                 and (not pattern or matches(pattern, name))
             )
-            if is_wanted and not call.takes_room(1):
+            if is_selected and not call.reserve_room(1):
                 return ListTransactionsResponse(error_code=TOO_MUCH)
-            if is_wanted:
+            if is_selected:
                 response.transaction_states.append(Listed(name, state.producer_id, state.status))
     except (SegmentlogError, OSError) as error:
         response.error_code = code_of(error)
@@ -114,9 +114,9 @@ def list_transactions(call: Call, request: ListTransactionsRequest) -> ListTrans
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name is of a pattern (`_PATTERN`) from end to end. Takes no longer than their lengths multiplied.
+    """Return whether the whole name matches the pattern (`_PATTERN`), in time O(len(pattern) * len(name)).
 
-    An expression of a client's in `re` could keep a thread for years.
+    Not `re`: a client's expression could occupy a thread for years.
     """
     pieces: list[list[str | None]] = [[]]
     for part in _PATTERN_PART.finditer(pattern):
@@ -143,25 +143,25 @@ def matches(pattern: str, name: str) -> bool:
     return True
 
 
-def write_txn_markers(call: Call, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """Abort what a producer has open in partitions, and with it its whole transaction. Nothing is committed so."""
+def write_txn_markers(call: RequestContext, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """Abort the transactions that a producer has open in partitions. Commit markers are rejected."""
     response = WriteTxnMarkersResponse()
     for marker in call.each(request.markers):
         result = WritableTxnMarkerResult(marker.producer_id)
-        for asked in call.topics_once(marker.topics, "partition_indexes", (), "name"):
+        for asked in call.merged_topics(marker.topics, "partition_indexes", (), "name"):
             name = asked.topic.name
-            told = [
+            results = [
                 WritableTxnMarkerPartitionResult(
                     number, _abort(call, name, number, marker.producer_id, committed=marker.transaction_result)
                 )
                 for number in call.each(asked.partitions)
             ]
-            result.topics.append(WritableTxnMarkerTopicResult(name, told))
+            result.topics.append(WritableTxnMarkerTopicResult(name, results))
         response.markers.append(result)
     return response
 
 
-def _abort(call: Call, name: str, number: int, producer_id: int, *, committed: bool) -> ErrorCode:
+def _abort(call: RequestContext, name: str, number: int, producer_id: int, *, committed: bool) -> ErrorCode:
     if not call.allows_cluster(Operation.CLUSTER_ACTION):
         return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     if not is_visible(name):
@@ -170,9 +170,9 @@ def _abort(call: Call, name: str, number: int, producer_id: int, *, committed: b
         partition = call.broker.partition(name, number)
         if not call.broker.cluster.leads(partition.topic_id, number):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if committed:  # that is for who knows all of it
+        if committed:  # only the transaction's coordinator knows all of its partitions
             return ErrorCode.INVALID_TXN_STATE
-        call.broker.store.transactions.abort_at(partition, producer_id)
+        call.broker.store.transactions.abort_in_partition(partition, producer_id)
     except (SegmentlogError, OSError) as error:
         return code_of(error)
     return ErrorCode.NONE

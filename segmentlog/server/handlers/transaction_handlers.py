@@ -1,8 +1,8 @@
-"""AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): what a client does with its transaction.
+"""AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26): transactions of clients.
 
-The engine decides (`segmentlog.transactions.server_transactions`). A client that sends EndTxn from version 5 on,
-Produce from 12 or TxnOffsetCommit from 5 speaks the second protocol of transactions (KIP-890): partitions join with the
-first request that writes to them, and each transaction has an epoch of its own.
+The engine decides (`segmentlog.transactions.server_transactions`). A client that sends EndTxn of version 5, Produce of
+12 or TxnOffsetCommit of 5 uses the second transaction protocol (KIP-890): a partition joins with the first request that
+writes to it, and each transaction has its own epoch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from segmentlog.server.codec.generated.add_partitions_to_txn import (
 from segmentlog.server.codec.generated.end_txn import EndTxnRequest, EndTxnResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.topic_ids import is_visible
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
@@ -38,8 +38,8 @@ _END_ABORTABLE: Final = 4
 _VERIFY_ABORTABLE: Final = 5
 
 
-def refusal(call: Call, name: str, operation: Operation = Operation.WRITE) -> ErrorCode:
-    """Why nothing is done under a transactional id here, or `ErrorCode.NONE`."""
+def refusal(call: RequestContext, name: str, operation: Operation = Operation.WRITE) -> ErrorCode:
+    """Return why this worker does not serve the transactional id, or `ErrorCode.NONE`."""
     if not name:
         return ErrorCode.INVALID_REQUEST
     if not call.allows(operation, ResourceType.TRANSACTIONAL_ID, name):
@@ -49,41 +49,46 @@ def refusal(call: Call, name: str, operation: Operation = Operation.WRITE) -> Er
     return ErrorCode.NONE
 
 
-def code_for(call: Call, error: Exception, fenced_from: int) -> ErrorCode:
-    """What a client is told of an error; PRODUCER_FENCED from that version on, which older ones do not know."""
+def code_for(call: RequestContext, error: Exception, fenced_from: int) -> ErrorCode:
+    """Return the error code for a client: PRODUCER_FENCED from version ``fenced_from`` on, which older clients lack."""
     if isinstance(error, ProducerFenced) and call.version >= fenced_from:
         return ErrorCode.PRODUCER_FENCED
     return code_of(error)
 
 
-# ---------------------------------------------------------------- taking part
+# ---------------------------------------------------------------- partitions
 
 
-def add_partitions_to_txn(call: Call, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
-    """Have partitions be part of a transaction, all or none; from version 4 on, which brokers use, of several."""
+def add_partitions_to_txn(call: RequestContext, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    """Add all partitions to a transaction or none; from version 4 on, which brokers use, to several transactions."""
     if call.version < _ADD_OF_BROKERS:
         name = request.v3_and_below_transactional_id
-        numbers = Numbers(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        numbers = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         results = _add(call, name, numbers, request.v3_and_below_topics)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
     if not call.allows_cluster(Operation.CLUSTER_ACTION):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response = AddPartitionsToTxnResponse()
     for one in call.each(request.transactions):
-        name, numbers = one.transactional_id, Numbers(one.producer_id, one.producer_epoch)
+        name, numbers = one.transactional_id, ProducerIdAndEpoch(one.producer_id, one.producer_epoch)
         results = _add(call, name, numbers, one.topics, verify_only=one.verify_only)
         response.results_by_transaction.append(AddPartitionsToTxnResult(name, results))
     return response
 
 
 def _add(
-    call: Call, name: str, numbers: Numbers, topics: Sequence[AddPartitionsToTxnTopic], *, verify_only: bool = False
+    call: RequestContext,
+    name: str,
+    numbers: ProducerIdAndEpoch,
+    topics: Sequence[AddPartitionsToTxnTopic],
+    *,
+    verify_only: bool = False,
 ) -> list[AddPartitionsToTxnTopicResult]:
     codes: dict[tuple[str, int], ErrorCode] = {}
     logs: list[Partition] = []
     code = refusal(call, name)
-    once = list(call.topics_once(topics, "partitions", (), "name"))
-    for asked in once:
+    merged = list(call.merged_topics(topics, "partitions", (), "name"))
+    for asked in merged:
         topic = asked.topic
         for number in asked.partitions:
             log, found = (None, code) if code else _open(call, topic.name, number)
@@ -91,7 +96,7 @@ def _add(
             if log is not None:
                 logs.append(log)
     if code is ErrorCode.NONE and any(codes.values()):
-        codes = {where: found or ErrorCode.OPERATION_NOT_ATTEMPTED for where, found in codes.items()}
+        codes = {key: found or ErrorCode.OPERATION_NOT_ATTEMPTED for key, found in codes.items()}
     elif verify_only:
         codes |= {(log.topic, log.number): _verify(call, name, numbers, log) for log in logs}
     elif logs:
@@ -101,11 +106,11 @@ def _add(
             asked.topic.name,
             [AddPartitionsToTxnPartitionResult(number, codes[asked.topic.name, number]) for number in asked.partitions],
         )
-        for asked in once
+        for asked in merged
     ]
 
 
-def _open(call: Call, name: str, number: int) -> tuple[Partition | None, ErrorCode]:
+def _open(call: RequestContext, name: str, number: int) -> tuple[Partition | None, ErrorCode]:
     if not call.allows_topic(Operation.WRITE, name):
         return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if not is_visible(name):
@@ -116,17 +121,17 @@ def _open(call: Call, name: str, number: int) -> tuple[Partition | None, ErrorCo
         return None, code_of(error)
 
 
-def _join(call: Call, name: str, numbers: Numbers, logs: Sequence[Partition]) -> ErrorCode:
+def _join(call: RequestContext, name: str, numbers: ProducerIdAndEpoch, logs: Sequence[Partition]) -> ErrorCode:
     try:
-        call.broker.store.transactions.remote.add(name, numbers, logs)
+        call.broker.store.transactions.server_transactions.add_partitions(name, numbers, logs)
     except (SegmentlogError, OSError) as error:
         return code_for(call, error, _FENCED_FROM)
     return ErrorCode.NONE
 
 
-def _verify(call: Call, name: str, numbers: Numbers, log: Partition) -> ErrorCode:
+def _verify(call: RequestContext, name: str, numbers: ProducerIdAndEpoch, log: Partition) -> ErrorCode:
     try:
-        call.broker.store.transactions.remote.guard(name, numbers, log)()
+        call.broker.store.transactions.server_transactions.append_check(name, numbers, log)()
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)
         is_abortable = code is ErrorCode.INVALID_TXN_STATE and call.version >= _VERIFY_ABORTABLE
@@ -134,43 +139,48 @@ def _verify(call: Call, name: str, numbers: Numbers, log: Partition) -> ErrorCod
     return ErrorCode.NONE
 
 
-def add_offsets_to_txn(call: Call, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
-    """Have a group's positions be part of a transaction."""
+def add_offsets_to_txn(call: RequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    """Add the committed offsets of a group to a transaction."""
     name = request.transactional_id
     code = refusal(call, name)
     if code is ErrorCode.NONE and not call.allows(Operation.READ, ResourceType.GROUP, request.group_id):
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if code is ErrorCode.NONE:
         try:
-            positions = call.broker.store.group_offsets.make_log()
-            code = _join(call, name, Numbers(request.producer_id, request.producer_epoch), [positions])
+            positions = call.broker.store.group_offsets.open_or_create_log()
+            code = _join(call, name, ProducerIdAndEpoch(request.producer_id, request.producer_epoch), [positions])
         except (SegmentlogError, OSError) as error:
             code = code_of(error)
     return AddOffsetsToTxnResponse(error_code=code)
 
 
-# ---------------------------------------------------------------- the end
+# ---------------------------------------------------------------- end
 
 
-def end_txn(call: Call, request: EndTxnRequest) -> EndTxnResponse:
-    """Commit or abort, on disk (or shipped) when it is answered; from version 5 on with the next one's numbers."""
+def end_txn(call: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
+    """Commit or abort; respond once that is on disk, or shipped.
+
+    From version 5 on return the next transaction's numbers.
+    """
     name, bumps = request.transactional_id, call.version >= _END_BUMPS
     code = refusal(call, name)
     if code is not ErrorCode.NONE:
         return EndTxnResponse(error_code=code)
-    numbers = Numbers(request.producer_id, request.producer_epoch)
+    numbers = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         transactions = call.broker.store.transactions
-        following = transactions.remote.end(name, numbers, committed=request.committed, bumps=bumps)
+        following = transactions.server_transactions.end_transaction(
+            name, numbers, committed=request.committed, bumps=bumps
+        )
         if request.committed and call.broker.settings.acks_all == "shipped":
             transactions.wait_shipped()
-    except NotShipped:  # it is decided, and asked again it waits again
+    except NotShipped:  # the outcome is decided; a repeated request waits again
         return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     except (SegmentlogError, OSError) as error:
         code = code_for(call, error, _FENCED_FROM)
         if isinstance(error, TransactionAborted):
-            # Before there was a code for it: that upon which clients abort, ask for the next epoch, and go on. They
-            # take INVALID_TXN_STATE for the end of the producer.
+            # Old versions have no code for it. After this one clients abort, request the next epoch, and continue;
+            # INVALID_TXN_STATE would be fatal for the producer.
             is_known = call.version >= _END_ABORTABLE
             code = ErrorCode.TRANSACTION_ABORTABLE if is_known else ErrorCode.INVALID_PRODUCER_ID_MAPPING
         return EndTxnResponse(error_code=code)

@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (28): positions of a group that count once the transaction is committed that they are part of."""
+"""TxnOffsetCommit (28): offsets that become committed with the transaction that they are part of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from segmentlog.errors import SegmentlogError
 from segmentlog.groups.committed_offsets import is_metadata
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.security.principals import Operation, ResourceType
 from segmentlog.server.codec.generated.txn_offset_commit import (
@@ -18,48 +18,48 @@ from segmentlog.server.codec.generated.txn_offset_commit import (
 )
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.error_codes import code_of
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.handlers.classic_group_handlers import refusal
 from segmentlog.server.handlers.group_offsets import find_topic
-from segmentlog.server.request_budget import topics_once
-from segmentlog.server.request_context import Call
-from segmentlog.transactions.server_transactions import Numbers, WrongState
+from segmentlog.server.request_budget import merge_topics
+from segmentlog.server.request_context import RequestContext
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, WrongState
 
 _ABORTABLE_FROM: Final = 4
 _JOINS_FROM: Final = 5
 _BY_ID: Final = 6
-"""From here on requests name topics by id, and clients know STALE_MEMBER_EPOCH and GROUP_ID_NOT_FOUND."""
+"""From this version on requests name topics by id, and clients know STALE_MEMBER_EPOCH and GROUP_ID_NOT_FOUND."""
 
 
-def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    """Write positions that are pending; the end of the transaction puts them on disk, and decides about them."""
+def txn_offset_commit(call: RequestContext, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+    """Write pending offsets; the end of the transaction syncs them, and commits or drops them."""
     error = ErrorCode.NONE
     if not call.allows(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
         error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     error = error or refusal(call, request.group_id, Operation.READ)
     response = TxnOffsetCommitResponse()
-    positions: list[NewPosition] = []
+    positions: list[OffsetCommit] = []
     accepted: list[TxnOffsetCommitResponsePartition] = []
-    for once in topics_once(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
+    for once in merge_topics(request.topics, "partitions", ("partition_index",), "name", "topic_id"):
         asked = once.topic
         topic, topic_error = None, error
         if error is ErrorCode.NONE:
             topic, topic_error = find_topic(call, asked.name, asked.topic_id, Operation.READ, _BY_ID)
         count = topic.partition_count if topic is not None else 0
-        told = TxnOffsetCommitResponseTopic(asked.name, asked.topic_id)
+        response_topic = TxnOffsetCommitResponseTopic(asked.name, asked.topic_id)
         for one in once.partitions.values():
             code = topic_error if topic is None else _check_position(one, count)
             answer = TxnOffsetCommitResponsePartition(one.partition_index, code)
-            told.partitions.append(answer)
+            response_topic.partitions.append(answer)
             if topic is not None and code is ErrorCode.NONE:
                 accepted.append(answer)
                 positions.append(
-                    NewPosition(
+                    OffsetCommit(
                         topic.name, topic.id, one.partition_index, one.committed_offset, one.committed_leader_epoch,
                         one.committed_metadata or "",
                     )
                 )  # fmt: skip
-        response.topics.append(told)
+        response.topics.append(response_topic)
     if positions:
         code = _commit(call, request, positions)
         for answer in accepted:
@@ -67,23 +67,23 @@ def txn_offset_commit(call: Call, request: TxnOffsetCommitRequest) -> TxnOffsetC
     return response
 
 
-def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosition]) -> ErrorCode:
-    name, numbers = request.transactional_id, Numbers(request.producer_id, request.producer_epoch)
-    remote = call.broker.store.transactions.remote
+def _commit(call: RequestContext, request: TxnOffsetCommitRequest, positions: list[OffsetCommit]) -> ErrorCode:
+    name, numbers = request.transactional_id, ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+    remote = call.broker.store.transactions.server_transactions
     try:
-        log = call.broker.store.group_offsets.make_log()
+        log = call.broker.store.group_offsets.open_or_create_log()
         if call.version >= _JOINS_FROM:
-            remote.add(name, numbers, [log])
-        guard = remote.guard(name, numbers, log)
+            remote.add_partitions(name, numbers, [log])
+        guard = remote.append_check(name, numbers, log)
         guard()
         stamp = ProducerStamp(*numbers, sequence=-1, transactional=True, check=guard)
-        code = call.broker.groups.commit(
+        code = call.broker.groups.commit_offsets(
             request.group_id, positions,
             member_id=request.member_id, generation=request.generation_id_or_member_epoch,
             instance_id=request.group_instance_id, stamp=stamp,
         )[0]  # fmt: skip
         return _in_version(call, request.group_id, code)
-    except Unavailable as unavailable:
+    except GroupUnavailable as unavailable:
         return unavailable.code
     except WrongState as problem:
         return ErrorCode.TRANSACTION_ABORTABLE if call.version >= _ABORTABLE_FROM else code_of(problem)
@@ -91,10 +91,10 @@ def _commit(call: Call, request: TxnOffsetCommitRequest, positions: list[NewPosi
         return code_of(problem)
 
 
-def _in_version(call: Call, group: str, code: ErrorCode) -> ErrorCode:
-    """Return the code under which clients of the request's version know the problem."""
+def _in_version(call: RequestContext, group: str, code: ErrorCode) -> ErrorCode:
+    """Return the code by which clients of the request's version know the error."""
     if call.version < _BY_ID:
-        # An older client takes a code that it does not know for the end of its producer.
+        # Older clients treat an unknown code as fatal for the producer.
         return ErrorCode.ILLEGAL_GENERATION if code is ErrorCode.STALE_MEMBER_EPOCH else code
     if code is ErrorCode.UNKNOWN_MEMBER_ID and not call.broker.store.groups.exists(group):
         return ErrorCode.GROUP_ID_NOT_FOUND

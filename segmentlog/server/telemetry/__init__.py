@@ -1,3 +1,1 @@
-"""What a server tells of itself and of its store, for Prometheus. It reads what is there when somebody asks; until then
-it costs nothing.
-"""
+"""Metrics of a server and of its store for Prometheus, collected when they are requested and at no cost until then."""

@@ -1,6 +1,6 @@
-"""Every metric there is: its name, its kind, its labels and what it says. `docs/server-metrics.md` has the same table.
+"""Definitions of all metrics: name, kind, labels and help text. `docs/server-metrics.md` contains the same table.
 
-Names are as Prometheus wants them: seconds and bytes, counters end in ``_total``.
+Names follow Prometheus' conventions: seconds and bytes as units, and counters end in ``_total``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Family(NamedTuple):
-    """A metric with all its labels."""
+    """Definition of a metric with all its labels."""
 
     name: str
     kind: Kind
@@ -22,62 +22,65 @@ class Family(NamedTuple):
 _PARTITION: Final = ("topic", "partition")
 _POSITION: Final = ("group", "topic", "partition")
 
-# ---------------------------------------------------------------- of a worker
+# ---------------------------------------------------------------- one worker
 
 BUILD_INFO: Final = Family(
-    "segmentlog_build_info", "gauge", ("version", "python", "core", "worker"), "1; the labels say what runs here"
+    "segmentlog_build_info", "gauge", ("version", "python", "core", "worker"), "Always 1; the labels identify the build"
 )
 REQUEST_SECONDS: Final = Family(
     "segmentlog_request_duration_seconds", "histogram", ("api",),
-    "From the last byte of a request to its answer, the wait for the disk, for records (Fetch) or for other members"
-    " (JoinGroup, SyncGroup) included",
+    "Time from the last byte of a request to its response, including waits for the disk, for records (Fetch) and for"
+    " other members (JoinGroup, SyncGroup)",
 )  # fmt: skip
 ERRORS: Final = Family(
     "segmentlog_errors_total", "counter", ("api", "error"),
-    "Errors that answers told, under Kafka's names, each partition of an answer by itself",
+    "Errors in responses, by Kafka's name of the error; each partition of a response counts",
 )  # fmt: skip
-CONNECTIONS: Final = Family("segmentlog_connections", "gauge", (), "Clients that are connected")
-ACCEPTED: Final = Family("segmentlog_connections_accepted_total", "counter", (), "Connections that were accepted")
+CONNECTIONS: Final = Family("segmentlog_connections", "gauge", (), "Connected clients")
+ACCEPTED: Final = Family("segmentlog_connections_accepted_total", "counter", (), "Accepted connections")
 REFUSED: Final = Family(
     "segmentlog_connections_refused_total", "counter", (),
-    "Connections that were closed at once: there were as many as there may be, or no descriptor or thread was left",
+    "Connections closed at once because a limit was reached, or no descriptor or thread was available",
 )  # fmt: skip
 CUT: Final = Family(
     "segmentlog_connections_cut_total", "counter", (),
-    "Connections that were closed for what came over them: no request, one that is too large or too slow",
+    "Connections closed because a request was malformed, too large, too slow, or missing",
 )  # fmt: skip
 AUTHENTICATION_FAILURES: Final = Family(
-    "segmentlog_authentication_failures_total", "counter", ("by",), "Clients that TLS or SASL did not let in"
+    "segmentlog_authentication_failures_total", "counter", ("by",), "Failed TLS handshakes and SASL authentications"
 )
-RECEIVED: Final = Family("segmentlog_received_bytes_total", "counter", (), "From clients, without what TLS adds")
-SENT: Final = Family("segmentlog_sent_bytes_total", "counter", (), "To clients, without what TLS adds")
-FETCH_SESSIONS: Final = Family("segmentlog_fetch_sessions", "gauge", (), "Fetch sessions that are kept (KIP-227)")
+RECEIVED: Final = Family("segmentlog_received_bytes_total", "counter", (), "Bytes received, without TLS overhead")
+SENT: Final = Family("segmentlog_sent_bytes_total", "counter", (), "Bytes sent, without TLS overhead")
+FETCH_SESSIONS: Final = Family("segmentlog_fetch_sessions", "gauge", (), "Cached fetch sessions (KIP-227)")
 LONG_POLLS: Final = Family("segmentlog_long_polls", "gauge", (), "Fetches that wait for records")
 WAITING_FOR_DISK: Final = Family(
     "segmentlog_answers_waiting_for_disk",
     "gauge",
     (),
-    "Answers to acks=all that wait for their fsync, or for being shipped, to begin",
+    "Responses with acks=all that wait for the start of an fsync, or of shipping",
 )
 RENDERED: Final = Family(
     "segmentlog_rendered_batches_total", "counter", ("cache",),
-    "Batches that local programs wrote, as Kafka's clients asked for them: made (miss) or still there (hit)",
+    "Batches written by local programs and converted for Kafka clients: found in the cache (hit) or converted (miss)",
 )  # fmt: skip
 RENDERED_BYTES: Final = Family(
-    "segmentlog_rendered_bytes", "gauge", (), "What of that takes room on disk, in files without a name"
+    "segmentlog_rendered_bytes", "gauge", (), "Size on disk of the cache of converted batches, in unnamed files"
 )
-OPENED: Final = Family("segmentlog_opened_partitions", "gauge", (), "Partitions that this process has opened")
+OPENED: Final = Family("segmentlog_opened_partitions", "gauge", (), "Partitions open in this process")
 PROBLEMS: Final = Family(
-    "segmentlog_problems", "gauge", (), "What /readyz complains about: failed partitions, background work that fails"
+    "segmentlog_problems",
+    "gauge",
+    (),
+    "Problems that /readyz reports: failed partitions, failing background work",
 )
 
 SHIP_SECONDS: Final = Family(
     "segmentlog_ship_lag_seconds", "gauge", (),
-    "How long ago everything was in the object store that was on disk then; of the worker that ships",
+    "Age of the newest state of the store that is completely in the object store; from the worker that ships",
 )  # fmt: skip
-SHIP_BYTES: Final = Family("segmentlog_ship_lag_bytes", "gauge", (), "Appended since the last turn of shipping")
+SHIP_BYTES: Final = Family("segmentlog_ship_lag_bytes", "gauge", (), "Bytes appended since the last shipping cycle")
 SHIP_FAILING: Final = Family(
-    "segmentlog_ship_failing", "gauge", (), "1 while the store, or some partition, cannot be shipped: the log says why"
+    "segmentlog_ship_failing", "gauge", (), "1 while the store or a partition cannot be shipped; the log has the reason"
 )
 
 WORKER: Final = (
@@ -85,75 +88,78 @@ WORKER: Final = (
     FETCH_SESSIONS, LONG_POLLS, WAITING_FOR_DISK, RENDERED, RENDERED_BYTES, OPENED, PROBLEMS, SHIP_SECONDS, SHIP_BYTES,
     SHIP_FAILING,
 )  # fmt: skip
-"""Each worker tells these of itself; of shipping the one that ships."""
+"""Metrics of each worker; those of shipping come from the worker that ships."""
 
-# ---------------------------------------------------------------- of the store
+# ---------------------------------------------------------------- the store
 
 TOPICS: Final = Family("segmentlog_topics", "gauge", (), "Topics")
-PARTITIONS: Final = Family("segmentlog_partitions", "gauge", (), "Partitions of all topics, the store's own included")
+PARTITIONS: Final = Family("segmentlog_partitions", "gauge", (), "Partitions of all topics, internal ones included")
 UNREAD: Final = Family(
     "segmentlog_unread_partitions", "gauge", (),
-    "Partitions that nothing is told of: no process has opened them since the machine started",
+    "Partitions without metrics: no process has opened them since the machine started",
 )  # fmt: skip
-LOG_START: Final = Family("segmentlog_partition_log_start_offset", "gauge", _PARTITION, "The first record still there")
-LOG_END: Final = Family("segmentlog_partition_log_end_offset", "gauge", _PARTITION, "What the next record gets")
-DURABLE: Final = Family("segmentlog_partition_durable_offset", "gauge", _PARTITION, "Everything below it is on disk")
+LOG_START: Final = Family("segmentlog_partition_log_start_offset", "gauge", _PARTITION, "Offset of the first record")
+LOG_END: Final = Family("segmentlog_partition_log_end_offset", "gauge", _PARTITION, "Offset of the next record")
+DURABLE: Final = Family("segmentlog_partition_durable_offset", "gauge", _PARTITION, "Records below it are on disk")
 LAST_STABLE: Final = Family(
-    "segmentlog_partition_last_stable_offset", "gauge", _PARTITION, "Everything below it belongs to no open transaction"
+    "segmentlog_partition_last_stable_offset", "gauge", _PARTITION, "Records below it are in no open transaction"
 )
-BYTES: Final = Family("segmentlog_partition_size_bytes", "gauge", _PARTITION, "Its segments, without their indexes")
+BYTES: Final = Family("segmentlog_partition_size_bytes", "gauge", _PARTITION, "Size of the segments, without indexes")
 SEGMENTS: Final = Family("segmentlog_partition_segments", "gauge", _PARTITION, "Segments, the active one included")
 EPOCH: Final = Family(
-    "segmentlog_partition_epoch", "gauge", _PARTITION, "Grows when a crash or a truncation may have taken records"
+    "segmentlog_partition_epoch",
+    "gauge",
+    _PARTITION,
+    "Leader epoch; grows when records may have been lost",
 )
 LOST: Final = Family(
     "segmentlog_partition_lost_offsets_total", "counter", _PARTITION,
-    "Offsets in ranges that crashes and truncations took; most of a range was usually never handed out",
+    "Offsets in ranges lost by crashes and truncations; most of them usually never had a record",
 )  # fmt: skip
 UNSYNCED_RECORDS: Final = Family(
-    "segmentlog_partition_unsynced_records", "gauge", _PARTITION, "Offsets that a power cut would take now"
+    "segmentlog_partition_unsynced_records", "gauge", _PARTITION, "Offsets that a power cut would lose now"
 )
 UNSYNCED_SECONDS: Final = Family(
     "segmentlog_partition_unsynced_seconds", "gauge", _PARTITION,
-    "How long the oldest of those has been at risk: at most this; since the last fsync or the last scrape without any",
+    "Upper limit of the age of unsynced records: since the last fsync, or the last scrape without any",
 )  # fmt: skip
 SYNCS: Final = Family(
-    "segmentlog_partition_syncs_total", "counter", _PARTITION, "fsyncs of all processes since the last recovery"
+    "segmentlog_partition_syncs_total", "counter", _PARTITION, "fsyncs by all processes since the last recovery"
 )
 FAILED: Final = Family(
-    "segmentlog_partition_failed", "gauge", _PARTITION, "1 after a failed fsync: it takes no appends until opened anew"
+    "segmentlog_partition_failed", "gauge", _PARTITION, "1 after a failed fsync: no appends until it is reopened"
 )
 SHIPPED: Final = Family(
-    "segmentlog_partition_shipped_offset", "gauge", _PARTITION, "Everything below it lies in the object store"
+    "segmentlog_partition_shipped_offset", "gauge", _PARTITION, "Records below it are in the object store"
 )
 UNSHIPPED: Final = Family(
     "segmentlog_partition_unshipped_records",
     "gauge",
     _PARTITION,
-    "Offsets that the loss of this machine would take now",
+    "Offsets that would be lost with this machine now",
 )
 GROUP_STATE: Final = Family(
-    "segmentlog_group_state", "gauge", ("group", "state"), "1 for the state that it is in, 0 for the others"
+    "segmentlog_group_state", "gauge", ("group", "state"), "1 for the group's state, 0 for all others"
 )
 GROUP_MEMBERS: Final = Family(
-    "segmentlog_group_members", "gauge", ("group", "kind"), "Members: of the library, or clients of the server (kafka)"
+    "segmentlog_group_members", "gauge", ("group", "kind"), "Members: of the library, or Kafka clients (kafka)"
 )
 GROUP_GENERATION: Final = Family("segmentlog_group_generation", "gauge", ("group",), "Grows with every rebalance")
-COMMITTED: Final = Family("segmentlog_group_committed_offset", "gauge", _POSITION, "Where the group goes on")
+COMMITTED: Final = Family("segmentlog_group_committed_offset", "gauge", _POSITION, "Committed offset of the group")
 LAG: Final = Family(
-    "segmentlog_group_lag", "gauge", _POSITION, "Offsets from there to the end of the log, without lost ranges"
+    "segmentlog_group_lag", "gauge", _POSITION, "Log end offset minus committed offset, without lost ranges"
 )
 STORE_SECONDS: Final = Family(
-    "segmentlog_store_scrape_duration_seconds", "gauge", (), "What it took to read all this of the store"
+    "segmentlog_store_scrape_duration_seconds", "gauge", (), "Time to read the metrics of the store"
 )
 
 PARTITION: Final = (
     LOG_START, LOG_END, DURABLE, LAST_STABLE, BYTES, SEGMENTS, EPOCH, LOST, UNSYNCED_RECORDS, UNSYNCED_SECONDS, SYNCS,
     FAILED,
 )  # fmt: skip
-"""In the order of the values of `partitions.PartitionState.values`."""
+"""In the order of `store_metrics._values`."""
 STORE: Final = (
     TOPICS, PARTITIONS, UNREAD, *PARTITION, SHIPPED, UNSHIPPED, GROUP_STATE, GROUP_MEMBERS, GROUP_GENERATION, COMMITTED,
     LAG, STORE_SECONDS,
 )  # fmt: skip
-"""The first worker tells these, for all of the store, whoever writes and reads it; of shipping once it is shipped."""
+"""Metrics of the store, from the first worker only; those of shipping only if the store is shipped."""

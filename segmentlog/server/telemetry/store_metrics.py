@@ -1,4 +1,4 @@
-"""What is told of the store, by one worker for all of them: partitions and groups, whoever uses them."""
+"""Metrics of the store's partitions and groups, whichever processes use them; one worker reports them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Samples = list[tuple[str, float]]
 
 
 class StoreTelemetry:
-    """Thread-safe: one scrape is done at a time."""
+    """Metrics of a store. Thread-safe: one scrape is done at a time."""
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class StoreTelemetry:
         self._labels: dict[tuple[str, int], str] = {}
 
     def text(self) -> str:
-        """In Prometheus' text format. Raises `StoreClosed`."""
+        """Return the metrics in Prometheus' text format. Raise `StoreClosed`."""
         with self._mutex:
             began_s = time.perf_counter()
             states, parts = self._render_partitions()
@@ -50,7 +50,7 @@ class StoreTelemetry:
             return "".join(parts)
 
     def _render_partitions(self) -> tuple[dict[tuple[str, int], PartitionState], list[str]]:
-        """(the partitions that have a state, lines)."""
+        """Return (the partitions that have a state, text of the metrics)."""
         states: dict[tuple[str, int], PartitionState] = {}
         labels: dict[tuple[str, int], str] = {}
         rows = []
@@ -96,7 +96,7 @@ class StoreTelemetry:
         for group in self._store.groups.names():
             try:
                 found = self._store.groups.describe(group, end_of, lost_of)
-            except (SegmentlogError, OSError):  # deleted meanwhile, most likely
+            except (SegmentlogError, OSError):  # most likely deleted since it was listed
                 continue
             _add(samples, found)
             time.sleep(0)
@@ -104,7 +104,7 @@ class StoreTelemetry:
 
 
 def _values(state: PartitionState) -> tuple[float, ...]:
-    """In the order of `families.PARTITION`."""
+    """Return the values in the order of `definitions.PARTITION`."""
     log, sync = state.summary.log, state.summary.sync
     return (
         log.log_start_offset, log.log_end_offset, sync.durable_offset, log.last_stable_offset, state.size_bytes,

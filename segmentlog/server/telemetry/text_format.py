@@ -1,7 +1,7 @@
-"""Prometheus' text format, for what is told by the ten thousand.
+"""Write Prometheus' text format for metrics with tens of thousands of samples.
 
-The client library makes a sample in some 10 us, which is a second of this process for 10,000 partitions, with everybody
-else kept waiting: so what is told of partitions and groups is written here. All else is the library's to write.
+The client library takes about 10 us a sample: one second for 10,000 partitions, in which the process serves no client.
+So metrics of partitions and groups are written by this module, and all others by the library.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from segmentlog.server.telemetry.definitions import Family
 
 
 def labels_of(names: Sequence[str], values: Sequence[object]) -> str:
-    """``{topic="clicks",partition="3"}``."""
+    """Return the labels as text: ``{topic="clicks",partition="3"}``."""
     return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in zip(names, values, strict=True)) + "}"
 
 
 def head(family: Family) -> str:
-    """The two lines above a metric."""
+    """Return the two comment lines of a metric."""
     text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     return f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n"
 
 
 def render(family: Family, samples: Iterable[tuple[str, float]]) -> str:
-    """A metric of which there is one for each of these labels."""
+    """Return a metric with a sample for each of the labels."""
     name = family.name
     return head(family) + "".join([f"{name}{labels} {value}\n" for labels, value in samples])
 

@@ -1,4 +1,4 @@
-"""What a worker tells of itself, with the client library: its `Meter`, what waits in it, and what its process takes."""
+"""Metrics of a worker, written by Prometheus' client library: its counters, waiting requests, and process."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from segmentlog.speedups import COMPILED
 
 if TYPE_CHECKING:
     from segmentlog.server.telemetry.definitions import Family
-    from segmentlog.server.worker import Worker
+    from segmentlog.server.worker import ServerWorker
 
 _EDGES: Final = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
 
 
 class WorkerTelemetry:
-    """Thread-safe."""
+    """Metrics of a worker. Thread-safe."""
 
-    def __init__(self, worker: Worker, version: str) -> None:
+    def __init__(self, worker: ServerWorker, version: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_WorkerCollector(worker, version))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> str:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
 
 class _WorkerCollector(Collector):
-    def __init__(self, worker: Worker, version: str) -> None:
+    def __init__(self, worker: ServerWorker, version: str) -> None:
         self._worker = worker
         self._version = version
 
     def collect(self) -> Iterator[Metric]:
-        """Everything in `families.WORKER`."""
+        """Yield the metrics in `definitions.WORKER`."""
         worker, broker, meter = self._worker, self._worker.broker, self._worker.broker.meter
         build = self._version, platform.python_version(), "compiled" if COMPILED else "interpreted"
         yield _metric(definitions.BUILD_INFO, {(*build, str(broker.broker_id)): 1})
@@ -61,12 +61,14 @@ class _WorkerCollector(Collector):
         yield _metric(definitions.RECEIVED, received)
         yield _metric(definitions.SENT, sent)
         yield _metric(definitions.FETCH_SESSIONS, len(broker.fetch_sessions))
-        yield _metric(definitions.LONG_POLLS, broker.arrivals.waiting_count)
-        waits = {broker.durability, broker.acknowledgement}
+        yield _metric(definitions.LONG_POLLS, broker.purgatory.waiting_count)
+        waits = {broker.fsync_waiter, broker.ack_waiter}
         yield _metric(definitions.WAITING_FOR_DISK, sum(one.waiting_count for one in waits))
-        renderings = broker.renderings
-        yield _metric(definitions.RENDERED, {("hit",): renderings.hit_count, ("miss",): renderings.miss_count})
-        yield _metric(definitions.RENDERED_BYTES, renderings.disk_bytes)
+        converted_batches = broker.converted_batches
+        yield _metric(
+            definitions.RENDERED, {("hit",): converted_batches.hit_count, ("miss",): converted_batches.miss_count}
+        )
+        yield _metric(definitions.RENDERED_BYTES, converted_batches.disk_bytes)
         yield _metric(definitions.OPENED, len(broker.store.opened_partitions()))
         yield _metric(definitions.PROBLEMS, len(worker.problems()))
         shipping = broker.store.shipping.status()
@@ -84,7 +86,7 @@ class _WorkerCollector(Collector):
 
 
 def _metric(family: Family, values: float | Mapping[Any, float]) -> Metric:
-    """One value, or one for each of these labels."""
+    """Return a metric with one value, or one for each of the labels."""
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
     for labels, value in (values if isinstance(values, Mapping) else {(): values}).items():

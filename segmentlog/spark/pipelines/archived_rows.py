@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from segmentlog.format.columns import Int64Array
     from segmentlog.format.record_batch import RecordBatch
-    from segmentlog.log.append.batch_encoding import RecordColumns
+    from segmentlog.log.append.batch_encoding import CheckedColumns
 
 COLUMNS: Final = StructType(
     [
@@ -103,7 +103,7 @@ def largest_batch_bytes() -> Column:
     return (F.max(F.expr(_SIZE)) + _BATCH_OF_ONE_BYTES).alias("largest_batch_bytes")
 
 
-OnRecords = Callable[[int, "Int64Array", "RecordColumns", int], None]
+OnRecords = Callable[[int, "Int64Array", "CheckedColumns", int], None]
 """Called with a partition, offsets, columns and about how many bytes."""
 
 
@@ -140,7 +140,7 @@ def _restored(config: TopicConfig, batches: Iterator[pa.RecordBatch]) -> Iterato
     for batch in batches:
         made: list[RecordBatch] = []
 
-        def take(partition: int, offsets: Int64Array, columns: RecordColumns, size_bytes: int) -> None:
+        def take(partition: int, offsets: Int64Array, columns: CheckedColumns, size_bytes: int) -> None:
             for base_offset, encoded in encoder.batches(offsets, columns, size_bytes):
                 data = memoryview(b"".join((encoded.placed_at(base_offset, 0), encoded.payload)))
                 header = decode_header(data, 0)

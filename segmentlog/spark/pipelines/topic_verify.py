@@ -30,8 +30,8 @@ from segmentlog.inspection.split_inspection import (
 )
 from segmentlog.inspection.store_inspection import inspect_store, list_topics
 from segmentlog.objects.bucket.url import is_url
-from segmentlog.objects.replica.remote_store import reach_files
-from segmentlog.objects.tier.remote_reader import reaching
+from segmentlog.objects.replica.remote_store import open_store_files
+from segmentlog.objects.tier.remote_reader import remote_segments_readable
 from segmentlog.spark.store_opener import Place, opened_for_task, place_of
 from segmentlog.storage.fs import FileSystem
 
@@ -86,7 +86,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     """
     started = time.perf_counter()
     place = Place(place_of(path), (topic,))
-    with reach_files(place.path, place.only_topics) as (fs, folder):
+    with open_store_files(place.path, place.only_topics) as (fs, folder):
         if topic not in list_topics(fs, folder):
             raise UnknownTopic(topic)
         jobs = list_segment_jobs(fs, folder, topic)
@@ -140,7 +140,7 @@ def _look_at_share(
         elif not os.path.isdir(f"{folder}/{topic}"):
             return socket.gethostname()
         else:
-            stack.enter_context(reaching(fs))
+            stack.enter_context(remote_segments_readable(fs))
         moved = [replace(job, path=here + job.path.removeprefix(folder)) for job in share]
         found = [
             replace(looked, path=folder + looked.path.removeprefix(here))

@@ -23,7 +23,7 @@ from ecosystem.protocol.unruly_server import UnrulyServer
 import segmentlog
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
 from segmentlog.groups.committed_offsets import encode
-from segmentlog.groups.server_group_file import RemoteGroup, read_remote
+from segmentlog.groups.server_group_file import SavedGroup, read_saved_group
 from segmentlog.records import TopicPartition
 from segmentlog.storage.fs import FileSystem
 
@@ -87,7 +87,7 @@ class Game(Cast):
         librdkafka 2.15 that is answered late, when the question is no longer there, asks once more half a second later,
         and goes back to the beginning (`rd_kafka_toppar_handle_Offset`, "outdated offset response").
         """
-        positions, topic_id = self.store.groups.positions, self.store.topic("in").id
+        positions, topic_id = self.store.groups.committed_offsets, self.store.topic("in").id
         where = {TopicPartition("in", number): 0 for number in range(PARTITIONS_MAX)}
         positions.sync(
             positions.append(*encode(GROUP, where, lambda _: topic_id, committed_ms=int(time.time() * 1000)))
@@ -153,10 +153,10 @@ class Game(Cast):
         assert self.java is not None
         return [one for one in self.told(self.java.label, *kinds) if str(one[1]).startswith(self.java.label + player)]
 
-    def group(self) -> RemoteGroup:
+    def group(self) -> SavedGroup:
         """What its coordinator knows of the group."""
-        remote = read_remote(FileSystem(), f"{self.path}/{GROUPS_FOLDER}/{folder_name_of(GROUP, 'group')}")
-        return remote or RemoteGroup()
+        remote = read_saved_group(FileSystem(), f"{self.path}/{GROUPS_FOLDER}/{folder_name_of(GROUP, 'group')}")
+        return remote or SavedGroup()
 
     def say(self, kind: str, *rest: Any) -> None:
         """In a journal of the game's own."""

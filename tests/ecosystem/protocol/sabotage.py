@@ -16,11 +16,11 @@ from segmentlog.records import TopicPartition
 from segmentlog.server.codec.generated.produce import PartitionProduceData, PartitionProduceResponse
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups import consumer_members
-from segmentlog.server.groups.classic_group import Group
+from segmentlog.server.groups.classic_group import ClassicGroup
 from segmentlog.server.groups.consumer_group import ConsumerGroup
 from segmentlog.server.handlers import produce
 from segmentlog.server.partition_fetch import Bounds
-from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions, UnknownProducer
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, ServerTransactions, UnknownProducer
 from segmentlog.transactions.transaction_log import TransactionState
 
 _LATE_S: Final = 0.3
@@ -30,7 +30,7 @@ def forget_a_fence() -> None:
     """Whoever once was the instance of a name writes on, and ends its transactions."""
     real = ProducerStates.admit
 
-    def known(self: RemoteTransactions, name: str, numbers: Numbers) -> TransactionState:
+    def known(self: ServerTransactions, name: str, numbers: ProducerIdAndEpoch) -> TransactionState:
         state = self._log.find(name)
         if state is None or state.producer_id != numbers.producer_id:
             raise UnknownProducer(name)
@@ -44,7 +44,7 @@ def forget_a_fence() -> None:
             stamp.check()
         return None
 
-    RemoteTransactions._known = known  # type: ignore[method-assign]
+    ServerTransactions._checked_state = known  # type: ignore[method-assign]
     ProducerStates.admit = admit  # type: ignore[method-assign]
 
 
@@ -85,7 +85,7 @@ def serve_past_the_last_stable_offset() -> None:
 
 def commit_from_an_old_generation() -> None:
     """Whoever once was a member commits positions."""
-    for kind in (Group, ConsumerGroup):
+    for kind in (ClassicGroup, ConsumerGroup):
         kind.may_commit = lambda self, *_, **__: ErrorCode.NONE  # type: ignore[method-assign]
 
 
@@ -105,23 +105,23 @@ def assign_twice() -> None:
         self.is_changed = True
 
     consumer_members.assign = assign  # type: ignore[assignment]
-    consumer_members.ConsumerMembership._hold = hold  # type: ignore[method-assign]
-    consumer_members.ConsumerMembership._is_free_for = lambda *_: True  # type: ignore[method-assign]
+    consumer_members.ConsumerMembers._set_holding = hold  # type: ignore[method-assign]
+    consumer_members.ConsumerMembers._is_free_for = lambda *_: True  # type: ignore[method-assign]
 
 
 def assign_twice_classic() -> None:
     """In the classic protocol each member gets what its leader gave to one of them."""
-    real = Group.sync
+    real = ClassicGroup.sync
 
     def sync(
-        self: Group, token: object, member_id: str, generation: int, assignments: Any, *rest: Any, **more: Any
+        self: ClassicGroup, token: object, member_id: str, generation: int, assignments: Any, *rest: Any, **more: Any
     ) -> None:
         given = dict(assignments)
         if given:
             given = dict.fromkeys(given, max(given.values(), key=len))
         real(self, token, member_id, generation, list(given.items()), *rest, **more)
 
-    Group.sync = sync  # type: ignore[method-assign]
+    ClassicGroup.sync = sync  # type: ignore[method-assign]
 
 
 def skip_a_dedupe() -> None:

@@ -18,7 +18,7 @@ from full_disk import FlaggedDisk
 from segmentlog.server import worker_process
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.supervisor import Plan, Supervisor
+from segmentlog.server.supervisor import ServerPlan, Supervisor
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     groups = GroupSettings(
         min_session_timeout_ms=100, consumer_session_timeout_ms=told["session_ms"], consumer_heartbeat_interval_ms=100
     )
-    plan = Plan(
+    plan = ServerPlan(
         path=told["path"], host="127.0.0.1", port=0, workers=told["workers"], advertise=f"127.0.0.1:{told['port']}",
         settings=ServerSettings(groups=groups, auto_create=False),
     )  # fmt: skip

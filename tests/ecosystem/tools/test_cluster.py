@@ -139,7 +139,7 @@ def test_rules(refuse: Command) -> None:
 def test_what_cannot_be_altered(refuse: Command, tmp_path: Path) -> None:
     """Clients send no telemetry, and nobody gets in with a token."""
     said = refuse("ClientMetricsCommand", "--alter", "--name", "m", "--interval", 1000)
-    assert "only topics and groups can be altered: a server's settings are its command line's" in said
+    assert "only topics and groups can be altered; set the server's settings on its command line" in said
     config = tmp_path / "admin.properties"
     config.write_text("")
     said = refuse("DelegationTokenCommand", "--command-config", config, "--describe")

@@ -86,7 +86,7 @@ def test_reset(client: PatientDriver, do: Command, store: LogStore, tmp_path: Pa
 
 def positions(store: LogStore) -> tuple[int, ...]:
     """Of g, as the library has them, by partition."""
-    found = {where.partition: position.offset for where, position in store.group_offsets.positions("g").items()}
+    found = {where.partition: position.offset for where, position in store.group_offsets.by_topic_id("g").items()}
     return tuple(found[number] for number in sorted(found))
 
 

@@ -73,7 +73,7 @@ def test_configurations_of_brokers(do: Command, refuse: Command) -> None:
     assert every.endswith("Default configs for brokers in the cluster are:\n")
     changed = do(CONFIGS, "--describe", "--entity-type", "brokers").splitlines()
     assert [line for line in changed if line.startswith(" ")] == []
-    where = "only topics and groups can be altered: a server's settings are its command line's"
+    where = "only topics and groups can be altered; set the server's settings on its command line"
     assert where in refuse(CONFIGS, "--alter", "--broker", 1, "--add-config", "log.cleaner.threads=2")
     assert where in refuse(CONFIGS, "--alter", "--broker-defaults", "--add-config", "log.cleaner.threads=2")
 

@@ -83,7 +83,7 @@ def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -
         assert "theirs" not in text, path
         assert "their producer" not in text, path
         assert client.context.store.path not in text, path
-    assert "1 partitions of topics that you may not see" in client.get("/ui/groups/group?group=mine").text
+    assert "1 partition of topics that you may not see" in client.get("/ui/groups/group?group=mine").text
     assert "You may not see it" in client.get("/ui/topics/open").text
     for path in ("/topics/secret", "/topics/secret/records", "/topics/secret/records/0/0", "/topics/secret/tail",
                  "/topics/secret/records/0/0/value", "/topics/secret/tail/events", "/topics/secret/partitions/0",
@@ -99,7 +99,7 @@ def test_a_lag_is_of_what_one_may_see(store: LogStore, ruled: Callable[..., Clie
     client = ruled(_SEE, _READ, _SEE_GROUP)
     pages = [client.get(path).text for path in ("/ui/groups", "/ui/groups/group?group=mine")]
     assert "7,00" not in "".join(pages)
-    assert "<dt>Lag</dt><dd>1</dd>" in pages[1]
+    assert '<dt>Lag</dt><dd>1 <span class="unit">record</span></dd>' in pages[1]
     assert "you may not see all of them" in pages[1]
 
 
@@ -186,7 +186,7 @@ def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[...,
         assert client.post(f"/ui{path}", data=form).status_code == 403, path
     for text in (client.get("/ui/topics/open").text, client.get("/ui/groups/group?group=mine").text):
         assert "Delete" not in text
-        assert "Move its positions" not in text
+        assert "Change committed offsets" not in text
     everything = ruled(
         _SEE, _READ, _SEE_GROUP, (Operation.ALTER_CONFIGS, *_SEE[1:]), (Operation.DESCRIBE_CONFIGS, *_SEE[1:]),
         (Operation.DELETE, *_SEE[1:]),

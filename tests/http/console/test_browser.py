@@ -188,7 +188,7 @@ def test_times_are_the_readers_with_utc_at_hand(page: Callable[..., Any]) -> Non
     shown.goto(f"{shown.url.partition('/records')[0]}/records")
     shown.select_option("#at", "time")
     shown.fill("#where", "2026-01-02 05:45")
-    shown.get_by_role("button", name="Look").click()
+    shown.get_by_role("button", name="Search").click()
     shown.wait_for_url("**where=2026-01-02T00**")
     assert shown.input_value("#where") == "2026-01-02T00:00:00.000Z"
 

@@ -87,7 +87,7 @@ def test_positions_are_moved_to_where_the_preview_said(store: LogStore, client: 
     assert client.post("/ui/groups/reset?group=plain", data={}).status_code in (415, 422)
     with store.consumer("t", group="plain", follow=True) as consumer:
         consumer.poll_group()
-        assert "1 members" in client.get("/ui/groups/reset?group=plain&to=earliest").text
+        assert "1 member." in client.get("/ui/groups/reset?group=plain&to=earliest").text
         assert client.post("/ui/groups/reset?group=plain", data={"move": "t/0/1"}).status_code == 409
 
 
@@ -150,8 +150,8 @@ def test_a_read_only_door_has_no_forms_and_takes_none(store: LogStore, read_only
         assert answer.status_code == 200
         assert 'method="post"' not in answer.text
         assert "Change the configuration" not in answer.text
-        assert "Move its positions" not in answer.text
-        assert "read-only" in answer.text
+        assert "Change committed offsets" not in answer.text
+        assert "Read-only" in answer.text
     for path in ("/topics/t/config", "/topics/t/delete", "/groups/reset?group=g", "/transactions/abort?name=x"):
         assert read_only_client.get(f"/ui{path}").status_code == 403
         answer = read_only_client.post(f"/ui{path}", data={"name": "t", "retention.ms": "1d", "move": "t/0/0"})

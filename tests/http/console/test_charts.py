@@ -4,7 +4,17 @@ from itertools import pairwise
 
 import pytest
 
-from segmentlog.http.console.charts import PLOT_HEIGHT, PLOT_WIDTH, STRIP_WIDTH, LagHistory, segment_strip
+from segmentlog.http.console.charts import (
+    PLOT_HEIGHT,
+    PLOT_WIDTH,
+    SPARK_HEIGHT,
+    SPARK_WIDTH,
+    STRIP_WIDTH,
+    LagHistory,
+    RateSample,
+    segment_strip,
+    sparkline,
+)
 from segmentlog.records import SegmentInfo
 
 
@@ -88,3 +98,20 @@ def test_the_history_of_lags_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert history.plot("a") is None
     assert history.plot("b") is not None
     assert history.plot("d") is not None
+
+
+def test_a_sparkline_shows_the_last_five_minutes_within_its_box() -> None:
+    """Older samples are dropped, a rate of zero is a flat line, and one sample is not a line."""
+    assert sparkline([]) is None
+    assert sparkline([RateSample(1.0, 5.0)]) is None
+    flat = sparkline([RateSample(1.0, 0.0), RateSample(2.0, 0.0)])
+    assert flat is not None
+    assert flat.points == f"0.0,{SPARK_HEIGHT}.0 {SPARK_WIDTH}.0,{SPARK_HEIGHT}.0"
+    line = sparkline([RateSample(float(at), 1000.0 if at == 0 else at % 7) for at in range(0, 1000, 5)])
+    assert line is not None
+    assert line.max_rate == 6
+    assert line.duration_s == 300.0
+    points = [tuple(map(float, point.split(","))) for point in line.points.split()]
+    assert all(0 <= x <= SPARK_WIDTH and 0 <= y <= SPARK_HEIGHT for x, y in points)
+    assert points[0][0] == 0
+    assert points[-1][0] == SPARK_WIDTH

@@ -26,7 +26,7 @@ def test_a_forged_size_is_refused_before_it_costs_memory(tmp_path: Path) -> None
 
 
 def test_batches_stay_readable_when_the_limit_is_lowered_or_raised(tmp_path: Path) -> None:
-    """What the topic once allowed is allowed to stand; another process's raise is seen by who reads."""
+    """Batches that an earlier limit allowed stay readable; a reader sees a limit that another process raised."""
     big = b"x" * 300_000
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("t", max_message_bytes=400_000).partition(0)
@@ -41,7 +41,7 @@ def test_batches_stay_readable_when_the_limit_is_lowered_or_raised(tmp_path: Pat
 
 
 def test_a_log_that_has_used_up_its_numbers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No offset behind the last one that a header holds is handed out."""
+    """No offset beyond the range of a batch header is assigned."""
     monkeypatch.setattr("segmentlog.log.append.appender._OFFSET_MAX", 1000)
     with segmentlog.open(tmp_path / "store") as store:
         log = store.create_topic("t").partition(0)

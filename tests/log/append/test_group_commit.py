@@ -1,4 +1,4 @@
-"""Durable appends of producers, who share writes and fsyncs while each keeps its own numbers."""
+"""Durable appends of producers share writes and fsyncs, while each keeps its own numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from logs import open_log, values
 
 from segmentlog.errors import OutOfOrderSequence, ProducerFenced
-from segmentlog.log.append.batch_encoding import RecordColumns, encode_columns_as_batches
+from segmentlog.log.append.batch_encoding import CheckedColumns, encode_columns_as_batches
 from segmentlog.log.append.group_commit import GroupCommit
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
@@ -22,7 +22,7 @@ _FIRST_ID = 1 << 61
 
 
 def stamp(number: int, sequence: int = 0, check: Callable[[], None] | None = None) -> ProducerStamp:
-    """Of the producer with that number."""
+    """Return a stamp of the producer with that number."""
     return ProducerStamp(_FIRST_ID + number, 0, sequence, False, check)
 
 
@@ -33,9 +33,9 @@ class Together:
         self._log = log
         self._group = log._pipeline.group
         self.outcomes: dict[int, Any] = {}
-        """What each append returned or raised, by its number."""
+        """The result or the exception of each append, by its number."""
         self.writes: list[tuple[int, int]] = []
-        """Of each write: how many appends without numbers were in it (as batches), and how many with."""
+        """For each write: the number of batches without producer numbers, and of appends with them."""
 
     def run(self, appends: list[tuple[list[bytes], ProducerStamp | None]]) -> None:
         """Append all of them at the same time, queued in this order."""
@@ -54,7 +54,7 @@ class Together:
         self._group._appender.place = count  # type: ignore[method-assign]
         threads = []
         try:
-            with self._group._leading:  # nobody leads meanwhile
+            with self._group._leading:  # no thread leads meanwhile
                 for number, (given, one) in enumerate(appends):
                     threads.append(threading.Thread(target=work, args=(number, given, one), daemon=True))
                     threads[-1].start()
@@ -87,7 +87,7 @@ def test_producers_share_a_write(tmp_path: Path) -> None:
 
 
 def test_who_may_not_append_is_told_alone(tmp_path: Path) -> None:
-    """One is out of order, one is fenced, one cannot read its fence: the others go on, under their offsets."""
+    """Three refused appends (out of order, fenced, unreadable fence) get their own errors; the others continue."""
     log = open_log(tmp_path)
     log.append([b"first"] * 3, producer=stamp(1))
 
@@ -117,7 +117,7 @@ def test_who_may_not_append_is_told_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_appended_before_is_known_again(tmp_path: Path) -> None:
-    """A batch that is sent again, after an interrupt say, is not appended again, and is on disk when that is told."""
+    """A batch that is sent again, after an interrupt say, is not appended twice. It is on disk when acknowledged."""
     log = open_log(tmp_path, fsync="never")
     assert log.append([b"once", b"twice"], ack="written", producer=stamp(0)) == 0
     assert log.durable_offset == 0
@@ -142,7 +142,7 @@ def test_two_appends_of_one_producer_go_one_after_another(tmp_path: Path) -> Non
 
 
 def test_a_group_that_rolls_leaves_what_is_known_of_producers(tmp_path: Path) -> None:
-    """Segments of three records: the states are snapshotted where one begins, and known when the log is opened anew."""
+    """With segments of three records, each new segment gets a snapshot, and a reopened log knows the producers."""
     log = open_log(tmp_path, segment_records=3)
     together = Together(log)
     together.run([([b"%d" % number] * 2, stamp(number)) for number in range(6)])
@@ -156,7 +156,7 @@ def test_a_group_that_rolls_leaves_what_is_known_of_producers(tmp_path: Path) ->
 
 @pytest.mark.parametrize("producer_count", [3, 12])
 def test_producers_in_threads_append_each_record_once_in_order(tmp_path: Path, producer_count: int) -> None:
-    """Whatever groups come about."""
+    """The promise holds however appends are grouped."""
     log = open_log(tmp_path)
 
     def work(number: int) -> None:
@@ -177,7 +177,7 @@ def test_producers_in_threads_append_each_record_once_in_order(tmp_path: Path, p
 
 
 class _Interrupt(BaseException):
-    """What a signal handler raises in the main thread."""
+    """The exception that a signal handler raises in the main thread."""
 
 
 class _Storm:
@@ -274,7 +274,7 @@ def test_records_of_an_interrupted_append_are_written_as_they_were(
         with pytest.raises(_Interrupt):
             log.append(given, ack="durable")
         given[:] = [b"something else"] * count
-        encode_columns_as_batches(RecordColumns(given, None, None, None), log.handle.config, 0)
+        encode_columns_as_batches(CheckedColumns(given, None, None, None), log.handle.config, 0)
     finally:
         stop.set()
         goes_on.set()

@@ -26,7 +26,7 @@ def test_records_without_a_key_are_refused(
 
 
 def test_a_producer_refuses_a_record_without_a_key(tmp_path: Path) -> None:
-    """At once, and so no other record of its batch; one that was taken before keys were needed tells it later."""
+    """The record is refused at once, with its batch; a record accepted before keys were required fails later."""
     with segmentlog.open(tmp_path / "s", background=False) as store:
         store.create_topic("t", cleanup_policy="compact")
         store.create_topic("later")

@@ -40,7 +40,7 @@ def seen(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
 
 
 def served(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
-    """Every record, as a Kafka client reads what it is sent."""
+    """Yield every record as a Kafka client reads it from the served bytes."""
     return [
         one
         for batch in log.read(log.log_start_offset, **options)
@@ -50,7 +50,7 @@ def served(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
 
 
 def test_both_layouts_in_one_log(tmp_path: Path) -> None:
-    """What clients sent and what the library wrote are read in one order, by the library and by clients."""
+    """Batches of clients and of the library are read in one order, by the library and by clients."""
     log = open_log(tmp_path)
     expected: list[tuple[int, Sent]] = []
     for codec in CODECS.values():
@@ -71,7 +71,7 @@ def test_both_layouts_in_one_log(tmp_path: Path) -> None:
 
 
 def test_what_is_served_is_what_was_sent(tmp_path: Path) -> None:
-    """The bytes behind the place, the client's CRC among them, are those of the client."""
+    """The bytes after our header, including the client's CRC, are the client's."""
     log = open_log(tmp_path)
     log.append([b"first"])
     data = foreign(RECORDS, 4)
@@ -82,7 +82,7 @@ def test_what_is_served_is_what_was_sent(tmp_path: Path) -> None:
 
 
 def test_log_append_time(tmp_path: Path) -> None:
-    """Where the topic says so every record has the time of its append, and the client is told it."""
+    """With LogAppendTime every record has the time of its append, and the result contains it."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **{"message.timestamp.type": "LogAppendTime"})
     clock.advance(777)
@@ -139,14 +139,14 @@ def test_a_batch_that_is_sent_again_after_the_topic_changed(tmp_path: Path, refu
 
 
 def test_a_producer_that_nobody_knows(tmp_path: Path) -> None:
-    """It may begin with any sequence, as in Kafka: what it sent before was deleted."""
+    """A producer unknown to the log may begin with any sequence, as in Kafka: its earlier batches may be deleted."""
     log = open_log(tmp_path)
     assert log.append_wire(foreign(RECORDS, producer=(9, 3, 1000))).base_offset == 0
     assert log.append_wire(foreign(RECORDS, producer=(9, 3, 1005))).base_offset == 5
 
 
 def test_sequences_come_round(tmp_path: Path) -> None:
-    """Behind 2^31 - 1 comes 0, as in Kafka, within a batch and between two."""
+    """After 2^31 - 1 the sequence continues with 0, as in Kafka, within a batch and between two batches."""
     log = open_log(tmp_path)
     assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2**31 - 8))).base_offset == 0
     assert log.append_wire(foreign(RECORDS, producer=(9, 0, 2**31 - 3))).base_offset == 5
@@ -158,7 +158,7 @@ def test_sequences_come_round(tmp_path: Path) -> None:
 
 
 def test_transactions_begin_elsewhere(tmp_path: Path) -> None:
-    """A batch of a transaction goes only where its producer has one open; then it is decided like all of it."""
+    """A transactional batch needs an open transaction of its producer; then its marker decides it, too."""
     log = open_log(tmp_path)
     data = foreign(RECORDS, producer=(9, 0, 1), transactional=True)
     with pytest.raises(InvalidWireBatch) as told:
@@ -175,7 +175,7 @@ def test_transactions_begin_elsewhere(tmp_path: Path) -> None:
 
 
 def test_aborted_transactions(tmp_path: Path) -> None:
-    """Which were aborted in a range is told by where each began; clients leave them out by themselves."""
+    """The aborted transactions of a range are listed by their first offset, and clients skip them."""
     log = open_log(tmp_path)
     log.append([b"a0", b"a1"], producer=ProducerStamp(8, 0, 0, transactional=True))
     log.append([b"b2"], producer=ProducerStamp(7, 0, 0, transactional=True))
@@ -218,7 +218,7 @@ def test_records_are_checked(tmp_path: Path) -> None:
 
 
 def test_the_largest_timestamp_is_corrected(tmp_path: Path) -> None:
-    """The header, its CRC and our hash agree afterwards; what the client sent is not changed."""
+    """Header, its CRC and our hash agree afterwards; the client's bytes are not changed."""
     log = open_log(tmp_path)
     right = [foreign(RECORDS, codec) for codec in CODECS.values()]  # once: gzip writes the time into its header
     for one in right:
@@ -366,7 +366,7 @@ def test_recompressed_under_log_append_time(tmp_path: Path) -> None:
 
 
 def test_too_large_once_recompressed(tmp_path: Path) -> None:
-    """The limit holds for what the client sent and for what is stored, as in Kafka."""
+    """The limit applies to the client's bytes and to the stored bytes, as in Kafka."""
     log = open_log(tmp_path, **{"compression.type": "none", "max.message.bytes": 1000})
     with pytest.raises(RecordTooLarge) as caught:
         log.append_wire(foreign([Sent(None, b"x" * 5000)], CODECS["zstd"]))
@@ -390,7 +390,7 @@ def test_what_cannot_be_recompressed_is_refused(tmp_path: Path, codec: str) -> N
 def test_a_decompressed_record_has_a_limit(tmp_path: Path, wanted: str) -> None:
     """As in Kafka: of a record without its length, in compressed batches alone; each larger one is named."""
     records = [Sent(None, b"x" * size) for size in (10, 200, 10, 201)]
-    body = len(foreign(records[1:2])) - 61 - 2  # behind the header and the length of two bytes
+    body = len(foreign(records[1:2])) - 61 - 2  # after the header and the length of two bytes
     log = open_log(tmp_path, **{"max.decompressed.message.bytes": body, "compression.type": wanted})
     with pytest.raises(InvalidRecord, match=rf"max\.decompressed\.message\.bytes = {body}") as caught:
         log.append_wire(foreign(records, CODECS["zstd"]))

@@ -1,4 +1,4 @@
-"""Compaction, case by case: what stays, what goes and when, and what others see of it meanwhile."""
+"""Compaction case by case: which records stay, which are removed and when, and what other processes see."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Logs:
 
 @pytest.fixture(params=["columns", "kafka"])
 def logs(tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> Logs:
-    """The partition of this test; what is `put` there was written by the library, or by Kafka's clients."""
+    """Return the partition of the test; `put` appends batches of the library, or of Kafka's clients."""
     return Logs(tmp_path / "t" / "0", clock, as_kafka=request.param == "kafka")
 
 
@@ -113,7 +113,7 @@ def test_the_last_three_of_each_key(logs: Logs) -> None:
 
 
 def test_a_tombstone_goes_after_its_horizon_and_not_before(logs: Logs, clock: FakeClock) -> None:
-    """Its time begins with the first pass that keeps it; opening the log anew changes nothing about that."""
+    """Its delay begins with the first pass that keeps it; reopening the log does not change that."""
     log = logs.open(delete_retention_ms=1000)
     logs.put(log, "a=1", "b=1", "a!")
     clock.advance(5000)
@@ -220,7 +220,7 @@ def test_records_without_a_key_stay(logs: Logs, clock: FakeClock) -> None:
 
 
 def test_what_expires_takes_what_is_older_along(logs: Logs, clock: FakeClock) -> None:
-    """Also where the map has no room for both: an older record of the key does not come to light again."""
+    """Even if the map has no room for both, an older record of the key does not reappear."""
     log = logs.open()
     logs.put(log, "a=older", "b=1", "c=1")
     log.append([b"newer"], keys=[b"a"], headers=[[("expires-at-ms", b"%d" % (NOW_MS + 10))]])
@@ -264,7 +264,7 @@ def test_segments_of_which_nothing_stays(logs: Logs) -> None:
 
 @pytest.mark.parametrize("cut", range(13))
 def test_truncation_into_compacted_batches(logs: Logs, cut: int) -> None:
-    """Between survivors, in front of them and behind them: what is left is what stood below, and the log goes on."""
+    """Truncation between, before and after survivors leaves exactly the records below it, and the log continues."""
     log = logs.open()
     keys = [b"a", b"b", b"a", b"c", b"a", b"d", b"a", b"a", b"e", b"a", b"f", b"a"]
     log.append([b"%d" % number for number in range(6)], keys=keys[:6])
@@ -290,7 +290,7 @@ def test_truncation_into_compacted_batches(logs: Logs, cut: int) -> None:
 
 
 def test_lost_ranges_are_not_bridged(logs: Logs) -> None:
-    """Segments on two sides of a lost range stay two, and who stands in it is told as before."""
+    """Segments on both sides of a lost range stay separate, and a reader inside it still gets the error."""
     log = logs.open()
     logs.put(log, "a=1", "b=1", "c=1", roll=False)
     lost = log.truncate(2)
@@ -319,7 +319,7 @@ def test_a_lost_range_behind_a_segment_that_was_just_sealed(logs: Logs) -> None:
 
 
 def test_one_process_at_a_time(logs: Logs) -> None:
-    """While another one holds the lease, a pass reports that, and changes nothing."""
+    """While another process holds the lease, a pass reports that and changes nothing."""
     log, other = logs.open(), logs.open()
     logs.put(log, "a=1", "a=2")
     with CleanerLease(other.handle).hold() as held:
@@ -333,7 +333,7 @@ def test_one_process_at_a_time(logs: Logs) -> None:
 
 
 def test_a_reader_in_another_process_goes_on(logs: Logs) -> None:
-    """With old segments mapped and indexes in memory: it finds no damage, and leaves no wrong index behind."""
+    """A reader with old segments mapped and indexed reports no damage, and its index stays right."""
     log = logs.open(segment_bytes=400, index_interval_bytes=1)
     other = logs.open()
     for number in range(20):
@@ -357,7 +357,7 @@ def test_a_reader_in_another_process_goes_on(logs: Logs) -> None:
 
 
 def test_what_a_reader_does_in_the_middle_of_a_pass(logs: Logs) -> None:
-    """Whenever a pass reads or writes, another process reads all that must be there, and its appends are kept."""
+    """Between any reads and writes of a pass another process reads all required records, and its appends are kept."""
     log = logs.open(segment_bytes=400)
     other = logs.open()
     for number in range(10):
@@ -382,9 +382,9 @@ def test_what_a_reader_does_in_the_middle_of_a_pass(logs: Logs) -> None:
 def test_no_pass_calls_clean_what_another_process_kept_it_from_cleaning(
     tmp_path: Path, clock: FakeClock, disturb: str, buffer_bytes: int
 ) -> None:
-    """At any look of a pass the log changes under it: what was not replaced is dirty still, and the next pass does it.
+    """If the log changes at any check of a pass, segments that were not replaced stay dirty for the next pass.
 
-    A recovery, a truncation's too, removes the copy that is being written: it is not there to be put in place.
+    A recovery, also a truncation's, deletes the copy that is being written: it cannot be swapped in.
     """
     looks = passes = 0
     while looks == passes:
@@ -415,7 +415,7 @@ def test_no_pass_calls_clean_what_another_process_kept_it_from_cleaning(
 
 
 def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path: Path, clock: FakeClock) -> None:
-    """A pass of several maps looks at the settings before each: what they leave to later is not called clean."""
+    """A pass with several maps reads the settings before each: segments that they exclude stay dirty."""
     logs = Logs(tmp_path, clock)
     settings: dict[str, Any] = {"cleanup_policy": "compact", "compression_type": "none", "segment_bytes": 1024}
     log = opened(Partition(str(tmp_path), "t", 0, lambda: TopicConfig.from_mapping(settings), clock=clock))
@@ -425,7 +425,7 @@ def test_what_becomes_too_young_in_the_middle_of_a_pass_is_dirty_still(tmp_path:
     def alter(lag_ms: int) -> None:
         settings["min_compaction_lag_ms"] = lag_ms
         log.handle.ledger.count_config_change()
-        logs.put(log, "z=", roll=False)  # who appends takes it over
+        logs.put(log, "z=", roll=False)  # the next append loads it
 
     steps = [partial(alter, 1000)]
     report = log.compact(pace=lambda _: steps.pop()() if steps else None, buffer_bytes=34)
@@ -472,7 +472,7 @@ def test_a_pass_whose_segments_are_written_anew_ends_there_and_tells_of_no_damag
 
 @pytest.mark.parametrize("seed", seeds("dry runs", (1,)))
 def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: int) -> None:
-    """Not a byte, not a name; and the pass then does what it said."""
+    """No byte and no name changes, and the real pass then has the predicted counts."""
     log = logs.open(segment_bytes=500, delete_retention_ms=0)
     rng = random.Random(seed)
     for _ in range(15):
@@ -490,7 +490,7 @@ def test_a_dry_run_changes_no_file_and_foresees_the_numbers(logs: Logs, seed: in
 
 
 def test_keeping_fewer_cleans_the_clean_section_anew(logs: Logs) -> None:
-    """compaction.keep.last lowered: records that an earlier pass kept go with the next one."""
+    """After compaction.keep.last is lowered, the next pass removes records that an earlier pass kept."""
     log = logs.open(compaction_keep_last=3)
     logs.put(log, "a=1", "a=2", "a=3", "b=1")
     log.compact()
@@ -504,7 +504,7 @@ def test_keeping_fewer_cleans_the_clean_section_anew(logs: Logs) -> None:
 
 
 def test_a_pass_goes_by_one_configuration(logs: Logs) -> None:
-    """Altered and altered back while it runs, at any place: how far the log is clean is noted for what was kept."""
+    """If the configuration changes and changes back at any point, progress is recorded for the one that was applied."""
     for looks in range(100):
         here = Logs(logs.folder / str(looks), logs.clock, as_kafka=logs.as_kafka)
         log = here.open(compaction_keep_last=3)
@@ -529,7 +529,7 @@ class Stop(Exception):
 
 
 def test_a_pass_that_is_told_to_stop_leaves_the_log_whole(logs: Logs) -> None:
-    """What `pace` raises ends it, at any of its calls; no copy is left, and the next pass does the rest."""
+    """An exception from `pace` at any call ends the pass; no copy is left, and the next pass does the rest."""
     for call in range(1, 100):
         folder = Logs(logs.folder / str(call), logs.clock)
         log = folder.open(segment_bytes=300)
@@ -569,7 +569,7 @@ def test_without_hard_links_the_copy_is_copied(logs: Logs, error: int) -> None:
 
 
 def test_link_over(tmp_path: Path) -> None:
-    """The file stands under both names, with a link or without; other errors are told."""
+    """The file has both names, with a hard link or a copy; other errors are raised."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"new")
     for failure in (None, errno.EPERM, errno.EOPNOTSUPP):
@@ -598,7 +598,7 @@ def test_link_over_again_leaves_no_third_name(tmp_path: Path) -> None:
 
 
 def test_a_swap_whose_copy_is_in_place_already_is_finished(logs: Logs) -> None:
-    """A death between the last two steps: the second name of the copy goes, and no later pass is undone by it."""
+    """After a death between the last two steps the second name of the copy is removed, and undoes no later pass."""
     log = logs.open()
     for number in range(3):
         logs.put(log, f"a={number}", f"once {number}=1")
@@ -650,7 +650,7 @@ def test_the_recovery_point_does_not_pass_a_segment_that_was_sealed_and_not_sync
 @pytest.mark.parametrize("call", range(1, 14))
 @pytest.mark.parametrize("records", [[b"a"], [b"z"]])
 def test_nothing_goes_for_the_sake_of_what_was_appended_meanwhile(call: int, records: list[bytes]) -> None:
-    """Another process appends and rolls while the pass begins: its records may be lost, what was durable not."""
+    """Another process appends and rolls while the pass begins: only its records may be lost, not durable ones."""
     config = TopicConfig.from_mapping(
         {"cleanup_policy": "compact", "fsync": "never", "segment_bytes": 300, "compression_type": "none"}
     )
@@ -697,7 +697,7 @@ def test_nothing_goes_for_the_sake_of_a_transaction_that_was_ended_meanwhile(cal
 
 
 def _once_unlocked(disk: SimulatedDisk, log: Partition, call: int, happens: Callable[[], object]) -> None:
-    """Something happens at that call of a lock by ``log``, or the first one behind it at which nothing is locked."""
+    """Run an action at the given lock call of ``log``, or at the first later call at which no lock is held."""
     calls = 0
     process: Any = log.handle.fs
     real = process.flock
@@ -719,7 +719,7 @@ def contents_of(log: Partition) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def test_kept_is_what_was_appended(logs: Logs) -> None:
-    """Headers, timestamps, keys and values of what stays, over two rewrites."""
+    """Headers, timestamps, keys and values of the remaining records survive two rewrites."""
     log = logs.open(index_interval_bytes=1)
     wanted: list[Kept] = []
     for number in range(50):
@@ -760,7 +760,7 @@ def test_records_as_large_as_can_be_are_compacted(logs: Logs) -> None:
 
 
 def test_a_segment_in_which_nothing_reached_the_disk_leads_no_copy_into_a_lost_range() -> None:
-    """A recovery that died left it there, before the range that was given up: what is merged with it ends there."""
+    """A recovery that died left an empty segment before a lost range: a merged copy ends there."""
     config = TopicConfig.from_mapping({"cleanup_policy": "compact", "fsync": "never", "min_cleanable_dirty_ratio": 0})
     disk = _disk()
     log = _on(disk, config)

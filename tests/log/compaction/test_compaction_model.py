@@ -48,7 +48,7 @@ class FastFaults(FaultyFileSystem):
 
 
 class Following:
-    """A reader that began some time ago, in a process of its own, and what it was handed since."""
+    """A reader in a process of its own that began earlier, and the records that it has returned."""
 
     def __init__(self, log: Partition, start: int) -> None:
         self.start = self.position = start
@@ -58,7 +58,7 @@ class Following:
 
 
 class CompactionMachine(RuleBasedStateMachine):
-    """``records`` is what the log must hold, ``assigned`` every record that ever got an offset."""
+    """``records`` is what the log must contain, ``assigned`` every record that ever got an offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(max(self.start, self.end - 10), self.end), "offset")
-        self.followers.clear()  # one that read beyond is told, by `check_position`; see test_model
+        self.followers.clear()  # a reader that read beyond it gets an error from `check_position`; see test_model
         lost = self.log.truncate(offset)
         if lost is not None:
             self.end = lost.end_offset
@@ -201,7 +201,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule(buffer_bytes=BUFFERS)
     def compact(self, buffer_bytes: int) -> None:
-        """Exactly the last records of each key stay, but for tombstones, which go at their time and not before."""
+        """The last records of each key stay. Tombstones go exactly when their delay has passed."""
         foreseen: CompactionReport = self.log.compact(buffer_bytes=buffer_bytes, dry_run=True)
         active = self.log.segments()[-1].base_offset
         before = [record for record in self.records if record.offset < active]
@@ -224,7 +224,7 @@ class CompactionMachine(RuleBasedStateMachine):
             assert (foreseen.passes, foreseen.records_after) == (1, report.records_after)
             assert report.records_after == len([one for one in found if one.offset < active])
             expired = len([one for one in found_last(before, self.keep_last) if self.is_expired(one)])
-            # Of several kept records that have expired, the last makes the others go, and those are not counted.
+            # If several kept records have expired, the last removes the others, which are not counted.
             assert report.expired <= expired
             assert self.keep_last > 1 or report.expired == expired
         assert self.log.cleaned_offset == max(active, self.start) or not before
@@ -266,10 +266,10 @@ class CompactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: "delete" in self.config["cleanup_policy"])
     @rule()
     def retain(self) -> None:
-        """What a dry run says goes, goes, and the log begins behind it."""
-        foreseen = self.log.retain(dry_run=True)
+        """Retention deletes what its dry run predicted, and the log begins after it."""
+        foreseen = self.log.apply_retention(dry_run=True)
         segments = self.log.segments()
-        report = self.log.retain()
+        report = self.log.apply_retention()
         gone = [segment.base_offset for segment, _ in report.removed]
         assert gone == [segment.base_offset for segment, _ in foreseen.removed]
         assert gone == [segment.base_offset for segment in segments][: len(gone)]
@@ -297,7 +297,7 @@ class CompactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(data=st.data(), count=st.integers(1, 4))
     def read_on(self, data: st.DataObject, count: int) -> None:
-        """What it is handed was appended, ascends, and leaves out nothing that is still there."""
+        """The reader returns appended records in ascending order, and leaves out no record that still exists."""
         follower = data.draw(st.sampled_from(self.followers), "reader")
         for _ in range(count):
             try:
@@ -379,7 +379,7 @@ TestCompactionMachine.settings = settings(
 
 
 def test_the_model_itself() -> None:
-    """The list's own compaction keeps the last, honours tombstones and time, and leaves what has no key."""
+    """The model keeps the last record of each key, respects tombstones and time, and keeps records without a key."""
     records = [
         Kept(0, b"a", b"1", NOW_MS),
         Kept(1, None, b"keyless", NOW_MS),

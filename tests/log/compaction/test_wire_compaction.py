@@ -1,4 +1,4 @@
-"""Compaction of what Kafka's clients sent: what stays is what would stay of columns, and stays as it was sent."""
+"""Compaction of Kafka clients' batches: the same records stay as with columns, with unchanged bytes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ records = st.lists(
 
 
 def findings(log: Partition) -> list[str]:
-    """What verify says against the partition."""
+    """Return the findings of `verify` for the partition."""
     config = TopicConfig.from_mapping({**COMPACTED})
     found = inspect_partition(FileSystem(), log.folder, "t", 0, config, Tally())
     return [str(one) for one in found.findings if one.severity != "note"]
 
 
 def served(log: Partition) -> list[tuple[int, Sent]]:
-    """Every record as a Kafka client reads what it is sent, from the first offset to the last without a hole."""
+    """Yield every record as a Kafka client reads it, from the first offset to the last, without a gap."""
     found: list[tuple[int, Sent]] = []
     expected = log.log_start_offset
     for batch in log.read(expected):
@@ -134,12 +134,12 @@ def sealed(tmp_path: Path, *batches: bytes, **settings: Any) -> Partition:
 
 
 def wires(log: Partition) -> list[bytes]:
-    """What is stored of Kafka's."""
+    """Return the stored batches in Kafka's format."""
     return [bytes(batch.payload) for batch in log.read(0) if batch.header.is_kafka]
 
 
 def test_what_stays_whole_stays_as_it_was_sent(tmp_path: Path) -> None:
-    """Every byte but for where it lies and ends, which a longer reach over what went changes."""
+    """Every byte is unchanged, except position and end, which change when the batch extends over removed records."""
     first, gone, last = (
         foreign(RECORDS, 4),
         foreign([Sent(b"x", b"old")]),
@@ -191,7 +191,7 @@ def test_what_stays_of_a_batch_is_a_batch_of_its_codec(tmp_path: Path, codec: in
 
 
 def test_a_delete_horizon_is_in_both_headers(tmp_path: Path) -> None:
-    """And when its time has come the tombstones go, and the records keep their timestamps."""
+    """After the horizon the tombstones are removed, and the other records keep their timestamps."""
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED)
     log.append_wire(foreign([Sent(b"a", None, NOW_MS - 5), Sent(b"b", b"v", NOW_MS - 3)], 3))
@@ -210,7 +210,7 @@ def test_a_delete_horizon_is_in_both_headers(tmp_path: Path) -> None:
 
 
 def test_records_that_cannot_be_read_stay_and_are_told(tmp_path: Path) -> None:
-    """What earlier versions stored: the rest is cleaned, and no tombstone behind it goes."""
+    """Unreadable batches of earlier versions stay and are reported; no tombstone after them is removed."""
     clock = FakeClock()
     bad = [forged(foreign(RECORDS), record_count=4, last_offset_delta=3), forged(foreign(RECORDS, 4), attributes=1)]
     log = open_log(tmp_path, clock=clock)
@@ -239,7 +239,7 @@ def test_records_that_cannot_be_read_stay_and_are_told(tmp_path: Path) -> None:
 
 
 def test_what_is_larger_compressed_anew(tmp_path: Path) -> None:
-    """A client's compressor may do what ours does not: what is left is never larger than a batch may be."""
+    """A client's compressor may be better than ours: the rest of a batch never exceeds the batch limit."""
     draw = random.Random(7)
     words = [draw.randbytes(4).hex().encode() for _ in range(300)]
     values = [b" ".join(draw.choices(words, k=12)) for _ in range(400)]
@@ -272,7 +272,7 @@ def test_a_batch_of_which_only_a_producers_numbers_stay(tmp_path: Path) -> None:
 
 
 def test_a_truncation_goes_through_a_batch(tmp_path: Path) -> None:
-    """What is below it stays a batch of the client's codec, after the next opening and for Kafka's clients."""
+    """The records below the truncation stay a batch with the client's codec, also after reopening."""
     log = open_log(tmp_path)
     append_sent(log, [b"v%d" % n for n in range(9)], codec=4)
     log.truncate(4)
@@ -284,7 +284,7 @@ def test_a_truncation_goes_through_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_truncation_goes_through_a_batch_that_cannot_be_read(tmp_path: Path) -> None:
-    """The log opens all the same: nothing is left of it but offsets without records."""
+    """The log opens all the same: the batch keeps its offsets, and loses its records."""
     log = open_log(tmp_path)
     log.append([b"before"])
     append_unchecked(log, forged(foreign(RECORDS, 4), attributes=1))

@@ -238,7 +238,7 @@ def test_single_sign_on_that_has_expired(services: Services, tmp_path: Path, mon
     """The error names the profile and the reason; no metadata service is asked."""
     _log_in(tmp_path, datetime.now(UTC) - timedelta(hours=8))
     monkeypatch.setenv("AWS_PROFILE", "work")
-    assert re.search(r"the AWS profile 'work' gives no credentials: .*expired", _asked_by_a_child())
+    assert re.search(r"cannot get credentials for the AWS profile 'work': .*expired", _asked_by_a_child())
     assert services.keys_at_s3() == set()
 
 
@@ -246,7 +246,7 @@ def test_single_sign_on_that_has_expired(services: Services, tmp_path: Path, mon
     ("config", "why"),
     [
         ("[profile other]\nregion = x\n", r"'work' is not valid: a profile in .*/\.aws/credentials or .*/\.aws/config"),
-        ("[profile work]\nregion = x\n", r"'work' is not valid: a profile with credentials; .* have none for it"),
+        ("[profile work]\nregion = x\n", r"'work' is not valid: a profile with credentials; .* contain none for it"),
         ("[profile work]\nrole_arn = r\nsource_profile = nobody\n", r"gives credentials \(.*nobody"),
         ("[profile work]\ncredential_process = false\n", r"gives credentials \(.*retrieving credentials"),
         ("[profile work\n", r"gives credentials \(Unable to parse config file"),

@@ -14,8 +14,8 @@ from objects.test_buckets import NAMES
 from seeds import seeds
 
 from segmentlog.errors import InvalidConfig, ObjectStoreError
-from segmentlog.objects.bucket.base import ObjectChanged, ObjectMissing
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.base import ObjectMissing, PreconditionFailed
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.restore.restore import restore
 from segmentlog.store import LogStore
@@ -30,7 +30,7 @@ def test_what_was_put_survives_a_power_cut(seed: int) -> None:
     """Whole, whatever the disk keeps of what was not synced; and so does the last state of the object that changes."""
     rng = random.Random(seed)
     disk = SimulatedDisk()
-    bucket = Folder("/mnt/disk/bucket", disk.process())
+    bucket = LocalBucket("/mnt/disk/bucket", disk.process())
     put: dict[str, bytes] = {}
     tag = None
     for number in range(12):
@@ -39,12 +39,12 @@ def test_what_was_put_survives_a_power_cut(seed: int) -> None:
             bucket.put(name, data)
             put[name] = data
         manifest = b"manifest %d" % number
-        tag = bucket.swap("manifest.json", manifest, tag)
+        tag = bucket.compare_and_swap("manifest.json", manifest, tag)
         if number % 4 == 2:
             bucket.delete([gone := f"tails/{number - 2}"])
             del put[gone]
         for survivor in disk.point().crashes(rng, 6):
-            after = Folder("/mnt/disk/bucket", survivor.process())
+            after = LocalBucket("/mnt/disk/bucket", survivor.process())
             assert after.get("manifest.json") == (manifest, tag)
             assert {name: after.get(name)[0] for name in put} == put
 
@@ -55,15 +55,15 @@ def test_what_a_dead_process_has_made_is_made_durable_by_the_next(tmp_path: Path
     dead = disk.process()
     dead.make_folders("/mnt/bucket/segments/0")
     dead.die()
-    Folder("/mnt/bucket", disk.process()).put("segments/0/1", b"x")
+    LocalBucket("/mnt/bucket", disk.process()).put("segments/0/1", b"x")
     for survivor in disk.point().crashes(random.Random(1), 20):
-        assert Folder("/mnt/bucket", survivor.process()).get("segments/0/1")[0] == b"x"
+        assert LocalBucket("/mnt/bucket", survivor.process()).get("segments/0/1")[0] == b"x"
 
 
 def test_an_fsync_that_fails_is_told(tmp_path: Path) -> None:
     """Of the file or of its folder: nothing was promised, and the same put may be tried again."""
     fs = FaultyFileSystem()
-    bucket = Folder(str(tmp_path / "bucket"), fs)
+    bucket = LocalBucket(str(tmp_path / "bucket"), fs)
     bucket.put("tails/1", b"there")
     for call in (1, 2):
         fs.fail("fsync", errno.EIO, call=call)
@@ -80,17 +80,17 @@ def test_an_fsync_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_full_disk_takes_nothing_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there stays, no part of the new lies there, and once there is room it goes on."""
     disk = FullDisk(monkeypatch.setattr, str(tmp_path))
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.put("tails/1", b"there")
-    tag = bucket.swap("manifest.json", b"1", None)
+    tag = bucket.compare_and_swap("manifest.json", b"1", None)
     disk.is_full = True
     for put in (
         lambda: bucket.put("tails/2", bytes(100_000)),
         lambda: bucket.put("tails/1", b"longer than it was"),
         lambda: bucket.put("elsewhere/1", b"x"),
-        lambda: bucket.swap("manifest.json", bytes(1000), tag),
+        lambda: bucket.compare_and_swap("manifest.json", bytes(1000), tag),
     ):
-        with pytest.raises(ObjectStoreError, match="no room on the disk; free some space") as caught:
+        with pytest.raises(ObjectStoreError, match="the disk is full; free some space") as caught:
             put()
         assert caught.value.retriable
     assert disk.refused
@@ -98,7 +98,7 @@ def test_a_full_disk_takes_nothing_and_harms_nothing(tmp_path: Path, monkeypatch
     assert {found.key for found in bucket.list()} == {"tails/1", "manifest.json"}
     disk.is_full = False
     bucket.put("tails/2", bytes(100_000))
-    bucket.swap("manifest.json", b"2", tag)
+    bucket.compare_and_swap("manifest.json", b"2", tag)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_full_disk_takes_nothing_and_harms_nothing(tmp_path: Path, monkeypatch
 def test_what_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, number: int, retriable: bool) -> None:
     """An object that nobody may read is no missing one, and a folder that nobody may list is not empty."""
     fs = FaultyFileSystem()
-    bucket = Folder(str(tmp_path / "bucket"), fs)
-    tag = bucket.swap("m", b"1", None)
+    bucket = LocalBucket(str(tmp_path / "bucket"), fs)
+    tag = bucket.compare_and_swap("m", b"1", None)
     for method, ask in (
         ("open", lambda: bucket.get("m")),
         ("open", lambda: bucket.get_range("m", 0, 1)),
-        ("open", lambda: bucket.swap("m", b"2", tag)),
+        ("open", lambda: bucket.compare_and_swap("m", b"2", tag)),
         ("open", lambda: bucket.put("other", b"2")),
         ("unlink", lambda: bucket.delete(["m"])),
         ("listdir", lambda: list(bucket.list())),
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, number: in
         fs.fail(method, number, times=None)
         with pytest.raises(ObjectStoreError, match=os.strerror(number)) as caught:
             ask()
-        assert not isinstance(caught.value, ObjectMissing | ObjectChanged)
+        assert not isinstance(caught.value, ObjectMissing | PreconditionFailed)
         assert caught.value.retriable == retriable
         fs.heal()
     assert bucket.get("m") == (b"1", tag)
@@ -132,7 +132,7 @@ def test_who_may_not_read_what_the_place_lies_in_can_put(tmp_path: Path) -> None
     """It is there already; nobody but its owner could see to its name."""
     (tmp_path / "bucket").mkdir()
     fs = FaultyFileSystem()
-    bucket = Folder(str(tmp_path / "bucket"), fs)
+    bucket = LocalBucket(str(tmp_path / "bucket"), fs)
     fs.fail("sync_folder", errno.EACCES)
     bucket.put("tails/1", b"x")
     fs.fail("sync_folder", errno.EACCES)
@@ -142,17 +142,17 @@ def test_who_may_not_read_what_the_place_lies_in_can_put(tmp_path: Path) -> None
 
 def test_a_place_that_vanishes_is_made_anew(tmp_path: Path) -> None:
     """Somebody deletes it, or unmounts it: the put in between fails, and is no missing object."""
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.put("tails/1", b"x")
-    tag = bucket.swap("m", b"1", None)
+    tag = bucket.compare_and_swap("m", b"1", None)
     (tmp_path / "bucket").rename(tmp_path / "away")
     with pytest.raises(ObjectStoreError) as caught:
         bucket.put("tails/2", b"x")
     assert type(caught.value) is ObjectStoreError
     assert caught.value.retriable
     bucket.put("tails/2", b"x")
-    with pytest.raises(ObjectChanged):
-        bucket.swap("m", b"2", tag)
+    with pytest.raises(PreconditionFailed):
+        bucket.compare_and_swap("m", b"2", tag)
     with pytest.raises(ObjectMissing):
         bucket.get("m")
 
@@ -165,7 +165,7 @@ def test_nothing_is_put_into_a_store(tmp_path: Path, below: str) -> None:
     """What is put there would be its topics."""
     with LogStore(tmp_path / "store", background=False) as store:
         store.create_topic("t").partition(0).append([b"x"])
-        with pytest.raises(ObjectStoreError, match="is a store itself; choose a folder elsewhere") as caught:
+        with pytest.raises(ObjectStoreError, match="is a segmentlog store; choose a folder outside it") as caught:
             store.ship(f"file://{tmp_path}/store{below}")
         assert not caught.value.retriable
         assert not (tmp_path / "store" / "backup").exists()
@@ -178,8 +178,8 @@ def test_what_else_lies_there_is_left_alone(tmp_path: Path) -> None:
     (place / "photos").mkdir(parents=True)
     (place / "photos" / "cat.jpg").write_bytes(b"meow")
     (place / "tails").write_bytes(b"a file")
-    bucket = Folder(str(place))
-    bucket.swap("m", b"1", None)
+    bucket = LocalBucket(str(place))
+    bucket.compare_and_swap("m", b"1", None)
     (place / "m.tmp").write_bytes(b"half of it")
     assert {found.key for found in bucket.list()} == {"m", "photos/cat.jpg", "tails"}
     with pytest.raises(ObjectStoreError, match="Not a directory") as caught:
@@ -193,17 +193,17 @@ def test_what_else_lies_there_is_left_alone(tmp_path: Path) -> None:
 )
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None:
     """Whatever a manifest says: nothing outside of the folder is read, written or deleted, and no lock of ours."""
-    bucket = Folder(str(tmp_path / "bucket"))
-    bucket.swap("m", b"1", None)
+    bucket = LocalBucket(str(tmp_path / "bucket"))
+    bucket.compare_and_swap("m", b"1", None)
     before = sorted(tmp_path.rglob("*"))
     for ask in (
         lambda: bucket.get(key),
         lambda: bucket.get_range(key, 0, 1),
         lambda: bucket.put(key, b"x"),
-        lambda: bucket.swap(key, b"x", None),
+        lambda: bucket.compare_and_swap(key, b"x", None),
         lambda: bucket.delete([key]),
     ):
-        with pytest.raises(ObjectStoreError, match="no name of an object") as caught:
+        with pytest.raises(ObjectStoreError, match="not a valid object name") as caught:
             ask()
         assert not caught.value.retriable
     assert sorted(tmp_path.rglob("*")) == before
@@ -215,7 +215,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, key: str) -> None
 @pytest.mark.parametrize("name", [name.replace("/", "-") for name in NAMES] + ["new\nline", "nbsp\xa0", "b\udcffytes"])
 def test_a_folder_is_found_by_its_url(tmp_path: Path, name: str) -> None:
     """Whatever it is called: the URL says it so that it comes back from a file of ours, and from a command line."""
-    bucket = Folder(f"{tmp_path}/{name}")
+    bucket = LocalBucket(f"{tmp_path}/{name}")
     assert bucket.url.isascii()
     assert bucket.url.isprintable()
     bucket.put("key", b"x")
@@ -235,7 +235,7 @@ def test_a_store_is_shipped_to_a_folder_with_an_odd_name(tmp_path: Path) -> None
     assert (tmp_path / "50% of ünï#" / "manifest.json").is_file()
     restore(open_bucket(url), str(tmp_path / "restored"))
     with LogStore(tmp_path / "store", background=False) as store:
-        assert store.shipping.end() == open_bucket(url).url
+        assert store.shipping.stop_permanently() == open_bucket(url).url
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_store_is_shipped_to_a_folder_with_an_odd_name(tmp_path: Path) -> None
 )  # fmt: skip
 def test_one_folder_has_one_url(url: str, path: str) -> None:
     """However it is written: a store is bound to it by that."""
-    assert open_bucket(url).url == Folder(path).url
+    assert open_bucket(url).url == LocalBucket(path).url
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_what_is_no_folder_is_refused(url: object) -> None:
 def test_a_large_put_is_not_copied(tmp_path: Path) -> None:
     """A segment is written from where it is mapped."""
     data = memoryview(bytearray(32 << 20))
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     bucket.put("first", b"x")
     tracemalloc.start()
     try:

@@ -10,9 +10,9 @@ from objects.buckets import warm_up
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.objects.bucket import cloud_bucket
-from segmentlog.objects.bucket.cloud_bucket import Cloud
-from segmentlog.objects.bucket.local_bucket import Folder
-from segmentlog.objects.bucket.rate_limit import Pace
+from segmentlog.objects.bucket.cloud_bucket import CloudBucket
+from segmentlog.objects.bucket.local_bucket import LocalBucket
+from segmentlog.objects.bucket.rate_limit import RateLimiter
 from segmentlog.objects.restore.restore import restore
 from segmentlog.store import LogStore
 
@@ -33,15 +33,15 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_it_takes_as_long_as_the_bytes_do(slept: list[float]) -> None:
     """But for the first of them."""
-    pace = Pace(1000)
+    pace = RateLimiter(1000)
     pace.wait(200)
     pace.wait(5000)
     assert sum(slept) == pytest.approx(5, abs=0.1)
     assert pace.is_limited
     slept.clear()
-    Pace().wait(10**12)
+    RateLimiter().wait(10**12)
     assert not any(slept)
-    assert not Pace().is_limited
+    assert not RateLimiter().is_limited
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 100_000, 1_000_000])
@@ -52,7 +52,10 @@ def test_an_object_is_the_same_at_any_pace(
     monkeypatch.setattr(cloud_bucket, "_PART_BYTES", 300_000)
     monkeypatch.setattr(cloud_bucket, "_PUT_BYTES", 300_000)
     data = bytes(range(256)) * (size_bytes // 256) + b"x" * (size_bytes % 256)
-    for bucket in (Cloud("memory:///", pace=Pace(1 << 20)), Folder(str(tmp_path / "place"), pace=Pace(1 << 20))):
+    for bucket in (
+        CloudBucket("memory:///", limiter=RateLimiter(1 << 20)),
+        LocalBucket(str(tmp_path / "place"), limiter=RateLimiter(1 << 20)),
+    ):
         bucket.put("a/b", memoryview(data))
         assert bucket.get("a/b")[0] == data
     assert sum(slept) >= (2 * size_bytes - 3 * (1 << 20)) / (1 << 20)
@@ -86,4 +89,4 @@ def test_a_store_is_shipped_no_faster(tmp_path: Path) -> None:
     assert all(done <= whole for done, whole in told)
     assert told == sorted(told, key=lambda pair: pair[0])
     assert told[-1][0] == told[-1][1] >= size_bytes
-    assert restore(Folder(f"{tmp_path}/bucket"), str(tmp_path / "restored")).size_bytes == size_bytes
+    assert restore(LocalBucket(f"{tmp_path}/bucket"), str(tmp_path / "restored")).size_bytes == size_bytes

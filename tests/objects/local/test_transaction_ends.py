@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.local.partition_snapshot import LocalPartition
 from segmentlog.objects.restore.restore import restore
-from segmentlog.objects.upload.segment_uploader import SegmentUploads
+from segmentlog.objects.upload.segment_uploader import SegmentUploader
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.policy import upload_policy
 from segmentlog.policy.upload_policy import LocalLog
@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 @pytest.fixture
 def shipper(tmp_path: Path, store: LogStore) -> Iterator[Shipper]:
     """Of that store, without threads."""
-    made = Shipper(store._topics, Folder(str(tmp_path / "bucket")), parallel=0)
-    made.tick()
+    made = Shipper(store._topics, LocalBucket(str(tmp_path / "bucket")), parallel=0)
+    made.run_cycle()
     yield made
     made.close()
 
@@ -44,7 +44,7 @@ def commit(store: LogStore, name: str) -> None:
 
 def visible(tmp_path: Path, folder: str) -> dict[str, int]:
     """How many records of each transaction a restore shows."""
-    restore(Folder(str(tmp_path / "bucket")), str(tmp_path / folder))
+    restore(LocalBucket(str(tmp_path / "bucket")), str(tmp_path / folder))
     with LogStore(tmp_path / folder, background=False) as restored:
         restored.finish_transactions()
         values = [record.value for record in restored.consumer("a", "b", isolation="read_committed")]
@@ -56,7 +56,7 @@ def test_one_that_is_decided_while_its_partitions_are_looked_at(
 ) -> None:
     """After each look another one: those looked at early lack its data, those looked at late have its markers."""
     commit(store, "first")
-    real = LocalPartition.look
+    real = LocalPartition.snapshot
     count = 0
 
     def look(self: LocalPartition) -> LocalLog | None:
@@ -67,15 +67,15 @@ def test_one_that_is_decided_while_its_partitions_are_looked_at(
             commit(store, f"meanwhile-{count}")
         return found
 
-    monkeypatch.setattr(LocalPartition, "look", look)
+    monkeypatch.setattr(LocalPartition, "snapshot", look)
     for round_ in range(4):
-        shipper.tick()
+        shipper.run_cycle()
         found = visible(tmp_path, f"restored-{round_}")
         assert found["first"] == 3
         assert set(found.values()) == {3}, found
     assert count > 4
     monkeypatch.undo()
-    shipper.tick()
+    shipper.run_cycle()
     assert len(visible(tmp_path, "in-the-end")) == count + 1
 
 
@@ -90,9 +90,9 @@ def test_one_whose_data_has_to_wait_holds_back_all_of_it(
         log.append([b"%d" % number * 50])
     log.roll()
     commit(store, "held")
-    monkeypatch.setattr(SegmentUploads, "begin", lambda self, rounds: 1)
+    monkeypatch.setattr(SegmentUploader, "start", lambda self, planned: 1)
     before = store.topic("b").partition(0).shipped_offset
-    shipper.tick()
+    shipper.run_cycle()
     assert store.topic("b").partition(0).shipped_offset == before
     assert "held" not in visible(tmp_path, "restored")
     monkeypatch.undo()

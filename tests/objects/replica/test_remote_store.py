@@ -17,10 +17,10 @@ from objects.buckets import Memory
 import segmentlog
 from segmentlog.errors import CorruptBatch, InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused
 from segmentlog.objects.manifest.garbage_collection import sweep
-from segmentlog.objects.manifest.object_ranges import Span, Spans
-from segmentlog.objects.replica.lazy_file_system import RangedFiles
-from segmentlog.objects.replica.remote_store import Attached
-from segmentlog.objects.tier.block_cache import BLOCK_BYTES, Cache, RangedFile
+from segmentlog.objects.manifest.object_ranges import ObjectRange, ObjectRanges
+from segmentlog.objects.replica.lazy_file_system import LazyFileSystem
+from segmentlog.objects.replica.remote_store import RemoteStore
+from segmentlog.objects.tier.block_cache import BLOCK_BYTES, BlockCache, CachedFile
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import read_file
@@ -81,7 +81,7 @@ def ship(store: LogStore, bucket: Memory, now_ms: int | None = None) -> None:
     shipper = Shipper(store._topics, bucket, parallel=0, grace_ms=0)
     shipper.ship()
     if now_ms is not None:
-        shipper.tick(now_ms)
+        shipper.run_cycle(now_ms)
     shipper.close()
 
 
@@ -90,7 +90,7 @@ class Visit:
 
     def __init__(self, bucket: Memory, folder: Path, **options: Any) -> None:
         given = {"cache_bytes": 1 << 30, "refresh_ms": 1000, "threads": False, "parallel": 0}
-        self.attached = Attached("memory://bucket", cache_dir=folder, bucket=bucket, **(given | options))
+        self.attached = RemoteStore("memory://bucket", cache_dir=folder, bucket=bucket, **(given | options))
         self.store = LogStore(self.attached.path, read_only=True, background=False, fs=self.attached.fs)
 
     def __enter__(self) -> Visit:
@@ -167,7 +167,7 @@ def test_times_transactions_and_positions(tmp_path: Path, store: LogStore, bucke
         committed = values(log, isolation="read_committed")
         assert values(there, isolation="read_committed") == committed
         assert len(committed) == 11
-        assert visit.store.group_offsets.positions("g") == store.group_offsets.positions("g")
+        assert visit.store.group_offsets.by_topic_id("g") == store.group_offsets.positions("g")
         (known,), (wanted,) = there.producers(), log.producers()
         assert (known.producer_id, known.runs, known.transaction_offset) == (wanted.producer_id, wanted.runs, -1)
         with pytest.raises(ReadOnlyStore):
@@ -183,9 +183,9 @@ def test_what_is_new_shows_and_a_place_near_the_end_takes_little(
         for number in range(12):
             log.append([b"%d/" % number + NOISE[: 3 << 18]])
             log.flush()
-            shipper.tick()
-        assert visit.attached.turn()
-        assert not visit.attached.turn()
+            shipper.run_cycle()
+        assert visit.attached.refresh()
+        assert not visit.attached.refresh()
         there = visit.store.topic("b").partition(0)
         assert there.log_end_offset == 12
         assert values(there, 11) == [b"11/" + NOISE[: 3 << 18]]
@@ -200,7 +200,7 @@ class Ships:
         self._shipper = Shipper(store._topics, bucket, parallel=0)
 
     def __enter__(self) -> Shipper:
-        self._shipper.tick()
+        self._shipper.run_cycle()
         return self._shipper
 
     def __exit__(self, *error: object) -> None:
@@ -226,7 +226,7 @@ def test_an_object_that_is_gone_is_explained_by_the_manifest(tmp_path: Path, sto
         assert values_by_offset(log) == values_by_offset(keys)
         for key in [key for key in bucket._objects if key.startswith("segments/")]:
             del bucket._objects[key]
-        with pytest.raises(ShippingRefused, match="is gone, which the manifest refers to"):
+        with pytest.raises(ShippingRefused, match="is missing, although the manifest refers to it"):
             values(visit.store.topic("a").partition(0))
 
 
@@ -261,19 +261,19 @@ def test_what_fails_for_others_is_asked_for_once_more(tmp_path: Path) -> None:
             return bytes(size_bytes)
 
     is_well: list[bool] = []
-    cache = Cache(Failing(), 1 << 30, 2)
+    cache = BlockCache(Failing(), 1 << 30, 2)
     try:
-        file = RangedFile(cache, str(tmp_path / "0.log"), (Span(0, BLOCK_BYTES, "key", 0, ""),))
+        file = CachedFile(cache, str(tmp_path / "0.log"), (ObjectRange(0, BLOCK_BYTES, "key", 0, ""),))
         held, joined = file.open(), threading.Event()
-        begin = file._begin
+        begin = file._start_downloads
 
-        def translating_errors(*args: Any) -> Any:
+        def count_joined(*args: Any) -> Any:
             found = begin(*args)
             if found[1]:
                 joined.set()
             return found
 
-        file._begin = translating_errors  # type: ignore[method-assign]
+        file._start_downloads = count_joined  # type: ignore[method-assign]
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(held.need, 0, 10)
             assert asked.acquire(timeout=30)
@@ -327,7 +327,7 @@ def test_it_goes_when_it_is_closed_and_what_was_killed_goes_with_the_next(
             ["segmentlog-mine", os.path.basename(first.attached.path), os.path.basename(second.attached.path)]
         )
     assert os.listdir(cache) == ["segmentlog-mine"]
-    with pytest.raises(ShippingRefused, match="no store was shipped there"):
+    with pytest.raises(ShippingRefused, match="no store was shipped to this URL"):
         Visit(Counting(), cache)
     assert os.listdir(cache) == ["segmentlog-mine"]
 
@@ -340,7 +340,7 @@ def test_what_it_cannot_be_told(tmp_path: Path) -> None:
                     {"ship": "file:///elsewhere"}):  # fmt: skip
         with pytest.raises(InvalidConfig, match=next(iter(options))):
             segmentlog.open(url, **options)  # type: ignore[arg-type]
-    with pytest.raises(ShippingRefused, match="no store was shipped there"):
+    with pytest.raises(ShippingRefused, match="no store was shipped to this URL"):
         segmentlog.open(url)
     with pytest.raises(InvalidConfig, match="url"):
         segmentlog.open("ftp://nowhere")
@@ -404,7 +404,7 @@ def test_followed_by_a_url(tmp_path: Path) -> None:
             (tmp_path / "bucket" / "manifest.json").unlink()
             with pytest.raises(ShippingRefused):
                 later.refresh_tick()
-            assert "no store was shipped there" in later.health()["object store"]
+            assert "no store was shipped to this URL" in later.health()["object store"]
 
 
 def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
@@ -416,8 +416,8 @@ def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket
         if not child:
             status = 1
             try:
-                for use in (visit.attached.turn, lambda: values(log)):
-                    with pytest.raises(ObjectStoreError, match="open it anew in the child"):
+                for use in (visit.attached.refresh, lambda: values(log)):
+                    with pytest.raises(ObjectStoreError, match="open it again in the child"):
                         use()
                 status = 0
             finally:
@@ -429,12 +429,12 @@ def test_a_child_is_told_to_open_it_anew(tmp_path: Path, store: LogStore, bucket
 # ---------------------------------------------------------------- files of ranges by themselves
 
 
-def spans_of(bucket: Memory, data: bytes, cuts: list[int]) -> Spans:
-    """Return an object for each part."""
+def object_ranges(bucket: Memory, data: bytes, cuts: list[int]) -> ObjectRanges:
+    """An object for each part."""
     spans = []
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(data)], strict=True)):
         bucket.put(f"o{number}", b"before" + data[start:end])
-        spans.append(Span(start, end - start, f"o{number}", 6, ""))
+        spans.append(ObjectRange(start, end - start, f"o{number}", 6, ""))
     return tuple(spans)
 
 
@@ -443,10 +443,10 @@ def test_ranges_from_many_threads(tmp_path: Path, bucket: Counting, parallel: in
     """Whatever is asked for, in whatever order, while it is put aside and goes on: it is what lies there."""
     monkeypatch.setattr("segmentlog.objects.tier.block_cache.BLOCK_BYTES", 1000)
     data = NOISE[:100_500]
-    cache = Cache(bucket, 20_000, parallel)
+    cache = BlockCache(bucket, 20_000, parallel)
     path, other = str(tmp_path / "a.log"), str(tmp_path / "b.log")
-    whole = spans_of(bucket, data, [7, 40_000, 40_001, 77_777])
-    files = RangedFiles(cache)
+    whole = object_ranges(bucket, data, [7, 40_000, 40_001, 77_777])
+    files = LazyFileSystem(cache)
     for one in (path, other):
         assert files.extend(one, 0, whole[:2])
 
@@ -478,10 +478,10 @@ def test_ranges_from_many_threads(tmp_path: Path, bucket: Counting, parallel: in
 def test_who_reads_on_has_it_brought_ahead(tmp_path: Path, bucket: Counting) -> None:
     """More and more; who jumps about does not."""
     data = NOISE * 40
-    spans = spans_of(bucket, data, [])
+    spans = object_ranges(bucket, data, [])
     for jumps in (False, True):
-        cache = Cache(bucket, 1 << 30, 0)
-        file = RangedFile(cache, str(tmp_path / f"{jumps}.log"), spans)
+        cache = BlockCache(bucket, 1 << 30, 0)
+        file = CachedFile(cache, str(tmp_path / f"{jumps}.log"), spans)
         held = file.open()
         bucket.ranges.clear()
         for at in range(8):

@@ -13,7 +13,7 @@ from objects.buckets import Memory
 
 import segmentlog
 from segmentlog.errors import DiskFull, InvalidConfig, ObjectStoreError, ReadOnlyStore, ShippingRefused, UnknownTopic
-from segmentlog.log.replica_log import MirroredLog
+from segmentlog.log.replica_log import ReplicaLog
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest.load import require_manifest
 from segmentlog.objects.replica.replica import Replica, replica_status
@@ -85,8 +85,8 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
     """Appends, rolls, retention, new settings and partitions, names: without opening it anew."""
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy") as replica:
-        assert replica.turn()
-        assert not replica.turn()
+        assert replica.refresh()
+        assert not replica.refresh()
         with LogStore(tmp_path / "copy", background=False) as copy:
             assert copy.read_only
             assert contents(copy) == contents(store)
@@ -94,7 +94,7 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
             consumer = copy.consumer("a", start="latest")
             store.topic("a").partition(0).append([b"more", b"and more"])
             ship(store, bucket)
-            assert replica.turn()
+            assert replica.refresh()
             assert values(log)[-2:] == [b"more", b"and more"]
             assert [record.value for record in consumer] == [b"more", b"and more"]
             assert (log.durable_offset, log.shipped_offset, log.last_stable_offset) == (7, 7, 7)
@@ -102,7 +102,7 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
             store.topic("a").partition(0).trim(3)
             store.alter_topic("a", retention_ms=77, partitions=3)
             ship(store, bucket)
-            replica.turn()
+            replica.refresh()
             assert log.log_start_offset == 3
             assert [segment.base_offset for segment in log.segments()] == [2, 4, 5]
             assert copy.topic("a").config.retention_ms == 77
@@ -113,7 +113,7 @@ def test_who_has_it_open_sees_what_is_shipped(tmp_path: Path, store: LogStore, b
             store.rename_topic("b", "a")
             store.rename_topic("c", "b")
             ship(store, bucket)
-            replica.turn()
+            replica.refresh()
             assert copy.topics() == ["a", "b"]
             assert contents(copy) == contents(store)
             with pytest.raises(UnknownTopic):
@@ -136,7 +136,7 @@ def test_aborted_and_open_transactions_are_not_shown(tmp_path: Path, store: LogS
                 producer.commit_transaction()
             ship(store, bucket)
             ship(store, bucket)  # markers, once they are on disk
-            replica.turn()
+            replica.refresh()
         assert values(log, isolation="read_committed")[5:] == [b"commit"]
         assert values(log)[5:] == [b"abort", b"commit", b""]
         assert log.last_stable_offset == store.topic("b").partition(0).last_stable_offset
@@ -148,7 +148,7 @@ def follow_after(store: LogStore, bucket: Counting, tmp_path: Path) -> Replica:
     """A replica that shows what there is."""
     ship(store, bucket)
     replica = follow(bucket, tmp_path / "copy")
-    replica.turn()
+    replica.refresh()
     return replica
 
 
@@ -180,7 +180,7 @@ def _killed_again_and_again(bucket: Counting, folder: Path) -> int:
         replica = None
         try:
             replica = follow(bucket, folder, fs=files)
-            replica.turn()
+            replica.refresh()
         except Died:
             continue
         finally:
@@ -193,37 +193,37 @@ def _killed_again_and_again(bucket: Counting, folder: Path) -> int:
 
 def test_it_refuses_what_is_none_of_its_own(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """Other folders, other places, a second process: and it changes nothing there."""
-    with pytest.raises(ShippingRefused, match="no store was shipped there"):
+    with pytest.raises(ShippingRefused, match="no store was shipped to this URL"):
         follow(bucket, tmp_path / "copy")
     ship(store, bucket)
-    with pytest.raises(ShippingRefused, match="is a store; a replica wants a folder of its own"):
+    with pytest.raises(ShippingRefused, match="is a store; choose an empty or new folder"):
         follow(bucket, tmp_path / "store")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("of somebody")
     with pytest.raises(ShippingRefused, match="is not empty"):
         follow(bucket, tmp_path / "full")
     with follow(bucket, tmp_path / "copy") as first:
-        first.turn()
-        with pytest.raises(ShippingRefused, match="another process keeps"):
+        first.refresh()
+        with pytest.raises(ShippingRefused, match="another process refreshes"):
             follow(bucket, tmp_path / "copy")
-    with pytest.raises(ShippingRefused, match="replica of something else"):
+    with pytest.raises(ShippingRefused, match="replica of another store"):
         follow(bucket, tmp_path / "copy", topics=["a"])
     for wrong in (0, -1, True, "1s"):
         with pytest.raises(InvalidConfig, match="interval_ms"):
             follow(bucket, tmp_path / "copy", interval_ms=wrong)
     with pytest.raises(ShippingRefused, match="closed"):
-        first.turn()
+        first.refresh()
 
 
 def test_topics_that_match(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """And no others, though they come later."""
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy", topics=iter(["a*"])) as replica:
-        replica.turn()
+        replica.refresh()
         store.create_topic("a2").partition(0).append([b"x"])
         store.create_topic("b2").partition(0).append([b"x"])
         ship(store, bucket)
-        replica.turn()
+        replica.refresh()
     with LogStore(tmp_path / "copy", background=False) as copy:
         assert copy.topics() == ["a", "a2"]
 
@@ -255,7 +255,7 @@ def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy", clock=clock) as replica:
         assert replica.status.sequence == -1
-        replica.turn()
+        replica.refresh()
         clock.advance(3000)
         assert (replica.status.lag_s, replica.status.lag_records, replica.status.error) == (3.0, 0, "")
         assert replica.status.size_bytes == sum(
@@ -263,22 +263,22 @@ def test_it_says_how_far_it_is(tmp_path: Path, store: LogStore, bucket: Counting
         )
         bucket.fails = True
         with pytest.raises(ObjectStoreError):
-            replica.turn()
+            replica.refresh()
         assert "no answer in time" in replica.status.error
         with LogStore(tmp_path / "copy", background=False, clock=clock) as copy:
             assert "no answer in time" in copy.health()["replica"]
             bucket.fails = False
             store.topic("b").partition(0).append([b"x"])
             ship(store, bucket)
-            replica.turn()
+            replica.refresh()
             assert copy.health() == {}
             clock.advance(16_000)
-            assert "nobody has kept it up for 16 s" in copy.health()["replica"]
+            assert "no process has refreshed it for 16 s" in copy.health()["replica"]
     assert replica_status(str(tmp_path / "store")) is None
     (tmp_path / "copy" / "@replica-status").write_text("{")
     found = replica_status(str(tmp_path / "copy"))
     assert found is not None
-    assert "never brought up to date" in found.error
+    assert "the first refresh is not finished" in found.error
 
 
 def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
@@ -291,10 +291,10 @@ def test_a_tail_of_many_partitions_is_one_request(tmp_path: Path, store: LogStor
             log.append([b"y"])
         ship(store, bucket)
         bucket.asked.clear()
-        replica.turn()
+        replica.refresh()
         assert len(bucket.asked) <= 3
         bucket.asked.clear()
-        replica.turn()
+        replica.refresh()
         assert bucket.asked == ["manifest.json"]
 
 
@@ -311,13 +311,13 @@ def test_a_damaged_object_is_refused_and_what_is_shown_stays(
         data, tag = bucket._objects[key]
         bucket._objects[key] = bytes(len(data)), tag
         with pytest.raises(ShippingRefused, match="damaged"):
-            replica.turn()
+            replica.refresh()
         assert contents(copy) == before
         del bucket._objects[key]
-        with pytest.raises(ShippingRefused, match="is gone, which the manifest refers to"):
-            replica.turn()
+        with pytest.raises(ShippingRefused, match="is missing, although the manifest refers to it"):
+            replica.refresh()
         bucket._objects[key] = data, tag
-        replica.turn()
+        replica.refresh()
         assert contents(copy) == contents(store)
 
 
@@ -329,7 +329,7 @@ def test_a_thread_keeps_it_up(tmp_path: Path) -> None:
         log.append([b"0"])
         store.ship(url)
         with segmentlog.replica(url, tmp_path / "copy", interval_ms=20) as replica:
-            replica.turn()
+            replica.refresh()
             seen: list[bytes | None] = []
             with segmentlog.open(tmp_path / "copy") as copy, copy.consumer("a", follow=True) as consumer:
                 reader = threading.Thread(target=lambda: seen.extend(next(consumer).value for _ in range(3)))
@@ -350,12 +350,12 @@ def test_positions_and_decisions_come_last(tmp_path: Path, store: LogStore, buck
     store.groups.reset("g", {TopicPartition("b", 0): 2})
     ship(store, bucket)
     shown: list[str] = []
-    real = MirroredLog.show
+    real = ReplicaLog.publish
     monkeypatch.setattr(
-        MirroredLog, "show", lambda log, *args, **options: (shown.append(log.folder), real(log, *args, **options))
+        ReplicaLog, "publish", lambda log, *args, **options: (shown.append(log.folder), real(log, *args, **options))
     )
     with follow(bucket, tmp_path / "copy") as replica:
-        replica.turn()
+        replica.refresh()
     names = [Path(folder).parent.name for folder in shown]
     assert len(names) == 5
     assert set(names[:3]) == {"a", "b"}
@@ -364,9 +364,9 @@ def test_positions_and_decisions_come_last(tmp_path: Path, store: LogStore, buck
 
 def test_a_replica_takes_over(tmp_path: Path, store: LogStore, bucket: Counting) -> None:
     """In its folder, once nobody keeps it up: what it has does not come again; killed at any call it goes on."""
-    with follow_after(store, bucket, tmp_path), pytest.raises(ShippingRefused, match="end it first"):
+    with follow_after(store, bucket, tmp_path), pytest.raises(ShippingRefused, match="stop that process first"):
         take_over(bucket, str(tmp_path / "copy"), parallel=0)
-    with pytest.raises(ShippingRefused, match="replica of something else"):
+    with pytest.raises(ShippingRefused, match="replica of another store"):
         take_over(_elsewhere(store), str(tmp_path / "copy"), parallel=0)
     wanted = contents(store)
     for calls in range(1, 1000, 3):
@@ -396,7 +396,7 @@ def _elsewhere(store: LogStore) -> Counting:
     return other
 
 
-@pytest.mark.parametrize("why", ["damaged", "is gone, which the manifest refers to"])
+@pytest.mark.parametrize("why", ["damaged", "is missing, although the manifest refers to it"])
 def test_damage_in_one_partition_keeps_no_other_back(
     tmp_path: Path, store: LogStore, bucket: Counting, why: str
 ) -> None:
@@ -413,14 +413,14 @@ def test_damage_in_one_partition_keeps_no_other_back(
         if why == "damaged":
             bucket._objects[key] = bytes(len(data)), tag
         with pytest.raises(ShippingRefused, match=why):
-            replica.turn()
+            replica.refresh()
         assert [log.log_end_offset for log in copy.topic("a").partitions()] == [5, 6]
         assert copy.topic("b").partition(0).log_end_offset == 6
-        assert copy.group_offsets.all_groups() == []
+        assert copy.group_offsets.groups_with_any_offset() == []
         bucket._objects[key] = data, tag
-        replica.turn()
+        replica.refresh()
         assert copy.topic("a").partition(0).log_end_offset == 6
-        assert copy.group_offsets.all_groups() == ["g"]
+        assert copy.group_offsets.groups_with_any_offset() == ["g"]
 
 
 @pytest.mark.long
@@ -430,7 +430,7 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
     for calls in range(1, 1000):
         folder = tmp_path / str(calls)
         with follow(bucket, folder) as replica:
-            replica.turn()
+            replica.refresh()
         store.rename_topic("a", "c")
         store.rename_topic("b", "a")
         store.delete_topic("a")
@@ -440,13 +440,13 @@ def test_killed_while_topics_are_renamed_and_deleted(tmp_path: Path, store: LogS
         is_killed = False
         try:
             with follow(bucket, folder, fs=files) as replica:
-                replica.turn()
+                replica.refresh()
                 files.heal()
         except Died:
             is_killed = True
         with follow(bucket, folder) as replica:
             bucket.asked.clear()
-            replica.turn()
+            replica.refresh()
         assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["c"]
         store.rename_topic("c", "a")
         store.create_topic("b").partition(0).append([b"x"])
@@ -466,20 +466,20 @@ def test_a_reader_that_looks_before_what_was_compacted_away_is_removed(
         keys.append([b"%d" % number], keys=[b"k%d" % (number % 2)])
     ship(store, bucket)
     with follow(bucket, tmp_path / "copy") as replica:
-        replica.turn()
+        replica.refresh()
         with LogStore(tmp_path / "copy", background=False) as copy:
             log = copy.topic("keys").partition(0)
             keys.compact()
             ship(store, bucket)
-            real = MirroredLog.remove_others
+            real = ReplicaLog.remove_other_segments
             looked: list[int] = []
 
-            def remove_others(mirrored: MirroredLog, kept: Any) -> None:
+            def remove_other_segments(mirrored: ReplicaLog, kept: Any) -> None:
                 looked.append(len(log.segments()))
                 real(mirrored, kept)
 
-            monkeypatch.setattr(MirroredLog, "remove_others", remove_others)
-            replica.turn()
+            monkeypatch.setattr(ReplicaLog, "remove_other_segments", remove_other_segments)
+            replica.refresh()
             assert 4 in looked
             assert values_by_offset(log) == values_by_offset(keys)
             for offset in range(10):
@@ -507,20 +507,20 @@ def test_a_turn_that_failed_at_renaming_is_made_good(
     files, folder = Full(), tmp_path / "copy"
     ship(store, bucket)
     with follow(bucket, folder, fs=files) as replica:
-        replica.turn()
+        replica.refresh()
         store.rename_topic("b", "z")
         store.create_topic("new")
         ship(store, bucket)
         files.full = f"{folder}/new"
         with pytest.raises(DiskFull):
-            replica.turn()
+            replica.refresh()
         files.full = ""
         assert not (folder / "b").exists()
         bucket.asked.clear()
         if not is_begun_anew:
-            replica.turn()
+            replica.refresh()
     with follow(bucket, folder) as replica:
-        replica.turn()
+        replica.refresh()
     assert not [key for key in bucket.asked if key.startswith("segments/") and store.topic("z").id in key]
     assert sorted(one.name for one in folder.iterdir() if one.is_dir()) == ["a", "new", "z"]
     with LogStore(folder, background=False) as copy:

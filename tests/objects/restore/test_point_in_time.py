@@ -25,7 +25,7 @@ from segmentlog.errors import InvalidConfig, LogTruncated, SegmentlogError, Ship
 from segmentlog.objects.restore import cut_points, point_in_time
 from segmentlog.objects.restore.cut_points import cut_partition
 from segmentlog.objects.restore.restore import Restored, restore
-from segmentlog.objects.restore.transaction_cuts import Kept
+from segmentlog.objects.restore.transaction_cuts import ConsistentCuts
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.records import TopicPartition
 from segmentlog.store import LogStore
@@ -80,10 +80,12 @@ def _resumed_at_the_cut(part: Any, offset: int, reason: str, now_ms: int) -> Any
 
 
 SABOTAGES: dict[str, Callable[[], Any]] = {
-    "transactions torn": patched(point_in_time, "keep_together", lambda cuts, *_: Kept(dict(cuts))),
-    "nothing cut in files": patched(point_in_time.Rewinding, "cut_files", lambda self: None),
-    "nothing taken back": patched(point_in_time.Rewinding, "take_back", lambda self: None),
-    "positions left where they are": patched(point_in_time.Rewinding, "_move_positions", lambda self, log, where: None),
+    "transactions torn": patched(point_in_time, "keep_together", lambda cuts, *_: ConsistentCuts(dict(cuts))),
+    "nothing cut in files": patched(point_in_time.PointInTimeRestore, "cut_files", lambda self: None),
+    "nothing taken back": patched(point_in_time.PointInTimeRestore, "take_back", lambda self: None),
+    "positions left where they are": patched(
+        point_in_time.PointInTimeRestore, "_move_positions", lambda self, log, where: None
+    ),
     "a cut too far": patched(point_in_time, "bytes_below", lambda data, offset, path: b""),
     "offsets handed out again": patched(cut_points, "cut_partition", _resumed_at_the_cut),
 }
@@ -171,11 +173,11 @@ def test_a_batch_is_cut_in_two(shipped: Shipped) -> None:
         log = store.topic("a").partition(0)
         assert list(values_by_offset(log)) == [0, 1, 2, 3]
         (lost,) = log.lost_ranges()
-        assert (lost.base_offset, lost.end_offset) == (4, part.ceiling + 1)
+        assert (lost.base_offset, lost.end_offset) == (4, part.offset_grant + 1)
         assert lost.reason == "left out by a restore to offsets"
         with pytest.raises(LogTruncated, match="left out by a restore"):
             log.check_position(7)
-        assert log.check_position(4) == log.append([b"on"]) == part.ceiling + 1
+        assert log.check_position(4) == log.append([b"on"]) == part.offset_grant + 1
         assert log.epoch == part.epoch + 1
     assert b"second-1" not in b"".join(tree_bytes(shipped.folder / "restored").values()), "nor in quarantine"
 
@@ -224,13 +226,13 @@ def test_what_lies_wholly_behind_the_cut_is_not_brought(shipped: Shipped, monkey
     ("options", "error", "words"),
     [
         ({"offsets": {("b", 0): 1}}, ShippingRefused, "b/0: there is no such topic"),
-        ({"offsets": {("a", 1): 1}}, ShippingRefused, "a/1: there are partitions 0 to 0"),
-        ({"offsets": {("a", 0): 1}}, ShippingRefused, "a/0 cannot be cut at offset 1: it begins at 2"),
-        ({"offsets": {("a", 0): 9}}, ShippingRefused, "a/0 cannot be cut at offset 9: what lies there ends at 6"),
+        ({"offsets": {("a", 1): 1}}, ShippingRefused, "a/1: the topic has partitions 0 to 0"),
+        ({"offsets": {("a", 0): 1}}, ShippingRefused, "a/0 cannot be cut at offset 1: its log begins at 2"),
+        ({"offsets": {("a", 0): 9}}, ShippingRefused, "a/0 cannot be cut at offset 9: its log ends at 6"),
         ({"offsets": {("a", 0): -1}}, InvalidConfig, "from 0 on"),
         ({"offsets": {"a": 1}}, InvalidConfig, "topic, partition"),
-        ({"offsets": {("__consumer_offsets", 0): 0}}, ShippingRefused, "__consumer_offsets is not to be cut"),
-        ({"offsets": {("a", 0): 3}, "at": 1}, InvalidConfig, "one or the other"),
+        ({"offsets": {("__consumer_offsets", 0): 0}}, ShippingRefused, "__consumer_offsets cannot be cut"),
+        ({"offsets": {("a", 0): 3}, "at": 1}, InvalidConfig, "one of the two"),
         ({"at": "now"}, InvalidConfig, "milliseconds since 1970"),
     ],
 )
@@ -282,7 +284,7 @@ def test_killed_anywhere_it_goes_on(shipped: Shipped, options: dict[str, Any]) -
             died = True
         if not (shipped.folder / name / "store.json").exists():
             if (shipped.folder / name / "@restoring").exists():
-                with pytest.raises(ShippingRefused, match="begun of another restore"):
+                with pytest.raises(ShippingRefused, match="another unfinished restore"):
                     shipped.restore(name)
             shipped.restore(name, **options)
         assert (shipped.values("a", name), shipped.values("b", name)) == wanted, f"killed at call {call}"
@@ -303,7 +305,7 @@ def test_positions_go_back_with_what_committed_them(shipped: Shipped) -> None:
         producer.commit_positions(Committing(shipped.store, 0), {source: 7})
     shipped.ship()
     done = shipped.restore(offsets={("out", 0): 2, ("other", 0): 2})
-    assert "positions of groups were moved back: group" in done.warnings
+    assert "committed offsets were moved back, of groups: group" in done.warnings
     with shipped.open() as store:
         found = {
             (group, entry.topic): entry.committed and entry.committed.offset
@@ -332,7 +334,7 @@ def test_a_position_that_was_the_first(shipped: Shipped, compacted: bool) -> Non
         positions.compact()
     shipped.ship()
     done = shipped.restore(offsets={("out", 0): 2})
-    is_told = any("stay where they are" in warning and "group" in warning for warning in done.warnings)
+    is_told = any("were kept" in warning and "group" in warning for warning in done.warnings)
     assert is_told == compacted
     with shipped.open() as store:
         found = [entry.committed for entry in store.groups.describe("group").partitions if entry.committed]
@@ -387,7 +389,7 @@ def test_what_compaction_has_taken_is_told(shipped: Shipped) -> None:
     log.compact()
     shipped.ship()
     done = shipped.restore(offsets={("a", 0): 2})
-    assert any("compacted beyond the cut: a:" in warning for warning in done.warnings)
+    assert any("compacted after the restore point: a;" in warning for warning in done.warnings)
     assert shipped.restore("whole", offsets={("a", 0): 6}).warnings == ()
 
 
@@ -396,7 +398,7 @@ def test_of_some_topics(shipped: Shipped) -> None:
     shipped.topic("a", 3)
     shipped.topic("b", 3)
     shipped.ship()
-    with pytest.raises(ShippingRefused, match="b/0: there is no such topic among those that are to be restored"):
+    with pytest.raises(ShippingRefused, match="b/0: there is no such topic among those to restore"):
         shipped.restore("one", "a", offsets={("b", 0): 1})
     shipped.restore("one", "b", offsets={("b", 0): 1})
     with shipped.open("one") as store:

@@ -129,7 +129,7 @@ def test_what_was_begun_of_another_restore_is_left_alone(tmp_path: Path, store: 
     """Of other topics, say: it is told what it is."""
     ship(store, bucket)
     there = killed_once(bucket, tmp_path, lambda folder: (folder / "@restoring").exists())
-    with pytest.raises(ShippingRefused, match=r"holds what was begun of another restore: .*'topics': \[\]"):
+    with pytest.raises(ShippingRefused, match=r"contains another unfinished restore: .*'topics': \[\]"):
         restore(bucket, str(there), ["a"], parallel=0)
     assert json.loads((there / "@restoring").read_text())["topics"] == []
     assert restored(bucket, there) == contents(store)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from segmentlog.objects.local.transaction_ends import Where
-from segmentlog.objects.restore.transaction_cuts import Commit, End, keep_together
+from segmentlog.objects.local.transaction_ends import PartitionKey
+from segmentlog.objects.restore.transaction_cuts import CommitDecision, TransactionEnd, extend_cuts
 
 A, B, C, POSITIONS = (("id", number) for number in range(4))
 
 
-def ends(*markers: tuple[int, int], producer_id: int = 7, committed: bool = True) -> list[End]:
+def ends(*markers: tuple[int, int], producer_id: int = 7, committed: bool = True) -> list[TransactionEnd]:
     """Markers at these offsets and times, each of a transaction of the record before it."""
-    return [End(producer_id, offset - 1, offset, timestamp_ms, committed) for offset, timestamp_ms in markers]
+    return [
+        TransactionEnd(producer_id, offset - 1, offset, timestamp_ms, committed) for offset, timestamp_ms in markers
+    ]
 
 
-def commit(**of: int) -> Commit:
-    """Return a decision: where its data ends, by partition."""
-    return Commit(7, {{"a": A, "b": B, "c": C, "p": POSITIONS}[name]: end for name, end in of.items()})
+def commit(**of: int) -> CommitDecision:
+    """A decision: where its data ends, by partition."""
+    return CommitDecision(7, {{"a": A, "b": B, "c": C, "p": POSITIONS}[name]: end for name, end in of.items()})
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,12 @@ def commit(**of: int) -> Commit:
         ({}, [commit(a=1, b=1)], {}),
     ],
 )
-def test_as_the_decisions_say(cuts: dict[Where, int], commits: list[Commit], expected: dict[Where, int]) -> None:
+def test_as_the_decisions_say(
+    cuts: dict[PartitionKey, int], commits: list[CommitDecision], expected: dict[PartitionKey, int]
+) -> None:
     """Whatever the times are; markers of one transaction lie at other offsets in each partition."""
     markers = {where: ends((1, 50), (3, 50)) for where in (A, B, C)}
-    assert keep_together(cuts, markers, commits, set()).cuts == expected
+    assert extend_cuts(cuts, markers, commits, set()).cuts == expected
 
 
 @pytest.mark.parametrize(
@@ -54,51 +58,51 @@ def test_as_the_decisions_say(cuts: dict[Where, int], commits: list[Commit], exp
 def test_as_the_time_says(there: list[tuple[int, int]], expected: int | None) -> None:
     """Where no decision is left: those that are nearest to each other."""
     markers = {A: ends((1, 10), (3, 20), (5, 30)), B: ends(*there)}
-    assert keep_together({A: 3}, markers, [], set()).cuts.get(B) == expected
+    assert extend_cuts({A: 3}, markers, [], set()).cuts.get(B) == expected
 
 
 def test_in_one_millisecond_their_order_counts() -> None:
     """The first belongs to the first."""
     markers = {A: ends((1, 10), (3, 10), (5, 10)), B: ends((1, 10), (3, 10), (5, 10))}
-    assert keep_together({A: 3}, markers, [], set()).cuts == {A: 3, B: 3}
+    assert extend_cuts({A: 3}, markers, [], set()).cuts == {A: 3, B: 3}
 
 
 def test_others_are_let_alone() -> None:
     """Other producers' transactions, and aborted ones: these are not there anyway."""
     markers = {A: ends((1, 10)), B: ends((1, 10), producer_id=8), C: ends((1, 10), committed=False)}
-    assert keep_together({A: 0}, markers, [], set()).cuts == {A: 0}
+    assert extend_cuts({A: 0}, markers, [], set()).cuts == {A: 0}
 
 
 def test_what_is_never_cut_is_told() -> None:
     """Its markers do not count any more."""
     markers = {A: ends((1, 10)), POSITIONS: ends((5, 10))}
-    kept = keep_together({A: 0}, markers, [commit(a=1, p=5)], {POSITIONS})
+    kept = extend_cuts({A: 0}, markers, [commit(a=1, p=5)], {POSITIONS})
     assert (kept.cuts, kept.undone, kept.producers) == ({A: 0}, {POSITIONS: {5}}, {7})
 
 
 def test_where_a_marker_is_not_there_yet() -> None:
     """It is to be aborted there if it is taken back elsewhere, and else to be let alone."""
     markers = {A: ends((1, 10)), B: []}
-    taken_back = keep_together({A: 1}, markers, [commit(a=1, b=4)], set())
+    taken_back = extend_cuts({A: 1}, markers, [commit(a=1, b=4)], set())
     assert (taken_back.undecided, taken_back.committed) == ({(B, 7)}, set())
-    left_alone = keep_together({A: 2}, markers, [commit(a=1, b=4)], set())
+    left_alone = extend_cuts({A: 2}, markers, [commit(a=1, b=4)], set())
     assert (left_alone.undecided, left_alone.committed) == (set(), {(B, 7)})
-    cut = keep_together({B: 3}, markers, [commit(a=1, b=4)], set())
+    cut = extend_cuts({B: 3}, markers, [commit(a=1, b=4)], set())
     assert (cut.cuts, cut.undecided) == ({A: 1, B: 3}, {(B, 7)})
 
 
 def test_what_was_decided_later_is_taken_back() -> None:
     """Its markers that are missing cannot say so."""
-    late = Commit(7, {A: 1, B: 4}, decided_ms=50)
-    kept = keep_together({}, {A: ends((1, 50)), B: []}, [late], set(), 49)
+    late = CommitDecision(7, {A: 1, B: 4}, decided_ms=50)
+    kept = extend_cuts({}, {A: ends((1, 50)), B: []}, [late], set(), 49)
     assert (kept.cuts, kept.undecided) == ({A: 1}, {(B, 7)})
-    assert keep_together({}, {A: ends((1, 50)), B: []}, [late], set(), 50).cuts == {}
+    assert extend_cuts({}, {A: ends((1, 50)), B: []}, [late], set(), 50).cuts == {}
 
 
 def test_a_commit_of_which_nothing_is_left_but_a_reminder() -> None:
     """The marker that is missing is to be made up for, unless its data is cut; one that is there needs none."""
-    rest = Commit(7, {B: 4}, is_rest=True)
-    assert keep_together({A: 1}, {A: [], B: []}, [rest], set()).committed == {(B, 7)}
-    assert keep_together({B: 3}, {A: [], B: []}, [rest], set()).undecided == {(B, 7)}
+    rest = CommitDecision(7, {B: 4}, is_rest=True)
+    assert extend_cuts({A: 1}, {A: [], B: []}, [rest], set()).committed == {(B, 7)}
+    assert extend_cuts({B: 3}, {A: [], B: []}, [rest], set()).undecided == {(B, 7)}
     markers = {A: ends((1, 10)), B: ends((4, 10))}
-    assert keep_together({A: 1}, markers, [rest], set()).cuts == {A: 1, B: 4}, "it is matched by its time"
+    assert extend_cuts({A: 1}, markers, [rest], set()).cuts == {A: 1, B: 4}, "it is matched by its time"

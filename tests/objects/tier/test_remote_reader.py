@@ -20,16 +20,16 @@ from segmentlog.errors import OffsetOutOfRange, SegmentGone
 from segmentlog.format.stub import decode_stub
 from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
-from segmentlog.log.segment_tiering import bring_back
+from segmentlog.log.segment_tiering import recall_segment
 from segmentlog.objects.bucket.base import Data
-from segmentlog.objects.bucket.local_bucket import Folder
-from segmentlog.objects.bucket.upload_pool import Uploads
+from segmentlog.objects.bucket.local_bucket import LocalBucket
+from segmentlog.objects.bucket.upload_pool import UploadPool
 from segmentlog.objects.bucket.url import open_bucket
 from segmentlog.objects.manifest.garbage_collection import sweep, verify
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
-from segmentlog.objects.tier.remote_reader import reaching
+from segmentlog.objects.tier.remote_reader import remote_segments_readable
 from segmentlog.objects.upload.shipper import Shipper
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
@@ -52,7 +52,7 @@ def log(store: LogStore) -> Partition:
     return store.topic("a").partition(0)
 
 
-class CountingBucket(Folder):
+class CountingBucket(LocalBucket):
     """Knows what was put."""
 
     def __init__(self, path: str) -> None:
@@ -92,16 +92,16 @@ def test_large_segments_leave_in_parts_and_come_back(tmp_path: Path, monkeypatch
         assert remote(log) == [0, 10, 20, 30]
         assert values_by_offset(log) == ALL
         assert log.offset_for_timestamp(1_017) == 17
-        with reaching(FileSystem()) as fs:
+        with remote_segments_readable(FileSystem()) as fs:
             assert [one for one in inspect_store(store.path, fs=fs) if one.severity != "note"] == []
-        assert bring_back(log.handle, 10)
+        assert recall_segment(log.handle, 10)
         assert remote(log) == [0, 20, 30]
         part = tmp_path / "bucket" / stub.stored.objects[1].key
         part.write_bytes(part.read_bytes()[:-1] + b"!")
     with LogStore(tmp_path / "store", background=False) as again:  # which has brought nothing of it yet
         log = again.topic("a").partition(0)
         with pytest.raises(SegmentGone, match=re.escape(stub.stored.objects[1].key)):
-            bring_back(log.handle, 20)
+            recall_segment(log.handle, 20)
         assert remote(log) == [0, 20, 30]
 
 
@@ -111,9 +111,9 @@ def test_a_place_is_found_by_offset_and_by_time_without_bringing_it_all(store: L
     assert next(iter(log.read(23))).values[0] == value(23)
     assert log.max_timestamp(30) == 1_039
     sizes = [segment.size_bytes for segment in log.segments()]
-    tiered = store._reaching.made
+    tiered = store._remote_reader.reader
     assert tiered is not None
-    assert tiered.got_bytes == sizes[1] + sizes[2]
+    assert tiered.downloaded_bytes == sizes[1] + sizes[2]
 
 
 def test_consumers_and_followers_do_not_notice(store: LogStore, log: Partition) -> None:
@@ -175,7 +175,7 @@ def test_a_small_cache_is_enough(tmp_path: Path) -> None:
         log = store.topic("a").partition(0)
         for _ in range(2):
             assert values_by_offset(log) == ALL
-        tiered = store._reaching.made
+        tiered = store._remote_reader.reader
         assert tiered is not None
         assert tiered.held_bytes <= max(segment.size_bytes for segment in log.segments())
         assert len(os.listdir(tmp_path / "cache")) == 1
@@ -249,7 +249,7 @@ def test_what_was_aborted_is_known_of_segments_that_left(tmp_path: Path, first: 
     with LogStore(tmp_path / "store", background=False) as store:  # which has looked at nothing yet
         log = store.topic("a").partition(0)
         assert tail(log)
-        assert store._reaching.made is None
+        assert store._remote_reader.reader is None
         os.rename(tmp_path / "away", tmp_path / "bucket")
         found = values(log, isolation="read_committed")
         assert b"aborted" not in found
@@ -282,7 +282,7 @@ def test_what_whoever_appends_next_would_read_stays(tmp_path: Path) -> None:
 def test_it_is_verified_dumped_and_scrubbed_around(tmp_path: Path, store: LogStore, log: Partition) -> None:
     """Verify looks at every byte, wherever it lies; the scrubber leaves out what is not here."""
     path = log.segments()[1].path
-    with reaching(FileSystem()) as fs:
+    with remote_segments_readable(FileSystem()) as fs:
         assert [str(one) for one in inspect_store(store.path, fs=fs)] == []
     for args in (["--dir", store.path, "verify", "a"], ["dump", path], ["dump", path.replace(".log", ".remote")]):
         done = subprocess.run([sys.executable, "-m", "segmentlog", *args], capture_output=True, text=True, timeout=60)
@@ -305,7 +305,7 @@ def test_trimming_and_retention_take_stub_and_object_along(tmp_path: Path, store
         list(log.read(3))
     assert values_by_offset(log) == {number: value(number) for number in range(15, 45)}
     store.alter_topic("a", retention_segments=2)
-    log.retain()
+    log.apply_retention()
     assert log.log_start_offset == 20
     assert sorted(os.listdir(log.folder)).count("00000000000000000000.remote") == 0
     assert remote(log) == [20, 30]
@@ -394,7 +394,7 @@ def test_it_is_restored_followed_taken_over_and_read_where_it_lies(tmp_path: Pat
         log = restored.topic("a").partition(0)
         assert (remote(log), values_by_offset(log)) == ([], ALL)
     with Replica(url_of(tmp_path), tmp_path / "replica", threads=False) as replica:
-        replica.turn()
+        replica.refresh()
         with LogStore(tmp_path / "replica", background=False) as copy:
             assert values_by_offset(copy.topic("a").partition(0)) == ALL
     with segmentlog.open(url_of(tmp_path)) as there:
@@ -410,7 +410,7 @@ def test_it_is_restored_followed_taken_over_and_read_where_it_lies(tmp_path: Pat
 
 def test_shipping_ends_once_all_of_it_is_back(tmp_path: Path, store: LogStore, log: Partition) -> None:
     """Then it is shipped elsewhere, and leaves again; the first place may go."""
-    assert store.shipping.end() == url_of(tmp_path)
+    assert store.shipping.stop_permanently() == url_of(tmp_path)
     assert remote(log) == []
     assert not [name for name in os.listdir(log.folder) if name.endswith(".remote")]
     shutil.rmtree(tmp_path / "bucket")
@@ -447,7 +447,7 @@ def test_what_replaces_a_hole_counts_by_itself(tmp_path: Path, store: LogStore, 
 def test_nothing_leaves_before_it_is_old_or_much(tmp_path: Path) -> None:
     """By the newest record of a segment, and by what lies here; then from the oldest on."""
     clock = FakeClock()
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     with LogStore(tmp_path / "store", background=False, clock=clock) as store:
         log = store.create_topic("a", **(TIERED | {"local_retention_ms": 60_000})).partition(0)
         for number in range(45):
@@ -476,7 +476,7 @@ def test_a_store_that_is_not_shipped_keeps_all_of_it(tmp_path: Path) -> None:
 def test_turned_off_it_comes_back(tmp_path: Path, store: LogStore, log: Partition) -> None:
     """A segment in each turn of the shipper; then the disk has all of it."""
     store.alter_topic("a", remote_storage_enable=False)
-    bucket = Folder(str(tmp_path / "bucket"))
+    bucket = LocalBucket(str(tmp_path / "bucket"))
     for left in (3, 2, 1, 0):
         turn(store, bucket)
         assert len(remote(log)) <= left
@@ -528,15 +528,15 @@ def test_many_segments_leave_in_one_call(tmp_path: Path) -> None:
 
 def test_ship_waits_for_the_uploads_it_started_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`LogStore.ship` returns after the manifest refers to every sealed segment, however the uploads finish."""
-    ended = Uploads.ended
+    ended = UploadPool.collect_finished
 
-    def all_at_once(self: Uploads[Any, Any], wait_s: float | None = 0.0) -> Any:
+    def all_at_once(self: UploadPool[Any, Any], wait_s: float | None = 0.0) -> Any:
         """Uploads finish together, and only while the shipper waits for them."""
         for future in self._under_way.values():
             future.exception()
         return ended(self, wait_s) if wait_s else []
 
-    monkeypatch.setattr(Uploads, "ended", all_at_once)
+    monkeypatch.setattr(UploadPool, "collect_finished", all_at_once)
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("a", **(TIERED | {"segment_records": 2})).partition(0)
         fill(log, 41)
@@ -557,7 +557,7 @@ def test_a_topic_that_is_wanted_there_no_more_comes_back_first(tmp_path: Path) -
         bucket = open_bucket(url_of(tmp_path))
         turn(store, bucket, clock)
         assert remote(log) == [0, 10, 20, 30]
-        shipper = Shipper(store._topics, bucket, wanted=["b"], parallel=0)
+        shipper = Shipper(store._topics, bucket, topic_patterns=["b"], parallel=0)
         shipper.ship()
         assert remote(log) == []
         shipper.ship()
@@ -590,7 +590,7 @@ def test_a_topic_that_is_renamed_while_it_is_looked_for_is_not_taken_for_a_delet
             return found
 
         monkeypatch.setattr(Topics, "names", names)
-        shipper.tick()
+        shipper.run_cycle()
         assert renames == []
         assert shipper.manifest is not None
         assert [topic.name for topic in shipper.manifest.topics] == ["z"]

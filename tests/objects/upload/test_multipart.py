@@ -32,7 +32,7 @@ from segmentlog.format.manifest import (
     encode_manifest,
 )
 from segmentlog.objects.bucket.base import Bucket, Data
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.manifest.garbage_collection import sweep, verify
 from segmentlog.objects.replica.replica import Replica
 from segmentlog.objects.restore.restore import restore
@@ -68,10 +68,10 @@ class Watched(Memory):
         if key != MANIFEST_KEY:
             self.after(key)
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`."""
         self.before(key)
-        tag = super().swap(key, data, tag)
+        tag = super().compare_and_swap(key, data, tag)
         self.after(key)
         return tag
 
@@ -190,7 +190,7 @@ def test_parts_that_do_not_add_up_are_damage(store: LogStore, bucket: Watched, s
     part = replace(part, segments=(first, *part.segments[1:]))
     made = replace(manifest, topics=(replace(topic, partitions=(part,)),))
     if sizes:
-        with pytest.raises(MalformedManifest, match="not as large as the whole"):
+        with pytest.raises(MalformedManifest, match="do not add up to its size"):
             decode_manifest(encode_manifest(made))
     assert decode_manifest(text) == replace(manifest, format=2)
 
@@ -206,7 +206,7 @@ def test_damage_in_a_part_is_told_by_its_name(tmp_path: Path, store: LogStore, b
         Replica(bucket.url, tmp_path / "replica", bucket=bucket, threads=False, fs=NoSyncFileSystem()) as replica,
         pytest.raises(segmentlog.errors.ShippingRefused, match=one.key.rpartition("/")[2]),
     ):
-        replica.turn()
+        replica.refresh()
 
 
 def test_a_replica_goes_on_from_chunks_to_parts(tmp_path: Path, bucket: Watched) -> None:
@@ -219,14 +219,14 @@ def test_a_replica_goes_on_from_chunks_to_parts(tmp_path: Path, bucket: Watched)
         shipper = shipper_of(store, bucket)
         shipper.ship()
         with Replica(bucket.url, tmp_path / "replica", bucket=bucket, threads=False, fs=NoSyncFileSystem()) as replica:
-            replica.turn()
+            replica.refresh()
             for number in range(5):
                 log.append([b"%d" % number * 500])
             log.roll()
             log.flush()
             shipper.ship()
             assert segment_logs(shipper.manifest)[0].parts  # type: ignore[arg-type]
-            replica.turn()
+            replica.refresh()
             with open_store(tmp_path / "replica") as read:
                 assert contents(read) == contents(store)
         shipper.close()
@@ -312,18 +312,18 @@ def test_fewer_at_a_time_where_they_fail_beside_each_other(
                 now[0] -= 1
 
     bucket.before, bucket.after = begin, end
-    puts = parts_module.SegmentPuts(store._topics.fs, store._topics.path, bucket, parallel=4)
+    puts = parts_module.MultipartUploader(store._topics.fs, store._topics.path, bucket, parallel=4)
     monkeypatch.setattr(parts_module, "PAUSE_S", 0.001)
     for number in range(3):
         segment = parts_module.LocalSegment(number, number + 1, 6000, True, (number, 6000, 0))
-        stored = puts.put(("id", 0), segment, lambda start, size: bytes(size), threading.Event())
+        stored = puts.upload(("id", 0), segment, lambda start, size: bytes(size), threading.Event())
         assert len(stored.parts) == 6
         if number == 0:
             assert most[0] > 1
     assert most[0] <= 4
     most[0] = 0
     segment = parts_module.LocalSegment(9, 10, 6000, True, (9, 6000, 0))
-    puts.put(("id", 0), segment, lambda start, size: bytes(size), threading.Event())
+    puts.upload(("id", 0), segment, lambda start, size: bytes(size), threading.Event())
     assert most[0] <= 2
 
 
@@ -476,7 +476,7 @@ def test_parts_of_a_topic_that_is_deleted_go(tmp_path: Path, bucket: Watched) ->
         for _ in range(3):
             store.topic("other").partition(0).append([b"more"])
             store.topic("other").partition(0).flush()
-            shipper.tick()
+            shipper.run_cycle()
             clock.advance(2 * GRACE_MS)
         shipper.close()
         assert not [one.key for one in bucket.list() if is_part(one.key)]
@@ -564,8 +564,8 @@ def test_progress_counts_parts(store: LogStore, bucket: Watched) -> None:
 def test_a_limit_is_one_of_parts_too(tmp_path: Path, store: LogStore) -> None:
     """Each waits for its turn."""
     waits: list[int] = []
-    place = Folder(str(tmp_path / "place"))
-    place._pace.wait = waits.append  # type: ignore[method-assign]
+    place = LocalBucket(str(tmp_path / "place"))
+    place._limiter.wait = waits.append  # type: ignore[method-assign]
     manifest = ship(store, place)
     for log in segment_logs(manifest):
         for part in log.parts:
@@ -583,7 +583,7 @@ def test_who_closes_waits_for_no_more_than_parts(store: LogStore, bucket: Watche
 
     bucket.before = wait
     shipper = shipper_of(store, bucket, parallel=1)
-    shipper.tick()
+    shipper.run_cycle()
     assert begun.wait(10)
     shipper.close()
     goes_on.set()
@@ -603,7 +603,7 @@ def test_a_real_object_store_has_them(tmp_path: Path, store: LogStore, kind: str
     """By threads, and killed half way."""
     with disconnected():
         if kind == "folder":
-            _ship_and_read(tmp_path, store, Folder(str(tmp_path / "place")))
+            _ship_and_read(tmp_path, store, LocalBucket(str(tmp_path / "place")))
         else:
             with served(kind, tmp_path) as server:
                 _ship_and_read(tmp_path, store, cloud(server))

@@ -15,7 +15,7 @@ import pytest
 from segmentlog.errors import SegmentlogError
 from segmentlog.format.manifest import MANIFEST_KEY, decode_manifest
 from segmentlog.objects.bucket.base import Data
-from segmentlog.objects.bucket.local_bucket import Folder
+from segmentlog.objects.bucket.local_bucket import LocalBucket
 from segmentlog.objects.upload import plan, service
 from segmentlog.objects.upload.ship_log import SUMMARY_S, ShipLog
 from segmentlog.policy import upload_policy as policy
@@ -59,12 +59,12 @@ def test_a_store_that_is_shipped(tmp_path: Path, logged: Logged) -> None:
         (tmp_path / "away").rename(bucket)
         store.ship_tick()
         (again,) = logged()
-        assert "works again, after 2 failed cycles" in again
+        assert "works again after 2 failed cycles" in again
         log.append([b"4"])
     summary, ended = logged()
     assert "shipped 2 offsets in" in summary
     assert "ended: 4 offsets in" in ended
-    assert ended.endswith("; all of it is there")
+    assert ended.endswith("; everything is uploaded")
 
 
 SEGMENTS = {"segment_bytes": 16 << 10, "compression_type": "none", "fsync": "always"}
@@ -73,14 +73,14 @@ SEGMENTS = {"segment_bytes": 16 << 10, "compression_type": "none", "fsync": "alw
 
 def put_segments_after(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:
     """Uploads of segments wait for ``release``; tails and manifests do not."""
-    put = Folder.put
+    put = LocalBucket.put
 
-    def put_later(self: Folder, key: str, data: Data) -> None:
+    def put_later(self: LocalBucket, key: str, data: Data) -> None:
         if threading.current_thread().name.startswith("segmentlog-upload"):
             assert release.wait(30)
         put(self, key, data)
 
-    monkeypatch.setattr(Folder, "put", put_later)
+    monkeypatch.setattr(LocalBucket, "put", put_later)
 
 
 def shipped_end(bucket: Path) -> int:
@@ -100,7 +100,7 @@ def test_the_end_waits_for_segments(tmp_path: Path, logged: Logged, monkeypatch:
         log = store.create_topic("t", config=SEGMENTS).partition(0)
         for _ in range(30):
             log.append([bytes(6000)])
-    assert logged()[-1].endswith("; all of it is there")
+    assert logged()[-1].endswith("; everything is uploaded")
     assert shipped_end(bucket) == 30
 
 
@@ -122,7 +122,7 @@ def test_the_end_with_segments_that_are_missing(
                 log.append([bytes(6000)])
             logged()
         warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-        assert logged()[-1].endswith("not all of it is there")
+        assert logged()[-1].endswith("not everything is uploaded")
     finally:
         release.set()
     assert shipped_end(bucket) < 30
@@ -141,7 +141,7 @@ def test_the_end_with_a_partition_that_failed(tmp_path: Path, logged: Logged, mo
     log.handle.page.failed = 5
     with contextlib.suppress(SegmentlogError):
         store.close()
-    assert logged()[-1].endswith("not all of it is there")
+    assert logged()[-1].endswith("not everything is uploaded")
 
 
 def _close_copy(store: LogStore, logged: Logged, found: Connection) -> None:
@@ -164,7 +164,7 @@ def test_a_forked_child_logs_no_end(tmp_path: Path, logged: Logged) -> None:
             assert child.exitcode == 0
             assert found.recv() == []
         logged()
-    assert logged()[-1].endswith("; all of it is there")
+    assert logged()[-1].endswith("; everything is uploaded")
 
 
 def test_one_ship_logs_nothing(tmp_path: Path, logged: Logged) -> None:
@@ -198,16 +198,16 @@ def test_uploads_are_summed_up_once_a_minute(logged: Logged) -> None:
     now_s = 1000.0
     log = ShipLog("store", "s3://bucket", clock=lambda: now_s)
     for _ in range(100):
-        log.note_cycle(is_owner=True, put=True, records=7, stuck={})
+        log.record_cycle(is_owner=True, put=True, records=7, stuck={})
         now_s += 0.5
     assert len(logged()) == 2
     now_s += SUMMARY_S
-    log.note_cycle(is_owner=True, put=False, records=0, stuck={"t/0": "an fsync failed"})
+    log.record_cycle(is_owner=True, put=False, records=0, stuck={"t/0": "an fsync failed"})
     stuck, summary = logged()
     assert stuck.startswith("WARNING")
     assert "t/0 cannot be shipped: an fsync failed" in stuck
     assert f"shipped {99 * 7} offsets in 99 uploads" in summary
-    log.note_cycle(is_owner=True, put=False, records=0, stuck={"t/0": "an fsync failed"})
-    log.note_cycle(is_owner=True, put=False, records=0, stuck={})
+    log.record_cycle(is_owner=True, put=False, records=0, stuck={"t/0": "an fsync failed"})
+    log.record_cycle(is_owner=True, put=False, records=0, stuck={})
     (over,) = logged()
-    assert "t/0 is shipped again" in over
+    assert "shipping t/0 works again" in over

@@ -24,16 +24,16 @@ from segmentlog.groups.group_config_file import GroupConfigs
 from segmentlog.log import offset_grants
 from segmentlog.log.handle import Handle
 from segmentlog.objects.bucket.base import Data
-from segmentlog.objects.bucket.upload_pool import describe
+from segmentlog.objects.bucket.upload_pool import describe_object
 from segmentlog.objects.local.partition_snapshot import LocalPartition
 from segmentlog.objects.manifest.garbage_collection import sweep
 from segmentlog.objects.restore.restore import restore
 from segmentlog.objects.takeover import take_over
 from segmentlog.objects.upload import plan
 from segmentlog.objects.upload import shipper as shipper_module
-from segmentlog.objects.upload.segment_uploader import SegmentUploads
+from segmentlog.objects.upload.segment_uploader import SegmentUploader
 from segmentlog.objects.upload.shipper import Shipper
-from segmentlog.objects.upload.store_scan import partitions_of
+from segmentlog.objects.upload.store_scan import entries_by_partition
 from segmentlog.store import LogStore
 from segmentlog.testing.fault_injection import FaultyFileSystem
 
@@ -43,12 +43,12 @@ class Unreliable(Memory):
 
     fail = 0
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`, or nothing but an error."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`, or nothing but an error."""
         if self.fail:
             self.fail -= 1
             raise ObjectStoreError(self.url, key, "no answer in time")
-        return super().swap(key, data, tag)
+        return super().compare_and_swap(key, data, tag)
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ def test_a_partition_that_failed_is_told_and_keeps_no_other(
     assert shipper.ship().waiting == {}
     fail(files, store, "a")
     store.topic("b").partition(0).append([b"b 2"])
-    now = shipper.tick()
+    now = shipper.run_cycle()
     assert now.put
     assert list(now.waiting) == ["a/0"]
     assert now.waiting["a/0"].startswith("shipped up to offset 1: a/0: refuses appends since ")
     assert shipper.stuck == {}, "it may be a matter of a moment"
     monkeypatch.setattr(shipper_module, "_PATIENCE_S", 0.05)
-    with pytest.raises(ShippingRefused, match="not all of the store can be shipped: a/0: shipped up to offset 1: "):
+    with pytest.raises(ShippingRefused, match="all others are: a/0: shipped up to offset 1: "):
         shipper.ship()
     assert list(shipper.stuck) == ["a/0"]
     assert restored(bucket, tmp_path / "restored") == {"a/0": [b"a 1"], "a/1": [], "b/0": [b"b 1", b"b 2"]}
@@ -143,18 +143,18 @@ def test_one_that_cannot_be_looked_at_yet_is_promised_its_offsets(
 ) -> None:
     """What was read of it here has offsets that nobody hands out again."""
     store.topic("a").partition(0).append([b"read by somebody"])
-    look = LocalPartition.look
-    monkeypatch.setattr(LocalPartition, "look", lambda self: None if self.partition.topic == "a" else look(self))
-    assert list(shipper.tick().waiting) == ["a/0", "a/1"]
+    look = LocalPartition.snapshot
+    monkeypatch.setattr(LocalPartition, "snapshot", lambda self: None if self.partition.topic == "a" else look(self))
+    assert list(shipper.run_cycle().waiting) == ["a/0", "a/1"]
     manifest = shipper.manifest
-    (there,) = (part for where, part in partitions_of(manifest).items() if where == (store.topic("a").id, 0))
+    (there,) = (part for where, part in entries_by_partition(manifest).items() if where == (store.topic("a").id, 0))
     assert there.end_offset == 0
-    assert there.ceiling > 1
+    assert there.offset_grant > 1
     monkeypatch.undo()
     take_over(bucket, str(tmp_path / "other"), parallel=0)
     with LogStore(tmp_path / "other", background=False) as other:
         log = other.topic("a").partition(0)
-        assert log.log_end_offset >= there.ceiling
+        assert log.log_end_offset >= there.offset_grant
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def test_one_that_cannot_be_opened_keeps_no_other_from_being_shipped(
     store.close()
     with hidden(Path(store.path) / "a" / "0"), opened(store, bucket) as (again, other):
         again.topic("b").partition(0).append([b"b 2"])
-        assert list(other.tick().waiting) == ["a/0"]
+        assert list(other.run_cycle().waiting) == ["a/0"]
         assert restored(bucket, tmp_path / "restored") == {"a/0": [b"a 1"], "a/1": [], "b/0": [b"b 1", b"b 2"]}
     with opened(store, bucket) as (again, other):
         again.topic("a").partition(0).append([b"a 2"])
@@ -204,13 +204,13 @@ def test_one_that_can_be_opened_later_is_compared_then(
     with hidden(Path(store.path) / "a" / "0"):
         again = LogStore(store.path, background=False)
         other = Shipper(again._topics, bucket, parallel=0)
-        other.tick()
+        other.run_cycle()
     shutil.rmtree(Path(store.path) / "a" / "0")
     older.rename(Path(store.path) / "a" / "0")
     again.topic("a").partition(0).append([b"another 2", b"3"])
     again.topic("b").partition(0).append([b"b"])
     for _ in range(2):
-        assert "offsets from 0 on are other records there" in other.tick().waiting["a/0"]
+        assert "the records from offset 0 on differ in the object store" in other.run_cycle().waiting["a/0"]
     other.close()
     again.close()
     assert restored(bucket, tmp_path / "restored") == {"a/0": [b"1", b"2"], "a/1": [], "b/0": [b"b"]}
@@ -233,14 +233,14 @@ def test_a_transaction_larger_than_a_tail_is_put_piece_by_piece(
 ) -> None:
     """No manifest speaks of it before all of it lies there; then at once."""
     store.topic("b").partition(0).append([b"first"])
-    shipper.tick()
+    shipper.run_cycle()
     little_room(monkeypatch, 5000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         for number in range(60):
             producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()
     sizes = set()
     for round_ in range(1, 30):
-        now = shipper.tick()
+        now = shipper.run_cycle()
         assert now.size_bytes <= 2 * 5000, "decisions have room of their own"
         values = restored(bucket, tmp_path / f"restored-{round_}")
         sizes.add((len(values["a/0"]), len(values["b/0"])))
@@ -256,15 +256,15 @@ def test_what_was_staged_is_put_anew_where_it_was_swept(
 ) -> None:
     """Nobody referred to it for so long that somebody took it for rubbish."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
-    shipper.tick()
+    shipper.run_cycle()
     little_room(monkeypatch, 5000)
     with store.producer(name="p", linger_ms=0) as producer, producer.transaction():
         for number in range(60):
             producer.send("ab"[number % 2], b"%d" % number * 60, partition=0).result()
-    assert list(shipper.tick().waiting) == ["a/0", "b/0", "__transaction_state/0"]
+    assert list(shipper.run_cycle().waiting) == ["a/0", "b/0", "__transaction_state/0"]
     held = {one.key for one in bucket.list("tails/")}
     assert held
-    shipper._known.forget_keys(held)
+    shipper._states.drop_keys(held)
     bucket.delete(held)
     assert shipper.ship().waiting == {}
     values = restored(bucket, tmp_path / "restored")
@@ -282,15 +282,15 @@ def test_chunks_are_compared_again_after_a_put_that_failed(
     old, new = random.Random(1).randbytes(200), random.Random(2).randbytes(600)
     for key in (b"1", b"2", b"3"):
         log.append([old], [key])
-    shipper.tick()
+    shipper.run_cycle()
     log.append([new], [b"1"])  # so the copy is larger than what was shipped of the segment, but not by as much again
     log.roll()
     log.compact()
-    monkeypatch.setattr(SegmentUploads, "begin", lambda self, rounds: 1)  # chunks stand for the segment meanwhile
+    monkeypatch.setattr(SegmentUploader, "start", lambda self, planned: 1)  # chunks stand for the segment meanwhile
     bucket.fail = 1
     with pytest.raises(ObjectStoreError):
-        shipper.tick()
-    shipper.tick()
+        shipper.run_cycle()
+    shipper.run_cycle()
     assert restored(bucket, tmp_path / "restored")["keys/0"] == [old, old, new]
 
 
@@ -300,16 +300,16 @@ def test_what_was_interrupted_is_shipped_the_next_time(
     """By whatever: a key of the one who waits, too. Nobody is told that it lies there before it does."""
     monkeypatch.setattr("segmentlog.policy.upload_policy.INLINE_BYTES", 0)
     shipper.ship()
-    for name, cause in (("put", KeyboardInterrupt), ("swap", KeyboardInterrupt), ("put", MemoryError)):
+    for name, cause in (("put", KeyboardInterrupt), ("compare_and_swap", KeyboardInterrupt), ("put", MemoryError)):
         log = store.topic("b").partition(0)
         log.append([name.encode()])
         with monkeypatch.context() as patched:
             patched.setattr(bucket, name, partial(interrupted, cause))
             with pytest.raises(cause):
-                shipper.tick()
+                shipper.run_cycle()
         shipper.ship()
         assert log.shipped_offset == log.log_end_offset
-    assert restored(bucket, tmp_path / "restored")["b/0"] == [b"put", b"swap", b"put"]
+    assert restored(bucket, tmp_path / "restored")["b/0"] == [b"put", b"compare_and_swap", b"put"]
 
 
 @pytest.mark.parametrize("is_inline", [True, False])
@@ -336,7 +336,7 @@ def test_a_put_that_fails_leaves_a_beginning_of_each_partition(
         monkeypatch.setattr(bucket, name, fail_once)
 
     counted("put")
-    counted("swap")
+    counted("compare_and_swap")
     failed = 0
     for fails_at in range(1, 9):
         puts.clear()
@@ -368,7 +368,7 @@ def test_who_cannot_be_told_keeps_it_from_no_other(
 ) -> None:
     """There is no room for the file that grants offsets to one: others are told what is shipped, and granted theirs."""
     shipper.ship()
-    grant = offset_grants.grant
+    grant = offset_grants.extend
 
     def full(handle: Handle, ceiling: int) -> None:
         if handle.topic == "a":
@@ -377,11 +377,11 @@ def test_who_cannot_be_told_keeps_it_from_no_other(
 
     logs = [store.topic(name).partition(0) for name in ("a", "b")]
     with monkeypatch.context() as patched:
-        patched.setattr(offset_grants, "grant", full)
+        patched.setattr(offset_grants, "extend", full)
         for log in logs:
             log.append([b"x"] * 600_000)
         with pytest.raises(DiskFull):
-            shipper.tick()
+            shipper.run_cycle()
         assert [log.shipped_offset for log in logs] == [600_000, 600_000]
         logs[1].append([b"x"] * 600_000)
     assert shipper.ship().waiting == {}
@@ -398,7 +398,7 @@ def test_what_lies_there_for_nobody_is_condemned(
         log.append([b"%d" % number])
         bucket.fail = 1
         with pytest.raises(ObjectStoreError):
-            shipper.tick()
+            shipper.run_cycle()
     shipper.ship()
     assert shipper.manifest is not None
     known = {stored.key for stored in shipper.manifest.objects()} | {one.key for one in shipper.manifest.condemned}
@@ -463,10 +463,10 @@ def test_an_upload_for_a_topic_that_is_gone_is_condemned(
     monkeypatch.setattr(bucket, "put", slow)
     shipper = Shipper(store._topics, bucket, parallel=1)
     try:
-        shipper.tick()
+        shipper.run_cycle()
         assert is_begun.wait(30)
         store.delete_topic("b")
-        shipper.tick()
+        shipper.run_cycle()
         left = {one.key for one in bucket.list("segments/")}
         assert len(left) == 2
         may_end.set()
@@ -484,7 +484,7 @@ def test_somebody_who_sweeps_meanwhile_keeps_nobody_from_shipping(
     bucket.put(RUBBISH, b"x")
     assert sweep(bucket, int(time.time() * 1000) + 1000, grace_ms=0).condemned == (RUBBISH,)
     store.topic("b").partition(0).append([b"x"])
-    assert shipper.tick().put
+    assert shipper.run_cycle().put
     assert store.topic("b").partition(0).shipped_offset == 1
     assert shipper.manifest is not None
     assert RUBBISH in {one.key for one in shipper.manifest.condemned}
@@ -503,13 +503,13 @@ def test_configurations_of_groups_are_shipped(
     configs.alter("g", lambda known: {**known, "consumer.session.timeout.ms": 30_000})
     bucket.fail = 1
     with pytest.raises(ObjectStoreError):
-        shipper.tick()
+        shipper.run_cycle()
     shipper.ship()
     configs.alter("g", lambda known: {**known, "consumer.heartbeat.interval.ms": 2_000})
     shipper.ship()
     put = [one.key for one in bucket.list("files/")]
     for _ in range(3):
-        assert not shipper.tick().put
+        assert not shipper.run_cycle().put
     assert [one.key for one in bucket.list("files/")] == put
     assert shipper.manifest is not None
     (file,) = shipper.manifest.files
@@ -531,7 +531,7 @@ def test_a_manifest_brings_no_other_file(tmp_path: Path, store: LogStore, shippe
     shipper.ship()
     bucket.put("files/evil", b"evil")
     for path in ("../evil", "@acls", "a/0/evil", "/tmp/evil"):
-        file = StoreFile(path, describe("files/evil", b"evil"))
+        file = StoreFile(path, describe_object("files/evil", b"evil"))
         assert shipper.manifest is not None
         bucket.put(MANIFEST_KEY, encode_manifest(replace(shipper.manifest, files=(file,))))
         folder = tmp_path / path.replace("/", "-") / "restored"
@@ -545,28 +545,28 @@ def test_a_manifest_of_an_earlier_process_that_comes_late(
     """It numbers its tails as the process after it does, which holds something back: none is taken for another."""
     bucket = Late()
     first = Shipper(store._topics, bucket, parallel=0)
-    first.tick()
+    first.run_cycle()
     for name in ("a", "b"):
         store.topic(name).partition(0).append([name.encode() * 100])
     bucket.is_late = True
     with pytest.raises(ObjectStoreError):
-        first.tick()
+        first.run_cycle()
     first.close()
     bucket.is_late = False
     store.topic("b").partition(0).append([b"more"])
-    real = plan.held_back
+    real = plan.withheld_partitions
     count = 0
 
-    def held_back(plans: dict[Any, Any], *rest: Any) -> Set[Any]:
+    def withheld_partitions(plans: dict[Any, Any], *rest: Any) -> Set[Any]:
         nonlocal count
         count += 1
         held = real(plans, *rest)
         return {where for where in plans if where[0] == store.topic("a").id} if count == 1 else held
 
-    monkeypatch.setattr(plan, "held_back", held_back)
+    monkeypatch.setattr(plan, "withheld_partitions", withheld_partitions)
     second = Shipper(store._topics, bucket, parallel=0)
-    second.tick()
-    second.tick()
+    second.run_cycle()
+    second.run_cycle()
     second.close()
     assert not bucket.postponed, "it never came"
     assert restored(bucket, tmp_path / "there") == {
@@ -583,14 +583,14 @@ class Late(Memory):
         super().__init__()
         self.postponed: list[tuple[str, bytes, str | None]] = []
 
-    def swap(self, key: str, data: Data, tag: str | None) -> str:
-        """As `Bucket.swap`."""
+    def compare_and_swap(self, key: str, data: Data, tag: str | None) -> str:
+        """As `Bucket.compare_and_swap`."""
         if self.is_late:
             self.postponed.append((key, bytes(data), tag))
             raise ObjectStoreError(self.url, key, "no answer in time")
         if self.postponed:
-            super().swap(*self.postponed.pop())
-        return super().swap(key, data, tag)
+            super().compare_and_swap(*self.postponed.pop())
+        return super().compare_and_swap(key, data, tag)
 
 
 def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
@@ -599,7 +599,7 @@ def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
     """How many offsets are promised goes by what is appended in a second, however often somebody looks."""
     for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
-    monkeypatch.setattr("segmentlog.policy.upload_policy.WINDOW_MIN", 10)
+    monkeypatch.setattr("segmentlog.policy.upload_policy.GRANT_MIN", 10)
     clock = FakeClock()
     with LogStore(tmp_path / "another", background=False, clock=clock) as store:
         log = store.create_topic("a").partition(0)
@@ -607,11 +607,11 @@ def test_a_record_in_a_millisecond_is_no_thousand_in_a_second(
         try:
             for _ in range(20):
                 log.append([b"x"], ack="durable")
-                shipper.tick()
+                shipper.run_cycle()
                 clock.advance(1)
             assert shipper.manifest is not None
             (topic,) = (topic for topic in shipper.manifest.topics if topic.name == "a")
-            assert topic.partitions[0].ceiling <= 20 + 20 * 120
-            assert topic.partitions[0].ceiling > 20
+            assert topic.partitions[0].offset_grant <= 20 + 20 * 120
+            assert topic.partitions[0].offset_grant > 20
         finally:
             shipper.close()

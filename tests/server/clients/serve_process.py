@@ -16,7 +16,7 @@ from typing import Any
 
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.supervisor import Plan, Supervisor
+from segmentlog.server.supervisor import ServerPlan, Supervisor
 
 
 def _child(*args: Any) -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     settings = ServerSettings(groups=GroupSettings(min_session_timeout_ms=100))
     path, workers, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3] if len(sys.argv) > 3 else 0)
-    plan = Plan(path=path, host="127.0.0.1", port=port, workers=workers, settings=settings)
+    plan = ServerPlan(path=path, host="127.0.0.1", port=port, workers=workers, settings=settings)
     Supervisor(plan, _child, on_change=_tell).run()
 
 

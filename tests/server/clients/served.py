@@ -34,7 +34,7 @@ class Served:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=file, text=True)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
-        assert self.address, "it did not start"
+        assert self.address, "it did not start: " + self._log.read_text()
 
     def workers(self) -> list[int]:
         """Their process ids."""

@@ -19,7 +19,7 @@ from segmentlog.server.codec.primitives import (
     TAGS_MAX,
     MalformedMessage,
     NotInVersion,
-    UnknownVersion,
+    UnsupportedVersion,
     uvarint,
 )
 
@@ -194,9 +194,9 @@ def test_unknown_versions():
     for api in APIS.values():
         request = getattr(api.codec, f"{api.name}Request")()
         for version in (-1, api.min_version - 1, api.max_version + 2):
-            with pytest.raises(UnknownVersion):
+            with pytest.raises(UnsupportedVersion):
                 api.codec.decode_request(memoryview(bytes(99)), 0, version)
-            with pytest.raises(UnknownVersion):
+            with pytest.raises(UnsupportedVersion):
                 api.codec.encode_request(request, version)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from segmentlog.clock import Clock
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.cached_group import Unavailable
+from segmentlog.server.groups.cached_group import GroupUnavailable
 from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, SyncAnswer
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
@@ -51,7 +51,7 @@ class Waiting:
     def _run(self) -> None:
         try:
             self._result = self._call()
-        except Unavailable as error:
+        except GroupUnavailable as error:
             self._result = error
 
     @property
@@ -90,7 +90,7 @@ class Client:
     def request(self, **options: Any) -> JoinRequest:
         """To join under the id that it has."""
         fresh = self.coordinator.new_member_id(self.instance_id or self.name)
-        return JoinRequest(**{"member_id": self.id, "fresh_id": fresh, **self.options, **options})
+        return JoinRequest(**{"member_id": self.id, "new_member_id": fresh, **self.options, **options})
 
     def join(self, **options: Any) -> JoinAnswer:
         """Join, and wait."""

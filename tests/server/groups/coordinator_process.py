@@ -28,7 +28,7 @@ def main() -> None:
         member, generation = sys.argv[4], int(sys.argv[5])
     else:
         request = JoinRequest(
-            fresh_id=coordinator.new_member_id("c"), session_timeout_ms=session_ms, protocols=(("range", b""),)
+            new_member_id=coordinator.new_member_id("c"), session_timeout_ms=session_ms, protocols=(("range", b""),)
         )
         joined = coordinator.join(group, request)
         if joined.error is not ErrorCode.NONE:

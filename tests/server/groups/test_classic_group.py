@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_group import Group
-from segmentlog.server.groups.classic_types import GroupSettings, JoinRequest, Member, State, elect_protocol
+from segmentlog.server.groups.classic_group import ClassicGroup
+from segmentlog.server.groups.classic_types import ClassicMember, GroupSettings, GroupState, JoinRequest, elect_protocol
 
 _DELAY_MS = 100
 _SESSION_MS = 10_000
@@ -25,7 +25,7 @@ class _Bench:
 
     def __init__(self, settings: GroupSettings = _SETTINGS) -> None:
         self.settings = settings
-        self.group = Group(settings, _topics_of)
+        self.group = ClassicGroup(settings, _topics_of)
         self.now_ms = 0
         self.told: dict[str, Any] = {}
         self._count = 0
@@ -44,7 +44,7 @@ class _Bench:
         self.told.pop(name, None)
         self._count += 1
         request = {
-            "fresh_id": f"{name}-{self._count}", "session_timeout_ms": _SESSION_MS,
+            "new_member_id": f"{name}-{self._count}", "session_timeout_ms": _SESSION_MS,
             "rebalance_timeout_ms": _REBALANCE_MS, "protocols": (("range", b"t"),), **options,
         }  # fmt: skip
         self.group.join(name, JoinRequest(**request), self.now_ms)
@@ -91,12 +91,12 @@ class _Bench:
         self.wait(_DELAY_MS * 2)
         for name in names:
             self.sync(name)
-        assert self.group.state is State.STABLE
+        assert self.group.state is GroupState.STABLE
 
     def restart(self) -> None:
         """Go on as a coordinator does that was started again."""
         saved = self.group.snapshot()
-        self.group = Group(self.settings, _topics_of)
+        self.group = ClassicGroup(self.settings, _topics_of)
         self.group.restore(saved, self.now_ms)
 
 
@@ -163,28 +163,28 @@ def test_who_does_not_join_again_is_no_member(bench: _Bench) -> None:
 
 def test_an_id_first(bench: _Bench) -> None:
     """KIP-394: who is told its id is no member until it comes with it; it counts for a session time-out."""
-    bench.join("a", is_told_its_id=True)
+    bench.join("a", requires_known_member_id=True)
     answer = bench.told["a"]
     assert (answer.error, answer.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "a-1")
-    assert bench.state is State.EMPTY
+    assert bench.state is GroupState.EMPTY
     assert not bench.is_idle
-    bench.join("a", is_told_its_id=True, member_id="a-1")
+    bench.join("a", requires_known_member_id=True, member_id="a-1")
     bench.wait(_DELAY_MS)
     assert bench.told["a"].member_id == "a-1"
-    bench.join("b", is_told_its_id=True)
+    bench.join("b", requires_known_member_id=True)
     bench.wait(_SESSION_MS)
-    bench.join("b", is_told_its_id=True, member_id=bench.told["b"].member_id)
+    bench.join("b", requires_known_member_id=True, member_id=bench.told["b"].member_id)
     assert _error(bench, "b") is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_rebalance_waits_for_who_was_told_its_id(bench: _Bench) -> None:
     """So that it comes into this generation, and does not make another one."""
     bench.settle("a")
-    bench.join("b", is_told_its_id=True)
+    bench.join("b", requires_known_member_id=True)
     bench.join("c")
     bench.rejoin("a")
     assert "a" not in bench.told
-    bench.join("b", is_told_its_id=True, member_id=bench.told["b"].member_id)
+    bench.join("b", requires_known_member_id=True, member_id=bench.told["b"].member_id)
     assert {bench.told[name].generation for name in "abc"} == {2}
 
 
@@ -236,8 +236,8 @@ def test_what_members_say_has_a_limit() -> None:
 def test_the_protocol_that_most_like_best() -> None:
     """Each votes for the best of those that all have."""
 
-    def member(*names: str) -> Member:
-        return Member("", None, "", "", 0, 0, tuple((name, b"") for name in names), 0)
+    def member(*names: str) -> ClassicMember:
+        return ClassicMember("", None, "", "", 0, 0, tuple((name, b"") for name in names), 0)
 
     assert elect_protocol([member("a", "b"), member("b", "a"), member("b", "a")]) == "b"
     assert elect_protocol([member("c", "a", "b"), member("b", "a")]) == "a"
@@ -260,9 +260,9 @@ def test_joining_again_unchanged(bench: _Bench) -> None:
     bench.settle("a", "b")
     bench.rejoin("b")
     assert bench.told["b"].generation == 1
-    assert bench.state is State.STABLE
+    assert bench.state is GroupState.STABLE
     bench.rejoin("a")
-    assert bench.state is State.PREPARING
+    assert bench.state is GroupState.PREPARING
 
 
 def test_a_lost_answer_is_given_again(bench: _Bench) -> None:
@@ -381,7 +381,7 @@ def test_the_last_that_dies_leaves_an_empty_group(bench: _Bench) -> None:
     """Its generation is a new one, and whoever comes next leads."""
     bench.settle("a")
     bench.wait(_SESSION_MS)
-    assert (bench.state, bench.generation) == (State.EMPTY, 2)
+    assert (bench.state, bench.generation) == (GroupState.EMPTY, 2)
     bench.settle("b")
     assert bench.told["b"].generation == 3
     assert bench.told["b"].leader == bench.told["b"].member_id
@@ -393,7 +393,7 @@ def test_leaving(bench: _Bench) -> None:
     bench.join("s", instance_id="i")
     bench.rejoin("a")
     bench.rejoin("b")
-    bench.join("p", is_told_its_id=True)
+    bench.join("p", requires_known_member_id=True)
     promised = bench.told["p"].member_id
     errors = bench.leave((bench.id_of("b"), None), ("", "i"), (promised, None), ("stranger", None), ("", "nobody"))
     assert errors == [ErrorCode.NONE] * 3 + [ErrorCode.UNKNOWN_MEMBER_ID] * 2
@@ -423,23 +423,25 @@ def test_the_end_of_the_group_answers_everybody(bench: _Bench) -> None:
 @pytest.mark.parametrize(
     ("state", "member", "generation", "error"),
     [
-        (State.STABLE, True, 1, ErrorCode.NONE),
-        (State.STABLE, True, 0, ErrorCode.ILLEGAL_GENERATION),
-        (State.STABLE, False, 1, ErrorCode.UNKNOWN_MEMBER_ID),
-        (State.STABLE, None, -1, ErrorCode.UNKNOWN_MEMBER_ID),
-        (State.PREPARING, True, 1, ErrorCode.NONE),
-        (State.COMPLETING, True, 1, ErrorCode.REBALANCE_IN_PROGRESS),
-        (State.EMPTY, None, -1, ErrorCode.NONE),
-        (State.EMPTY, False, 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        (GroupState.STABLE, True, 1, ErrorCode.NONE),
+        (GroupState.STABLE, True, 0, ErrorCode.ILLEGAL_GENERATION),
+        (GroupState.STABLE, False, 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        (GroupState.STABLE, None, -1, ErrorCode.UNKNOWN_MEMBER_ID),
+        (GroupState.PREPARING, True, 1, ErrorCode.NONE),
+        (GroupState.COMPLETING, True, 1, ErrorCode.REBALANCE_IN_PROGRESS),
+        (GroupState.EMPTY, None, -1, ErrorCode.NONE),
+        (GroupState.EMPTY, False, 1, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_who_may_commit(bench: _Bench, state: State, member: bool | None, generation: int, error: ErrorCode) -> None:
+def test_who_may_commit(
+    bench: _Bench, state: GroupState, member: bool | None, generation: int, error: ErrorCode
+) -> None:
     """Members of this generation, until others have joined a new one; who is no member only where there is none."""
-    if state is not State.EMPTY:
+    if state is not GroupState.EMPTY:
         bench.settle("a")
-        if state is not State.STABLE:
+        if state is not GroupState.STABLE:
             bench.join("b")
-        if state is State.COMPLETING:
+        if state is GroupState.COMPLETING:
             bench.rejoin("a")
             generation += 1
     assert bench.state is state
@@ -482,7 +484,7 @@ def test_a_static_leader_comes_again(bench: _Bench, may_skip: bool) -> None:
     """It leads still, and need not assign anything; older clients are told that another one leads, for they would."""
     bench.settle("s", instance_id="i")
     old = bench.id_of("s")
-    bench.join("s", instance_id="i", may_skip_assignment=may_skip)
+    bench.join("s", instance_id="i", supports_skipping_assignment=may_skip)
     answer = bench.told["s"]
     assert answer.generation == 1
     assert answer.skip_assignment == may_skip
@@ -492,9 +494,10 @@ def test_a_static_leader_comes_again(bench: _Bench, may_skip: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "state"), [(b"t", State.STABLE), (b"t|owns nothing now", State.STABLE), (b"t,u", State.PREPARING)]
+    ("metadata", "state"),
+    [(b"t", GroupState.STABLE), (b"t|owns nothing now", GroupState.STABLE), (b"t,u", GroupState.PREPARING)],
 )
-def test_a_static_member_that_reads_something_else(bench: _Bench, metadata: bytes, state: State) -> None:
+def test_a_static_member_that_reads_something_else(bench: _Bench, metadata: bytes, state: GroupState) -> None:
     """Makes the others join; that it says something else of itself does not."""
     bench.join("a")
     bench.join("s", instance_id="i")
@@ -540,23 +543,25 @@ def test_a_static_member_that_is_away_stays_one(bench: _Bench) -> None:
 # ------------------------------------------------------------ restarts
 
 
-@pytest.mark.parametrize("state", [State.PREPARING, State.COMPLETING, State.STABLE])
-def test_a_restart_in_every_state(bench: _Bench, state: State) -> None:
+@pytest.mark.parametrize("state", [GroupState.PREPARING, GroupState.COMPLETING, GroupState.STABLE])
+def test_a_restart_in_every_state(bench: _Bench, state: GroupState) -> None:
     """The members of a generation go on in it, or in the next one; nobody is forgotten."""
     for name in "ab":
         bench.join(name)
     bench.wait(2 * _DELAY_MS)
-    if state is not State.COMPLETING:
+    if state is not GroupState.COMPLETING:
         bench.sync("a")
         bench.sync("b")
-    if state is State.PREPARING:
+    if state is GroupState.PREPARING:
         bench.join("c")
     bench.now_ms += 1_000_000
     bench.restart()
     assert bench.state is state
     assert bench.generation == 1
-    assert bench.heartbeat("a") is (ErrorCode.REBALANCE_IN_PROGRESS if state is State.PREPARING else ErrorCode.NONE)
-    if state is State.PREPARING:
+    assert bench.heartbeat("a") is (
+        ErrorCode.REBALANCE_IN_PROGRESS if state is GroupState.PREPARING else ErrorCode.NONE
+    )
+    if state is GroupState.PREPARING:
         bench.rejoin("a")
         bench.rejoin("b")
         assert bench.told["a"].generation == bench.told["b"].generation == 2

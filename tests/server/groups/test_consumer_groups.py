@@ -40,10 +40,10 @@ from segmentlog.server.handlers import (
     group_admin_handlers,
     group_offsets,
 )
-from segmentlog.server.request_context import Call
+from segmentlog.server.request_context import RequestContext
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import TopicIds, wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 _SETTINGS = GroupSettings(
@@ -72,7 +72,7 @@ class _Door:
         self.authorizer = _Denying()
         self.store, self.clock, self.settings = store, clock, settings
         self.broker: Any = SimpleNamespace(
-            store=store, cluster=Cluster("c", [Node(0, "localhost", 9093)], 0), authorizer=self.authorizer,
+            store=store, cluster=WorkerCluster("c", [WorkerNode(0, "localhost", 9093)], 0), authorizer=self.authorizer,
             topic_ids=TopicIds(store), groups=GroupCoordinator(store, clock, settings), settings=ServerSettings(),
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class _Door:
         """Return the response as a client decodes it."""
         codec = APIS[key].codec
         decoded = codec.decode_request(memoryview(b"".join(codec.encode_request(request, version))), 0, version)
-        call = Call(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
+        call = RequestContext(broker=self.broker, api_key=key, version=version, client_id="me", client_host="127.0.0.1")
         response = b"".join(codec.encode_response(handler(call, decoded), version))
         return codec.decode_response(memoryview(response), 0, version)
 
@@ -111,7 +111,7 @@ class _Door:
     def tick(self, ms: int) -> None:
         """Time passes."""
         self.clock.ms += ms
-        self.broker.groups.tick()
+        self.broker.groups.run_due()
 
     # ------------------------------------------------------------ of the classic protocol
 
@@ -375,7 +375,7 @@ def test_what_cannot_be_saved_is_not_told(door: _Door, monkeypatch: pytest.Monke
         raise OSError(28, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(door.broker.groups._remote, "save", full)
+        patched.setattr(door.broker.groups._server_groups, "save", full)
         assert door.join("b").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert door.describe() == before
     with monkeypatch.context() as patched:
@@ -391,7 +391,7 @@ def test_what_cannot_be_saved_is_not_told(door: _Door, monkeypatch: pytest.Monke
 def test_positions(door: _Door) -> None:
     """They are committed and asked for by a member in its epoch, or of an empty group by anybody."""
     epoch = door.join("a").member_epoch
-    commits = door.broker.groups.commit
+    commits = door.broker.groups.commit_offsets
     assert commits("g", [], member_id="a", generation=epoch)[0] is ErrorCode.NONE
     assert commits("g", [], member_id="a", generation=epoch - 1)[0] is ErrorCode.STALE_MEMBER_EPOCH
     stamp = ProducerStamp(1, 0, -1, True)
@@ -485,7 +485,8 @@ def test_there_and_back(door: _Door) -> None:
     door.restart()
     assert door.classic_beat(again) is ErrorCode.NONE
     assert (
-        door.broker.groups.commit("g", [], member_id=again.member_id, generation=0)[0] is ErrorCode.ILLEGAL_GENERATION
+        door.broker.groups.commit_offsets("g", [], member_id=again.member_id, generation=0)[0]
+        is ErrorCode.ILLEGAL_GENERATION
     )
     door.beat("new", -1)
     assert door.describe().error_code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -1,7 +1,7 @@
 """Any order of heartbeats, joins, departures, lost answers and restarts, in a group that goes from one protocol to the
-other and back: what holds in each, and that everything is read by somebody in the end.
+other and back: what holds in each, and that allow_all is read by somebody in the end.
 
-Clients here do what Kafka's do: of the consumer protocol, and of the classic one, both those that give up everything in
+Clients here do what Kafka's do: of the consumer protocol, and of the classic one, both those that give up allow_all in
 a rebalance and those that keep what they may.
 """
 
@@ -16,16 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
+from segmentlog.groups.server_group_file import SavedGroup, decode_saved_group, encode_saved_group
 from segmentlog.policy.assignment import assign
 from segmentlog.records import TopicPartition
 from segmentlog.server.codec.generated import consumer_protocol
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_group import Group
-from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
+from segmentlog.server.groups.classic_group import ClassicGroup
+from segmentlog.server.groups.classic_types import GroupSettings, GroupState, JoinAnswer, JoinRequest, SyncAnswer
 from segmentlog.server.groups.consumer_group import ConsumerGroup
-from segmentlog.server.groups.consumer_types import JOINS, LEAVES, STEPS_OUT, Beat, Heartbeat, Shape, in_a_set
-from segmentlog.server.groups.migration import Machine, downgraded, may_upgrade, upgraded
+from segmentlog.server.groups.consumer_types import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    HeartbeatAnswer,
+    HeartbeatFields,
+    TopicShape,
+    partition_set,
+)
+from segmentlog.server.groups.migration import GroupStateMachine, downgrade_group, may_upgrade, upgrade_group
 from segmentlog.server.groups.subscriptions import encode_partitions, partitions_of, topics_of, with_descriptions
 
 _SETTINGS = GroupSettings(initial_rebalance_delay_ms=100, consumer_session_timeout_ms=10_000, min_session_timeout_ms=10)
@@ -37,10 +45,10 @@ class _Catalog:
     """Topics as a test says."""
 
     def __init__(self) -> None:
-        self.topics = {"t": Shape("id-t", 3), "u": Shape("id-u", 2)}
+        self.topics = {"t": TopicShape("id-t", 3), "u": TopicShape("id-u", 2)}
         self._names: tuple[str, ...] = ()
 
-    def shapes(self, names: Collection[str]) -> Mapping[str, Shape]:
+    def shapes(self, names: Collection[str]) -> Mapping[str, TopicShape]:
         return {name: self.topics[name] for name in names if name in self.topics}
 
     def names(self) -> Collection[str]:
@@ -49,7 +57,7 @@ class _Catalog:
         return self._names
 
     def ids_of(self, partitions: Mapping[str, Collection[int]]) -> frozenset[Any]:
-        return in_a_set({self.topics[name].id: numbers for name, numbers in partitions.items()})
+        return partition_set({self.topics[name].id: numbers for name, numbers in partitions.items()})
 
 
 class _Client:
@@ -92,10 +100,10 @@ class _Modern(_Client):
         choose = self.world.choose
         if self.is_away:
             self.world.counter += 1
-            self.id, self.epoch, self.is_away = f"{self.name}-{self.world.counter}", JOINS, False
-        is_full = self.epoch == JOINS or self.must_say_all
+            self.id, self.epoch, self.is_away = f"{self.name}-{self.world.counter}", JOIN_EPOCH, False
+        is_full = self.epoch == JOIN_EPOCH or self.must_say_all
         subscription = self.world.subscription_of(self.name)
-        request = Heartbeat(
+        request = HeartbeatFields(
             member_id=self.id, epoch=self.epoch, instance_id=self.instance_id,
             rebalance_timeout_ms=_REBALANCE_MS if is_full else -1,
             topics=subscription if is_full and self.name != "regex" else None,
@@ -108,11 +116,11 @@ class _Modern(_Client):
             return
         self.hear(answer)
 
-    def hear(self, answer: Beat) -> None:
+    def hear(self, answer: HeartbeatAnswer) -> None:
         if answer.error is ErrorCode.UNRELEASED_INSTANCE_ID:
             self.is_away = True
         elif answer.error in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
-            self.owned, self.wanted, self.epoch, self.must_say_all = frozenset(), None, JOINS, True
+            self.owned, self.wanted, self.epoch, self.must_say_all = frozenset(), None, JOIN_EPOCH, True
         elif answer.error is ErrorCode.FENCED_INSTANCE_ID:
             self.restart()
         else:
@@ -120,16 +128,16 @@ class _Modern(_Client):
             self.world.note_epoch(self.id, answer.epoch)
             self.epoch, self.must_say_all = answer.epoch, False
             if answer.assigned is not None:
-                assigned = in_a_set(answer.assigned)
+                assigned = partition_set(answer.assigned)
                 self.wanted = None if assigned == self.owned else assigned
 
     def leave(self) -> None:
-        if self.is_away or self.epoch == JOINS:
+        if self.is_away or self.epoch == JOIN_EPOCH:
             return
         may_step_out = self.instance_id is not None and not self.world.is_calm
-        epoch = STEPS_OUT if may_step_out and self.world.choose(2) else LEAVES
+        epoch = STATIC_LEAVE_EPOCH if may_step_out and self.world.choose(2) else LEAVE_EPOCH
         self.owned, self.wanted = frozenset(), None
-        self.world.beat(Heartbeat(member_id=self.id, epoch=epoch, instance_id=self.instance_id))
+        self.world.beat(HeartbeatFields(member_id=self.id, epoch=epoch, instance_id=self.instance_id))
         self.restart()
 
 
@@ -173,8 +181,8 @@ class _Classic(_Client):
             owned_partitions=[consumer_protocol.TopicPartition(name, numbers) for name, numbers in owned.items()],
         )
         request = JoinRequest(
-            member_id=self.id, instance_id=self.instance_id, fresh_id=f"{self.name}-{self.world.counter}",
-            session_timeout_ms=10_000, rebalance_timeout_ms=_REBALANCE_MS, is_told_its_id=True,
+            member_id=self.id, instance_id=self.instance_id, new_member_id=f"{self.name}-{self.world.counter}",
+            session_timeout_ms=10_000, rebalance_timeout_ms=_REBALANCE_MS, requires_known_member_id=True,
             protocols=(("any", consumer_protocol.encode_subscription(said, 1)),),
         )  # fmt: skip
         self.world.tokens[self.waits_for] = self
@@ -259,8 +267,8 @@ class _World:
         self.now_ms = 0
         self.counter = 0
         self.catalog = _Catalog()
-        self.machine: Machine = Group(_SETTINGS, topics_of)
-        self.saved = RemoteGroup()
+        self.machine: GroupStateMachine = ClassicGroup(_SETTINGS, topics_of)
+        self.saved = SavedGroup()
         self.highest = 0
         self.epochs: dict[str, int] = {}
         self.tokens: dict[int, _Classic] = {}
@@ -282,14 +290,14 @@ class _World:
 
     # ------------------------------------------------------------ what the coordinator does
 
-    def beat(self, request: Heartbeat) -> Beat:
+    def beat(self, request: HeartbeatFields) -> HeartbeatAnswer:
         former, machine = self.machine, self.machine
-        if isinstance(machine, Group):
-            if request.epoch != JOINS:
-                return Beat(error=ErrorCode.UNKNOWN_MEMBER_ID)
+        if isinstance(machine, ClassicGroup):
+            if request.epoch != JOIN_EPOCH:
+                return HeartbeatAnswer(error=ErrorCode.UNKNOWN_MEMBER_ID)
             assert may_upgrade(machine, _SETTINGS)
-            machine = upgraded(machine, _SETTINGS, self.catalog, self.now_ms)
-        answer = machine.beat(request, self.now_ms)
+            machine = upgrade_group(machine, _SETTINGS, self.catalog, self.now_ms)
+        answer = machine.consumer_heartbeat(request, self.now_ms)
         if machine is not former and answer.error is ErrorCode.NONE:
             former.end(ErrorCode.REBALANCE_IN_PROGRESS)
             machine.answers += former.answers
@@ -298,17 +306,17 @@ class _World:
 
     def settle(self) -> None:
         if isinstance(self.machine, ConsumerGroup):
-            if self.machine.wants_classic:
+            if self.machine.should_downgrade:
                 former = self.machine
-                self.machine = downgraded(former, _SETTINGS, self.now_ms)
+                self.machine = downgrade_group(former, _SETTINGS, self.now_ms)
                 self.machine.answers = former.answers
-            elif self.machine.state is State.EMPTY:
+            elif self.machine.state is GroupState.EMPTY:
                 former = self.machine
-                self.machine = Group(_SETTINGS, topics_of)
+                self.machine = ClassicGroup(_SETTINGS, topics_of)
                 self.machine.raise_generation(former.generation)
                 self.machine.answers, self.machine.is_changed = former.answers, True
         if self.machine.is_changed:
-            self.saved = decode_remote(encode_remote(with_descriptions(self.machine.snapshot())))
+            self.saved = decode_saved_group(encode_saved_group(with_descriptions(self.machine.snapshot())))
             self.machine.is_changed = False
         answers, self.machine.answers = self.machine.answers, []
         for token, answer in answers:
@@ -340,7 +348,7 @@ class _World:
                 for where in member.holding.held:
                     assert held.setdefault(where, member.id) == member.id
                 assert member.holding.epoch <= self.machine.generation
-            assert held == self.machine._holders
+            assert held == self.machine._owners
 
     def note_epoch(self, member_id: str, epoch: int) -> None:
         assert epoch >= self.epochs.get(member_id, 0), "a member's epochs go on"
@@ -361,7 +369,7 @@ class _World:
         for client in self.tokens.values():
             client.waits_for = None
         self.tokens.clear()
-        self.machine = Group(_SETTINGS, topics_of)
+        self.machine = ClassicGroup(_SETTINGS, topics_of)
         if self.saved.is_consumer:
             self.machine = ConsumerGroup(_SETTINGS, self.catalog)
         self.machine.restore(self.saved, self.now_ms)
@@ -385,7 +393,7 @@ class _World:
         elif what == 4:
             name = ("t", "u", "tt")[self.choose(3)]
             count = self.catalog.topics[name].partition_count if name in self.catalog.topics else 0
-            self.catalog.topics[name] = Shape(f"id-{name}", min(count + 1, 6))
+            self.catalog.topics[name] = TopicShape(f"id-{name}", min(count + 1, 6))
         elif what <= 10:
             self.pass_time((50, 100, 500, 1_000, 3_000, 9_000)[self.choose(6)])
         else:
@@ -401,26 +409,26 @@ class _World:
                 client.act()
                 self.settle()
             self.pass_time(400)
-        assert self.machine.state is State.STABLE, self.machine.snapshot()
+        assert self.machine.state is GroupState.STABLE, self.machine.snapshot()
         subscribed = {name for client in self.clients[:7] for name in self.subscription_of(client.name)} | {
             "t",
             "u",
             "tt",
         }
         shapes = self.catalog.shapes(subscribed)
-        everything = {(shape.id, number) for shape in shapes.values() for number in range(shape.partition_count)}
+        allow_all = {(shape.id, number) for shape in shapes.values() for number in range(shape.partition_count)}
         owned = [where for client in self.clients[:7] for where in client.owned]
-        assert sorted(owned) == sorted(everything)
+        assert sorted(owned) == sorted(allow_all)
         for client in self.clients[:4]:
             client.leave()
             self.settle()
-        assert isinstance(self.machine, Group), "who is left speaks the classic protocol"
+        assert isinstance(self.machine, ClassicGroup), "who is left speaks the classic protocol"
         for _ in range(60):
             for client in self.clients[4:7]:
                 client.act()
                 self.settle()
             self.pass_time(400)
-        assert self.machine.state is State.STABLE
+        assert self.machine.state is GroupState.STABLE
         assert len(self.machine.members) == 3
 
 
@@ -433,7 +441,7 @@ def test_many_orders(seed: int) -> None:
         for _ in range(_STEPS):
             world.step()
         world.end()
-        assert world.kinds == {Group, ConsumerGroup}
+        assert world.kinds == {ClassicGroup, ConsumerGroup}
 
 
 @pytest.mark.long

@@ -14,17 +14,17 @@ from server.groups.clients import SETTINGS, Client, TestClock, Waiting, settle, 
 
 from segmentlog.errors import DiskFull, GroupHeld
 from segmentlog.groups import group_folder
-from segmentlog.groups.server_group_file import read_remote, write_remote
+from segmentlog.groups.server_group_file import read_saved_group, write_saved_group
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.cached_group import Unavailable
-from segmentlog.server.groups.classic_types import Member, State
-from segmentlog.server.groups.consumer_types import Heartbeat
+from segmentlog.server.groups.cached_group import GroupUnavailable
+from segmentlog.server.groups.classic_types import ClassicMember, GroupState
+from segmentlog.server.groups.consumer_types import HeartbeatFields
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
 
@@ -77,7 +77,7 @@ def test_a_dead_member_is_given_up(start: Callable[..., GroupCoordinator], clock
     clock.ms += 9_000
     assert a.heartbeat() is b.heartbeat() is ErrorCode.NONE
     clock.ms += 2_000
-    coordinator.tick()
+    coordinator.run_due()
     assert a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
     settle(a, b)
     assert a.generation > generation
@@ -97,7 +97,7 @@ def test_a_restart_goes_on_without_a_rebalance(start: Callable[..., GroupCoordin
         client.coordinator = second
         assert client.heartbeat() is ErrorCode.NONE
     clock.ms += 9_000
-    second.tick()
+    second.run_due()
     for client in clients:
         before = client.assignment
         assert client.heartbeat() is ErrorCode.NONE
@@ -113,7 +113,7 @@ def test_closing_wakes_all_who_wait(start: Callable[..., GroupCoordinator]) -> N
     until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
     coordinator.close()
     assert waiting.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    with pytest.raises(Unavailable):
+    with pytest.raises(GroupUnavailable):
         c.join()
 
 
@@ -124,8 +124,8 @@ def test_the_last_to_leave_empties_the_group(start: Callable[..., GroupCoordinat
     settle(a)
     generation = a.generation
     assert a.leave() is ErrorCode.NONE
-    with coordinator.looking_at("g") as group:
-        assert group.state is State.EMPTY
+    with coordinator.locked_group("g") as group:
+        assert group.state is GroupState.EMPTY
     b = Client(coordinator, "b")
     settle(b)
     assert b.generation > generation
@@ -140,12 +140,12 @@ def test_nobody_is_told_what_is_not_on_disk(start: Callable[..., GroupCoordinato
     a = Client(coordinator, "a")
     for _ in range(3):
         a.join()
-        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        saved = read_saved_group(store.groups._fs, f"{store.path}/@groups/g")
         assert saved is not None
         assert (saved.generation, saved.state) == (a.generation, "CompletingRebalance")
         assert [member.id for member in saved.members] == [a.id]
         a.sync()
-        saved = read_remote(store.groups._fs, f"{store.path}/@groups/g")
+        saved = read_saved_group(store.groups._fs, f"{store.path}/@groups/g")
         assert saved is not None
         assert (saved.state, saved.members[0].assignment) == ("Stable", a.assignment)
         assert saved.members[0].partitions == {"t": [0]}
@@ -188,7 +188,7 @@ def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: s
     expected = ErrorCode.REBALANCE_IN_PROGRESS if step == "left" else ErrorCode.NONE
     assert a.heartbeat() is expected
     assert a.generation == generation
-    with second.looking_at("g") as group:
+    with second.locked_group("g") as group:
         assert group.generation == generation
         members = set(group.members)
     assert members == {client.id for client in clients if client.generation == generation} - (
@@ -201,8 +201,8 @@ def test_a_restart_in_the_middle(start: Callable[..., GroupCoordinator], step: s
     assert a.generation >= generation
 
 
-def _members(coordinator: GroupCoordinator) -> list[Member]:
-    with coordinator.looking_at("g") as group:
+def _members(coordinator: GroupCoordinator) -> list[ClassicMember]:
+    with coordinator.locked_group("g") as group:
         return list(group.members.values())
 
 
@@ -247,13 +247,13 @@ def test_what_cannot_be_saved_is_told_to_nobody(
             waiting = Waiting(b.join)
             until(lambda: a.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS)
             fs.is_full = True
-            with pytest.raises(Unavailable) as refused:
+            with pytest.raises(GroupUnavailable) as refused:
                 a.join()
             assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
             assert waiting.result().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
             assert a.heartbeat() is ErrorCode.NONE
             other = Client(coordinator, "c", "other")
-            with pytest.raises(Unavailable):
+            with pytest.raises(GroupUnavailable):
                 other.join()
             assert "cannot be saved" in caplog.text
             fs.is_full = False
@@ -270,7 +270,7 @@ def test_two_workers_of_one_number(start: Callable[..., GroupCoordinator]) -> No
     a = Client(first, "a")
     settle(a)
     a.coordinator = second
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(GroupUnavailable) as refused:
         a.heartbeat()
     assert refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     first.close()
@@ -285,13 +285,13 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
     for group in ("g", "other"):
         settle(Client(first, "a", group))
     first.close()
-    second = start(coordinates=lambda group: group == "g")
+    second = start(is_coordinator_of=lambda group: group == "g")
     assert Client(second, "x", "another").heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
     assert store.groups.describe("g").members
 
     def is_given_up() -> bool:
         clock.ms += 10_000  # since it was read: nobody has more time than a session takes
-        second.tick()
+        second.run_due()
         return store.groups.describe("g").state == "Empty"
 
     until(is_given_up)
@@ -301,18 +301,20 @@ def test_a_restarted_worker_gives_up_who_does_not_come(
 
 def test_a_group_is_another_workers_than_before(store: LogStore, clock: TestClock) -> None:
     """When there are more workers than there were, who does not come again is given up, though nobody asks for it."""
-    nodes = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+    nodes = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
     settings = ServerSettings(groups=SETTINGS)
-    with closing(Broker(store, Cluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
-        moved = next(name for name in map(str, range(100)) if Cluster("c", nodes, 2).is_coordinator(name))
+    with closing(Broker(store, WorkerCluster("c", nodes[:1], 1), settings, OpenAuthorizer(), clock)) as alone:
+        moved = next(name for name in map(str, range(100)) if WorkerCluster("c", nodes, 2).is_coordinator(name))
         settle(Client(alone.groups, "a", moved))
     with contextlib.ExitStack() as stack:
         first, second = (
-            stack.enter_context(closing(Broker(store, Cluster("c", nodes, number), settings, OpenAuthorizer(), clock)))
+            stack.enter_context(
+                closing(Broker(store, WorkerCluster("c", nodes, number), settings, OpenAuthorizer(), clock))
+            )
             for number in (1, 2)
         )
-        first.take_up_groups()
-        second.take_up_groups()
+        first.resume_groups()
+        second.resume_groups()
         Client(first.groups, "x", "another").heartbeat()  # so that the worker that had the group before is seen to live
         with pytest.raises(GroupHeld):
             store.consumer("t", group=moved)
@@ -335,9 +337,9 @@ def test_a_disk_that_takes_longer_than_a_session(
     if kind == "classic":
         settle(a)
     else:
-        joins = Heartbeat(member_id="a", rebalance_timeout_ms=10_000, topics=("t",), owned=frozenset())
-        a.id, a.generation = "a", coordinator.beat("g", joins).epoch
-    save = coordinator._remote.save
+        joins = HeartbeatFields(member_id="a", rebalance_timeout_ms=10_000, topics=("t",), owned=frozenset())
+        a.id, a.generation = "a", coordinator.consumer_heartbeat("g", joins).epoch
+    save = coordinator._server_groups.save
 
     def save_slowly(*args: Any) -> None:
         save(*args)
@@ -346,24 +348,27 @@ def test_a_disk_that_takes_longer_than_a_session(
     def lives() -> bool:
         if kind == "classic":
             return a.heartbeat() is ErrorCode.NONE
-        return coordinator.beat("g", Heartbeat(member_id="a", epoch=a.generation)).error is ErrorCode.NONE
+        return (
+            coordinator.consumer_heartbeat("g", HeartbeatFields(member_id="a", epoch=a.generation)).error
+            is ErrorCode.NONE
+        )
 
     with monkeypatch.context() as patched:
-        patched.setattr(coordinator._remote, "save", save_slowly)
+        patched.setattr(coordinator._server_groups, "save", save_slowly)
         if kind == "classic":  # a rebalance, saved twice
             assert a.join(protocols=(("range", encode_topics(("t", "u"))),)).error is ErrorCode.NONE
-            coordinator.tick()
+            coordinator.run_due()
             assert a.sync().error is ErrorCode.NONE
         else:
-            changed = Heartbeat(member_id="a", epoch=a.generation, topics=("t", "u"), owned=frozenset())
-            a.generation = coordinator.beat("g", changed).epoch
-        coordinator.tick()
+            changed = HeartbeatFields(member_id="a", epoch=a.generation, topics=("t", "u"), owned=frozenset())
+            a.generation = coordinator.consumer_heartbeat("g", changed).epoch
+        coordinator.run_due()
     assert lives()
     clock.ms += 9_000
-    coordinator.tick()
+    coordinator.run_due()
     assert lives()
     clock.ms += 60_000
-    coordinator.tick()
+    coordinator.run_due()
     assert not lives()
 
 
@@ -384,13 +389,13 @@ def test_the_library_comes_while_a_worker_takes_up_the_group(
         heartbeats.append(Waiting(a.heartbeat))
         until(lambda: heartbeats[0].is_done or a.group in a.coordinator._entries)
         heartbeats[0]._thread.join(0.2)
-        write_remote(*args)
+        write_saved_group(*args)
 
-    monkeypatch.setattr(group_folder, "write_remote", write_when_the_worker_is_at_it)
+    monkeypatch.setattr(group_folder, "write_saved_group", write_when_the_worker_is_at_it)
     with store.consumer("t", group="g"):
         assert heartbeats[0].result() is ErrorCode.UNKNOWN_MEMBER_ID
         assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
-        remote = read_remote(store.fs, f"{store.path}/@groups/g")
+        remote = read_saved_group(store.fs, f"{store.path}/@groups/g")
         assert remote is not None
         assert not remote.held
 
@@ -413,7 +418,7 @@ def test_a_forked_child_coordinates_nothing(start: Callable[..., GroupCoordinato
     if not child:
         try:
             a.heartbeat()
-        except Unavailable:
+        except GroupUnavailable:
             os._exit(3)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
@@ -429,7 +434,7 @@ def test_groups_that_are_gone_take_no_memory(start: Callable[..., GroupCoordinat
     settle(a)
     a.leave()
     assert coordinator._entries == {}
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(GroupUnavailable) as refused:
         Client(coordinator, "x", "n" * 32_768).join()
     assert refused.value.code is ErrorCode.INVALID_GROUP_ID
     assert Client(coordinator, "x", "").join().error is ErrorCode.INVALID_GROUP_ID

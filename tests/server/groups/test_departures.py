@@ -24,7 +24,7 @@ from segmentlog.server.codec.generated.join_group import JoinGroupRequest, JoinG
 from segmentlog.server.codec.generated.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.embedded import Server
-from segmentlog.server.groups.classic_types import GroupSettings, State
+from segmentlog.server.groups.classic_types import GroupSettings, GroupState
 from segmentlog.server.groups.subscriptions import encode_topics
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
@@ -53,7 +53,7 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
         server.close()
 
 
-class Member:
+class ClassicMember:
     """One, over a connection of its own."""
 
     def __init__(self, server: Server, instance_id: str | None = None) -> None:
@@ -127,14 +127,14 @@ def members(server: Server) -> list[str]:
     return [] if entry is None else list(entry.machine.members)
 
 
-def state(server: Server) -> State:
+def state(server: Server) -> GroupState:
     """Of the group."""
     return server.worker.broker.groups._entries["g"].machine.state
 
 
-def alone(server: Server) -> Member:
+def alone(server: Server) -> ClassicMember:
     """The only member of a group that is at work."""
-    member = Member(server)
+    member = ClassicMember(server)
     member.begin_to_join()
     assert member.end_to_join().error_code == 0
     assert member.sync(member.id).assignment == b"all"
@@ -150,7 +150,7 @@ def connection_count(server: Server) -> int:
 def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -> None:
     """The one that is at work is told of a rebalance, joins, and need not wait for who has gone."""
     server = make_server()
-    first, second = alone(server), Member(server)
+    first, second = alone(server), ClassicMember(server)
     second.begin_to_join()
     until(lambda: second.id in members(server))
     go(second.wire)
@@ -167,7 +167,7 @@ def test_who_goes_while_it_joins_is_no_member(make_server: MakeServer, go: Go) -
 def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServer, go: Go) -> None:
     """While a group without members waits for more of them."""
     server = make_server(delay_ms=_LONG_MS)
-    member = Member(server)
+    member = ClassicMember(server)
     member.begin_to_join()
     until(lambda: members(server) == [member.id])
     go(member.wire)
@@ -180,7 +180,7 @@ def test_who_goes_before_others_could_come_leaves_no_group(make_server: MakeServ
 def test_who_goes_while_it_waits_for_its_assignment_is_no_member(make_server: MakeServer, go: Go) -> None:
     """The leader, which has not assigned yet, is told to join again, and does so alone."""
     server = make_server()
-    first, second = alone(server), Member(server)
+    first, second = alone(server), ClassicMember(server)
     second.begin_to_join()
     until(lambda: second.id in members(server))
     first.begin_to_join()
@@ -195,7 +195,7 @@ def test_who_goes_while_it_waits_for_its_assignment_is_no_member(make_server: Ma
     first.begin_to_join()
     assert first.end_to_join().error_code == 0
     assert first.sync(first.id).assignment == b"all"
-    assert state(server) is State.STABLE
+    assert state(server) is GroupState.STABLE
     second.wire.close()
 
 
@@ -203,7 +203,7 @@ def test_who_goes_while_it_waits_for_its_assignment_is_no_member(make_server: Ma
 def test_a_static_member_that_goes_stays_one(make_server: MakeServer, go: Go) -> None:
     """Its thread ends, and it takes its place again under the same instance id."""
     server = make_server()
-    first, second = alone(server), Member(server, "i")
+    first, second = alone(server), ClassicMember(server, "i")
     second.begin_to_join()
     until(lambda: len(members(server)) == 2)
     first.begin_to_join()
@@ -214,7 +214,7 @@ def test_a_static_member_that_goes_stays_one(make_server: MakeServer, go: Go) ->
     until(lambda: connection_count(server) == 1)
     assert second.id in members(server)
     assert first.sync(first.id, second.id).assignment == b"all"
-    again = Member(server, "i")
+    again = ClassicMember(server, "i")
     again.begin_to_join()
     joined = again.end_to_join()
     assert (joined.error_code, joined.generation_id) == (0, first.generation)
@@ -229,8 +229,8 @@ def test_nobody_keeps_a_fetch_that_nobody_waits_for(make_server: MakeServer, go:
     wire = WireClient(server.bootstrap_servers)
     wanted = FetchTopic("t", partitions=[FetchPartition(0, partition_max_bytes=1 << 20)])
     wire.send(1, 11, FetchRequest(max_wait_ms=_LONG_MS, min_bytes=1, max_bytes=1 << 20, topics=[wanted]))
-    until(lambda: server.worker.broker.arrivals.waiting_count == 1)
+    until(lambda: server.worker.broker.purgatory.waiting_count == 1)
     go(wire)
     until(lambda: not connection_count(server))
-    until(lambda: server.worker.broker.arrivals.waiting_count == 0)
+    until(lambda: server.worker.broker.purgatory.waiting_count == 0)
     wire.close()

@@ -23,7 +23,7 @@ from segmentlog.server.codec.generated.consumer_group_heartbeat import ConsumerG
 from segmentlog.server.codec.generated.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 GROUP = 32
@@ -57,7 +57,7 @@ def make_desk(tmp_path: Path, clock: FakeClock) -> Iterator[MakeDesk]:
         if not brokers:
             store.create_topic("t", 2)
         number = len(brokers) + 1
-        cluster = Cluster("c", [Node(number, "localhost", 9093)], number)
+        cluster = WorkerCluster("c", [WorkerNode(number, "localhost", 9093)], number)
         brokers.append(Broker(store, cluster, ServerSettings(), _Denying(), clock))
         return Desk(brokers[-1])
 
@@ -134,11 +134,11 @@ def test_members_live_by_it(desk: Desk, clock: FakeClock) -> None:
     assert (first.error_code, first.heartbeat_interval_ms) == (0, 5_000)
     assert alter(desk, (SESSION, SET, "10000"), (HEARTBEAT, SET, "2000")) == ErrorCode.NONE
     clock.advance(11_000)
-    desk.broker.groups.tick()
+    desk.broker.groups.run_due()
     answer = join(desk, epoch=first.member_epoch)
     assert (answer.error_code, answer.heartbeat_interval_ms) == (0, 2_000)
     clock.advance(10_000)
-    desk.broker.groups.tick()
+    desk.broker.groups.run_due()
     assert join(desk, epoch=first.member_epoch).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 

@@ -15,7 +15,7 @@ from server.groups.clients import SETTINGS, TestClock
 from segmentlog.records import TopicPartition
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.security.principals import Operation, ResourceType
-from segmentlog.server.ack_waiter import Durability
+from segmentlog.server.ack_waiter import AckWaiter
 from segmentlog.server.codec.apis import APIS
 from segmentlog.server.codec.generated import (
     delete_groups,
@@ -34,10 +34,10 @@ from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.server.groups.subscriptions import encode_partitions, encode_topics
 from segmentlog.server.handlers import classic_group_handlers, group_admin_handlers, group_offsets
-from segmentlog.server.request_context import Call, PendingAnswer
+from segmentlog.server.request_context import DeferredResponse, RequestContext
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.server.topic_ids import TopicIds, wire_id
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
 
@@ -54,7 +54,7 @@ class _Denying(OpenAuthorizer):
         return (operation, name) not in self.denied
 
 
-class _Later(PendingAnswer):
+class _Later(DeferredResponse):
     """An answer that is completed later."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class _Later(PendingAnswer):
         self.is_complete.set()
 
 
-class _Call(Call):
+class _Call(RequestContext):
     """Of no connection."""
 
-    def answer_later(self) -> PendingAnswer:
+    def defer_response(self) -> DeferredResponse:
         return _Later()
 
 
@@ -78,19 +78,19 @@ class _Door:
 
     def __init__(self, store: LogStore, clock: TestClock) -> None:
         self.authorizer = _Denying()
-        nodes = [Node(0, "localhost", 9093), Node(1, "localhost", 9094)]
+        nodes = [WorkerNode(0, "localhost", 9093), WorkerNode(1, "localhost", 9094)]
         self.store = store
-        self.both = Cluster("c", nodes, 0)
-        durability = Durability()
+        self.both = WorkerCluster("c", nodes, 0)
+        durability = AckWaiter()
         self.broker: Any = SimpleNamespace(
-            store=store, cluster=Cluster("c", nodes[:1], 0), authorizer=self.authorizer, topic_ids=TopicIds(store),
-            durability=durability, acknowledgement=durability, settings=ServerSettings(),
+            store=store, cluster=WorkerCluster("c", nodes[:1], 0), authorizer=self.authorizer,
+            topic_ids=TopicIds(store), fsync_waiter=durability, ack_waiter=durability, settings=ServerSettings(),
             groups=GroupCoordinator(store, clock, SETTINGS),
         )  # fmt: skip
 
     def close(self) -> None:
         self.broker.groups.close()
-        self.broker.durability.close()
+        self.broker.fsync_waiter.close()
 
     def ask(self, handler: Callable[..., Any], key: int, version: int, request: Any) -> Any:
         """Return the response as a client decodes it."""
@@ -193,7 +193,7 @@ def test_commit_and_fetch(door: _Door, version: int) -> None:
     joined = door.join()
     door.sync(joined)
     assert door.commit(7, joined, version, topic_id=topic_id) == 0
-    log = door.store.group_offsets.make_log()
+    log = door.store.group_offsets.open_or_create_log()
     assert log.durable_offset == log.log_end_offset
     if version < 8:
         asked = [offset_fetch.OffsetFetchRequestTopic("t", [0, 1])]
@@ -207,8 +207,8 @@ def test_commit_and_fetch(door: _Door, version: int) -> None:
     first, second = found.topics[0].partitions
     assert (first.partition_index, first.committed_offset, first.metadata, first.error_code) == (0, 7, "m", 0)
     assert (second.committed_offset, second.error_code) == (-1, 0)
-    everything = door.fetch(max(version, 8)).topics
-    assert [[one.committed_offset for one in topic.partitions] for topic in everything] == [[7]]
+    allow_all = door.fetch(max(version, 8)).topics
+    assert [[one.committed_offset for one in topic.partitions] for topic in allow_all] == [[7]]
 
 
 def test_commits_that_are_refused(door: _Door) -> None:
@@ -227,7 +227,7 @@ def test_commits_that_are_refused(door: _Door) -> None:
     assert door.commit(-3, joined) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     joined.generation_id += 1
     assert door.commit(1, joined) == ErrorCode.ILLEGAL_GENERATION
-    assert door.store.group_offsets.positions("g") == {}
+    assert door.store.group_offsets.by_topic_id("g") == {}
 
 
 def test_a_beginning_and_an_end_are_committed(door: _Door) -> None:
@@ -254,7 +254,7 @@ def test_the_longest_names_and_metadata_that_kafka_takes(door: _Door, group: str
     assert door.commit(7, joined, group=group) == 0
     assert door.store.groups.names() == [group]
     with LogStore(door.store.path, read_only=True) as other:
-        assert [one.offset for one in other.group_offsets.positions(group).values()] == [7]
+        assert [one.offset for one in other.group_offsets.by_topic_id(group).values()] == [7]
 
 
 def test_who_is_no_member_commits_to_an_empty_group(door: _Door) -> None:
@@ -389,7 +389,7 @@ def test_delete_groups(door: _Door, version: int) -> None:
             assert result.error_message is None
         else:
             assert words in result.error_message, result
-    assert door.store.group_offsets.positions("alone") == {}
+    assert door.store.group_offsets.by_topic_id("alone") == {}
 
 
 def test_delete_offsets(door: _Door) -> None:

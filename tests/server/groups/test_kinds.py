@@ -17,7 +17,7 @@ from server.groups.clients import SETTINGS, Client, until
 
 import segmentlog
 from segmentlog.errors import GroupHeld
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.server.groups.coordinator import GroupCoordinator
 from segmentlog.store import LogStore
@@ -111,7 +111,7 @@ def test_members_of_the_library_that_are_killed(
         client = Client(coordinator, "c")
         for _ in range(3):
             assert client.join().error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        told = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "refuses a client" in record.getMessage()]
         assert len(told) == 1
         assert f"process {process.pid} on" in told[0]
         process.kill()
@@ -121,8 +121,8 @@ def test_members_of_the_library_that_are_killed(
         committed = store.group_offsets.committed("g")
         assert committed
         # It goes on where the other kind stopped, and the other way round.
-        where = [NewPosition("t", store.topic("t").id, number, 10) for number in range(2)]
-        error, appended = coordinator.commit("g", where, member_id=client.id, generation=client.generation)
+        where = [OffsetCommit("t", store.topic("t").id, number, 10) for number in range(2)]
+        error, appended = coordinator.commit_offsets("g", where, member_id=client.id, generation=client.generation)
         assert error is ErrorCode.NONE
         assert appended is not None
         assert client.leave() is ErrorCode.NONE

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import seeds
 
-from segmentlog.groups.server_group_file import RemoteGroup, decode_remote, encode_remote
+from segmentlog.groups.server_group_file import SavedGroup, decode_saved_group, encode_saved_group
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.classic_group import Group
-from segmentlog.server.groups.classic_types import GroupSettings, JoinAnswer, JoinRequest, State, SyncAnswer
+from segmentlog.server.groups.classic_group import ClassicGroup
+from segmentlog.server.groups.classic_types import GroupSettings, GroupState, JoinAnswer, JoinRequest, SyncAnswer
 
 _SETTINGS = GroupSettings(initial_rebalance_delay_ms=100, max_size=5)
 _NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -46,8 +46,8 @@ class _World:
     def __init__(self, choose: Any) -> None:
         self.choose = choose
         self.now_ms = 0
-        self.group = Group(_SETTINGS)
-        self.saved = RemoteGroup()
+        self.group = ClassicGroup(_SETTINGS)
+        self.saved = SavedGroup()
         self.clients = [_Client(name, f"i{number % 2}" if number >= 4 else None) for number, name in enumerate(_NAMES)]
         self.open: dict[int, tuple[_Client, str]] = {}
         self.tokens = 0
@@ -68,9 +68,9 @@ class _World:
         is_fresh = not client.id or self.choose(10) == 0
         request = JoinRequest(
             member_id="" if is_fresh else client.id, instance_id=client.instance_id,
-            fresh_id=f"{client.name}-{self.tokens}", session_timeout_ms=6_000 + 2_000 * self.choose(3),
-            rebalance_timeout_ms=1_000 + 4_000 * self.choose(5), is_told_its_id=bool(self.choose(2)),
-            may_skip_assignment=bool(self.choose(2)),
+            new_member_id=f"{client.name}-{self.tokens}", session_timeout_ms=6_000 + 2_000 * self.choose(3),
+            rebalance_timeout_ms=1_000 + 4_000 * self.choose(5), requires_known_member_id=bool(self.choose(2)),
+            supports_skipping_assignment=bool(self.choose(2)),
             protocols=(("range", b"t"), ("sticky", b"%d" % self.choose(2)))[: 1 + self.choose(2)],
         )  # fmt: skip
         self.group.join(self.token(client, "join"), request, self.now_ms)
@@ -106,7 +106,7 @@ class _World:
         token = client.waits_for
         client.waits_for, client.id, client.generation, client.next = None, "", -1, "join"
         if token is not None and self.choose(2):
-            self.group.withdraw(token, self.now_ms)
+            self.group.drop_waiting(token, self.now_ms)
             assert token in [answered for answered, _ in self.group.answers], "its thread ends"
 
     # ------------------------------------------------------------ what the coordinator does
@@ -114,7 +114,7 @@ class _World:
     def settle(self) -> None:
         """Save, tell, look."""
         if self.group.is_changed:
-            self.saved = decode_remote(encode_remote(self.group.snapshot()))
+            self.saved = decode_saved_group(encode_saved_group(self.group.snapshot()))
             self.group.is_changed = False
         answers, self.group.answers = self.group.answers, []
         for token, answer in answers:
@@ -158,13 +158,13 @@ class _World:
         group = self.group
         assert group.generation >= self.highest, "generations go on"
         self.highest = group.generation
-        assert (group.state is State.EMPTY) == (not group.members)
+        assert (group.state is GroupState.EMPTY) == (not group.members)
         if group.members:
             assert group.leader in group.members
         waiting = {member.join_token for member in group.members.values()}
         waiting |= {member.sync_token for member in group.members.values()}
         assert waiting - {None} == self.open.keys(), "who waits is waited for, and nobody else"
-        if group.state is State.STABLE:
+        if group.state is GroupState.STABLE:
             assert not self.open
         if self.open:
             assert group.next_deadline_ms() is not None, "nobody waits for ever"
@@ -183,7 +183,7 @@ class _World:
         for client in self.clients:
             client.waits_for = None
         generation = self.group.generation
-        self.group = Group(_SETTINGS)
+        self.group = ClassicGroup(_SETTINGS)
         self.group.restore(self.saved, self.now_ms)
         assert self.group.generation == generation, "whatever happened to it was saved"
 
@@ -217,7 +217,7 @@ class _World:
         """Nobody says anything any more: everybody is answered all the same, and given up."""
         self.pass_time(3_600_000)
         assert not self.open
-        assert self.group.state is State.EMPTY
+        assert self.group.state is GroupState.EMPTY
         assert self.group.is_idle
 
 

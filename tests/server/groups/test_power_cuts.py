@@ -20,11 +20,17 @@ from logs import FakeClock
 from seeds import seeds
 from server.groups.clients import SETTINGS, Client
 
-from segmentlog.groups.server_groups import NewPosition
+from segmentlog.groups.server_groups import OffsetCommit
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.groups.consumer_types import LEAVES, STEPS_OUT, Heartbeat, Partitions, in_a_set
+from segmentlog.server.groups.consumer_types import (
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    HeartbeatFields,
+    Partitions,
+    partition_set,
+)
 from segmentlog.server.groups.coordinator import GroupCoordinator
-from segmentlog.server.groups.timer_thread import Deadlines
+from segmentlog.server.groups.timer_thread import TimerThread
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
@@ -69,7 +75,7 @@ class _Life(ABC):
         """Live, and look at what each power cut leaves."""
         self.disk.make_folders(PATH)
         replace_file(self.disk.process(), f"{PATH}/store.json", json.dumps({"format": 1, "store_id": "00"}).encode())
-        with simulated_paths(lambda: self.disk), mock.patch.object(Deadlines, "start"):
+        with simulated_paths(lambda: self.disk), mock.patch.object(TimerThread, "start"):
             store, coordinator = self.open(self.disk)
             self.topic_id = store.create_topic("t", self.partitions).id
             for _ in range(_STEPS):
@@ -103,8 +109,10 @@ class _Life(ABC):
         self, coordinator: GroupCoordinator, number: int, member_id: str, generation: int, **options: Any
     ) -> bool:
         """Whether the next position is on disk now; not, where the group is at a rebalance."""
-        position = NewPosition("t", self.topic_id, number, self.committed + 1)
-        error, appended = coordinator.commit("g", [position], member_id=member_id, generation=generation, **options)
+        position = OffsetCommit("t", self.topic_id, number, self.committed + 1)
+        error, appended = coordinator.commit_offsets(
+            "g", [position], member_id=member_id, generation=generation, **options
+        )
         if appended is None:
             assert error is ErrorCode.REBALANCE_IN_PROGRESS
             return False
@@ -166,7 +174,7 @@ class _Classic(_Life):
             client.id, client.assignment = "", b""
 
     def check_middle(self, coordinator: GroupCoordinator, before: int) -> None:
-        with coordinator.looking_at("g") as group:
+        with coordinator.locked_group("g") as group:
             assert group.generation >= before
         new = Client(coordinator, "c", instance_id="i")
         assert new.join().error is ErrorCode.NONE
@@ -178,7 +186,7 @@ class _Classic(_Life):
         after.id, after.generation, after.members = client.id, client.generation, client.members
         if client.id:
             assert after.heartbeat() is ErrorCode.NONE
-            with coordinator.looking_at("g") as group:
+            with coordinator.locked_group("g") as group:
                 assert group.leader == client.id
                 if client.assignment:
                     assert group.members[client.id].assignment in (client.assignment, b"")
@@ -216,8 +224,8 @@ class _Consumers(_Life):
             self.members[name] = self._beat(coordinator, name, told)
         elif what == 0:
             steps_out = self._INSTANCES[name] is not None and self.rng.random() < 0.7
-            request = self._request(name, epoch=STEPS_OUT if steps_out else LEAVES)
-            assert coordinator.beat("g", request).error is ErrorCode.NONE
+            request = self._request(name, epoch=STATIC_LEAVE_EPOCH if steps_out else LEAVE_EPOCH)
+            assert coordinator.consumer_heartbeat("g", request).error is ErrorCode.NONE
             self.members[name] = _Told()
         elif what <= 2 and told.owned:
             number = min(told.owned).partition
@@ -227,8 +235,8 @@ class _Consumers(_Life):
         self.epoch = max([self.epoch, *(one.epoch for one in self.members.values() if one.epoch is not None)])
         _has_one_owner_each(self.members)
 
-    def _request(self, name: str, **options: Any) -> Heartbeat:
-        return Heartbeat(member_id=name, instance_id=self._INSTANCES[name], **options)
+    def _request(self, name: str, **options: Any) -> HeartbeatFields:
+        return HeartbeatFields(member_id=name, instance_id=self._INSTANCES[name], **options)
 
     def _beat(self, coordinator: GroupCoordinator, name: str, told: _Told) -> _Told:
         """It says what it has, and lets go at once of what it is not to have."""
@@ -236,13 +244,13 @@ class _Consumers(_Life):
             request = self._request(name, topics=("t",), owned=frozenset(), rebalance_timeout_ms=5_000)
         else:
             request = self._request(name, epoch=told.epoch, owned=told.owned)
-        answer = coordinator.beat("g", request)
+        answer = coordinator.consumer_heartbeat("g", request)
         assert answer.error is ErrorCode.NONE, answer
-        return _Told(answer.epoch, told.owned if answer.assigned is None else in_a_set(answer.assigned))
+        return _Told(answer.epoch, told.owned if answer.assigned is None else partition_set(answer.assigned))
 
     def check_middle(self, coordinator: GroupCoordinator, before: tuple[int, dict[str, _Told]]) -> None:
         epoch, members = before
-        with coordinator.looking_at("g") as group:
+        with coordinator.locked_group("g") as group:
             assert group.generation >= epoch
         # Who was asking has had no answer, and does it again; nobody else knows of anything.
         asking = [name for name, told in members.items() if told != self.members[name]]
@@ -254,14 +262,16 @@ class _Consumers(_Life):
             if told.epoch is not None and self.members[name].epoch is None:
                 continue  # it leaves, and may have left
             if told.epoch is None and self._INSTANCES[name]:
-                coordinator.beat("g", self._request(name, epoch=STEPS_OUT))  # it gave up, and another begins
+                coordinator.consumer_heartbeat(
+                    "g", self._request(name, epoch=STATIC_LEAVE_EPOCH)
+                )  # it gave up, and another begins
             others[name] = self._beat(coordinator, name, told)
         if len(others) == len(members):
             self._go_on(coordinator, others)
 
     def check(self, coordinator: GroupCoordinator) -> None:
         """Everybody goes on, and the partitions come to those who are there."""
-        with coordinator.looking_at("g") as group:
+        with coordinator.locked_group("g") as group:
             assert group.generation >= self.epoch
         members = dict(self.members)
         self._go_on(coordinator, members)
@@ -274,7 +284,7 @@ class _Consumers(_Life):
 
     @staticmethod
     def _shown(coordinator: GroupCoordinator) -> list[Any]:
-        with coordinator.looking_at("g") as group:
+        with coordinator.locked_group("g") as group:
             return list(group.members.values())
 
     def _go_on(self, coordinator: GroupCoordinator, members: dict[str, _Told]) -> None:

@@ -23,10 +23,10 @@ from segmentlog.server.codec.generated.txn_offset_commit import (
 )
 from segmentlog.server.topic_ids import wire_id
 from segmentlog.store import LogStore
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 _BY_ID = 6
-NOBODY = Numbers(-1, -1)
+NOBODY = ProducerIdAndEpoch(-1, -1)
 
 
 class Client:
@@ -39,17 +39,17 @@ class Client:
         self.numbers = NOBODY
         self.sequences: dict[tuple[str, int], int] = {}
 
-    def begin(self, timeout_ms: int = 60_000, expected: Numbers = NOBODY, version: int = 5) -> int:
+    def begin(self, timeout_ms: int = 60_000, expected: ProducerIdAndEpoch = NOBODY, version: int = 5) -> int:
         """InitProducerId."""
         request = InitProducerIdRequest(self.name, timeout_ms)
         if version >= 3:
             request.producer_id, request.producer_epoch = expected
         answer = self.desk.ask(22, version, request)
         if not answer.error_code:
-            self._go_on_as(Numbers(answer.producer_id, answer.producer_epoch))
+            self._go_on_as(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch))
         return answer.error_code  # type: ignore[no-any-return]
 
-    def _go_on_as(self, numbers: Numbers) -> None:
+    def _go_on_as(self, numbers: ProducerIdAndEpoch) -> None:
         if numbers != self.numbers:
             self.sequences.clear()
         self.numbers = numbers
@@ -89,12 +89,14 @@ class Client:
                 return code
         return self.send(self.batch(*values, partition=partition, topic=topic), partition=partition, topic=topic)
 
-    def end(self, *, committed: bool = True, version: int | None = None, numbers: Numbers | None = None) -> int:
+    def end(
+        self, *, committed: bool = True, version: int | None = None, numbers: ProducerIdAndEpoch | None = None
+    ) -> int:
         """EndTxn."""
         asked = numbers or self.numbers
         answer = self.desk.ask(26, version or (5 if self.is_new else 3), EndTxnRequest(self.name, *asked, committed))
         if not answer.error_code and self.is_new:
-            self._go_on_as(Numbers(answer.producer_id, answer.producer_epoch))
+            self._go_on_as(ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch))
         return answer.error_code  # type: ignore[no-any-return]
 
     def add_offsets(self, group: str = "g") -> int:

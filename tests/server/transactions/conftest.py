@@ -15,10 +15,10 @@ from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.groups.classic_types import GroupSettings
 from segmentlog.server.server_settings import ServerSettings
-from segmentlog.server.worker_cluster import Cluster, Node
+from segmentlog.server.worker_cluster import WorkerCluster, WorkerNode
 from segmentlog.store import LogStore
 
-NODES = [Node(1, "localhost", 9093), Node(2, "localhost", 9094)]
+NODES = [WorkerNode(1, "localhost", 9093), WorkerNode(2, "localhost", 9094)]
 SETTINGS = ServerSettings(groups=GroupSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1))
 MakeDesk = Callable[..., Desk]
 
@@ -38,7 +38,7 @@ def make_desk(path: Path) -> Iterator[MakeDesk]:
 
     def make(number: int = 1, *, workers: int = 1, clock: Clock | None = None) -> Desk:
         store = opened(LogStore(path, background=False, fs=NoSyncFileSystem(), clock=clock))
-        cluster = Cluster("c", NODES[:workers], number)
+        cluster = WorkerCluster("c", NODES[:workers], number)
         broker = Broker(store, cluster, SETTINGS, OpenAuthorizer(), clock)  # type: ignore[arg-type]
         brokers.append(broker)
         return Desk(broker)

@@ -19,7 +19,7 @@ from segmentlog.storage.file_operations import replace_file
 from segmentlog.store import LogStore
 from segmentlog.testing import SimulatedDisk
 from segmentlog.testing.simulated_disk import CrashPoint
-from segmentlog.transactions.server_transactions import Numbers
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 _STEPS = 14
 _VARIANTS = 4
@@ -30,7 +30,7 @@ _PARTITIONS = 2
 class _Known(NamedTuple):
     """What the client knows."""
 
-    numbers: Numbers
+    numbers: ProducerIdAndEpoch
     committed: frozenset[bytes] = frozenset()
     aborted: frozenset[bytes] = frozenset()
     current: frozenset[bytes] = frozenset()
@@ -61,7 +61,7 @@ class _Trial:
         with simulated_paths(lambda: self.disk):
             store = self.open(self.disk)
             store.create_topic("t", _PARTITIONS)
-            known = _Known(store.transactions.remote.begin("app", 60_000))
+            known = _Known(store.transactions.server_transactions.register("app", 60_000))
             for step in range(_STEPS):
                 alive = self.disk
                 moments: list[CrashPoint] = []
@@ -79,22 +79,22 @@ class _Trial:
             store.close()
 
     def _step(self, store: LogStore, what: str, value: bytes, known: _Known) -> _Known:
-        remote = store.transactions.remote
+        remote = store.transactions.server_transactions
         if what == "write":
             log = store.topic("t").partition(self.rng.randrange(_PARTITIONS))
             ack: Ack = self.rng.choice(("written", "durable"))
-            remote.add("app", known.numbers, [log])
+            remote.add_partitions("app", known.numbers, [log])
             entry = log.producer(known.numbers.producer_id)
             sequence = entry.next_sequence if entry is not None and entry.epoch == known.numbers.epoch else 0
             data = foreign([Sent(b"k", value)], producer=(*known.numbers, sequence), transactional=True)
-            log.append_wire(data, ack=ack, transaction=remote.guard("app", known.numbers, log))
+            log.append_wire(data, ack=ack, transaction=remote.append_check("app", known.numbers, log))
             return known._replace(current=known.current | {value})
         if what == "begin":
-            numbers = remote.begin("app", 60_000)
+            numbers = remote.register("app", 60_000)
             return _Known(numbers, known.committed, known.aborted | known.current)
         if not known.current:
             return known
-        numbers = remote.end("app", known.numbers, committed=what == "commit", bumps=self.bumps)
+        numbers = remote.end_transaction("app", known.numbers, committed=what == "commit", bumps=self.bumps)
         if what == "commit":
             return _Known(numbers, known.committed | known.current, known.aborted)
         return _Known(numbers, known.committed, known.aborted | known.current)
@@ -103,18 +103,18 @@ class _Trial:
         """The client goes on at the machine that was started again: it ends what it was at, or first writes more."""
         self.states += 1
         store = self.open(disk)
-        remote = store.transactions.remote
+        remote = store.transactions.server_transactions
         committed = known.ends_with is not False
         is_told = False
         try:
             if known.current and known.ends_with is None and self.rng.random() < 0.5:
                 known = self._step(store, "write", b"more", known)
             if known.current:
-                remote.end("app", known.numbers, committed=committed, bumps=self.bumps)
+                remote.end_transaction("app", known.numbers, committed=committed, bumps=self.bumps)
                 is_told = True
         except SegmentlogError:
             self.refused += 1
-        remote.begin("app", 60_000)
+        remote.register("app", 60_000)
         store.finish_transactions()
         seen = self._seen(store)
         assert known.committed <= seen

@@ -20,9 +20,9 @@ from segmentlog.server.codec.generated.api_versions import ApiVersionsRequest
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.codec.kafka_errors import ErrorCode
 from segmentlog.transactions import server_transactions
-from segmentlog.transactions.abandoned import REMOTE_EXPIRATION_MS
-from segmentlog.transactions.outcome import Decisions
-from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions
+from segmentlog.transactions.abandoned import SERVER_NAME_EXPIRATION_MS
+from segmentlog.transactions.outcome import TransactionCompleter
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, ServerTransactions
 from segmentlog.transactions.transaction_log import TransactionLog
 
 NONE = ErrorCode.NONE
@@ -197,14 +197,14 @@ def test_what_is_synced_is_all_that_there_is(desk: Desk, monkeypatch: pytest.Mon
     client.write(b"in time")
     late = client.batch(b"late")
     codes = []
-    sync = server_transactions._sync_one
+    sync = server_transactions._sync_partition
 
     def synced(*args: Any, **options: Any) -> int:
         end = sync(*args, **options)
         codes.append(client.send(late))
         return end
 
-    monkeypatch.setattr(server_transactions, "_sync_one", synced)
+    monkeypatch.setattr(server_transactions, "_sync_partition", synced)
     assert client.end() == NONE
     assert codes == [ErrorCode.INVALID_PRODUCER_EPOCH if is_new else ErrorCode.INVALID_TXN_STATE]
     assert both(desk) == [b"in time"]
@@ -263,7 +263,7 @@ def test_the_next_epoch_for_who_has_the_last_one(desk: Desk) -> None:
     assert client.numbers == (first.producer_id, first.epoch + 1)
     assert client.begin(expected=first) == NONE
     assert client.numbers == (first.producer_id, first.epoch + 1)
-    assert client.begin(expected=Numbers(first.producer_id + 1, first.epoch)) == ErrorCode.PRODUCER_FENCED
+    assert client.begin(expected=ProducerIdAndEpoch(first.producer_id + 1, first.epoch)) == ErrorCode.PRODUCER_FENCED
 
 
 def test_a_name_belongs_to_one_door(desk: Desk) -> None:
@@ -284,7 +284,7 @@ def test_what_is_refused(desk: Desk) -> None:
         assert client.begin(timeout_ms) == ErrorCode.INVALID_TRANSACTION_TIMEOUT
     client.begin()
     assert client.end() == ErrorCode.INVALID_TXN_STATE
-    assert client.end(numbers=Numbers(5, 0)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert client.end(numbers=ProducerIdAndEpoch(5, 0)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert client.add(0, 7) == [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert client.add(0, topic="__consumer_offsets") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     client.name = ""
@@ -386,7 +386,7 @@ def test_a_timeout_between_the_two_halves_of_a_commit(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(RemoteTransactions, "_sync", killed)
+        patched.setattr(ServerTransactions, "_sync", killed)
         with pytest.raises(KeyboardInterrupt):
             client.end()
     clock.advance(10_001)
@@ -421,8 +421,8 @@ def test_a_worker_that_is_killed_while_it_commits(
 
     with monkeypatch.context() as patched:
         if fails:
-            patched.setattr(RemoteTransactions, "_sync", full)
-        patched.setattr(Decisions if is_decided else RemoteTransactions, where, killed)
+            patched.setattr(ServerTransactions, "_sync", full)
+        patched.setattr(TransactionCompleter if is_decided else ServerTransactions, where, killed)
         with pytest.raises(KeyboardInterrupt):
             client.end()
     assert status(desk) == ("Ongoing" if not is_decided else "PrepareAbort" if fails else "PrepareCommit")
@@ -490,7 +490,7 @@ def test_names_are_forgotten(make_desk: MakeDesk) -> None:
     client, other = Client(desk, is_new=True), Client(desk, "other", is_new=True)
     client.begin()
     other.begin(900_000)
-    clock.advance(REMOTE_EXPIRATION_MS)
+    clock.advance(SERVER_NAME_EXPIRATION_MS)
     store.finish_transactions()
     other.write(b"a")
     clock.advance(1)
@@ -554,7 +554,7 @@ def test_a_decision_that_cannot_be_told_is_told_later(desk: Desk, monkeypatch: p
     client.begin()
     client.write(b"a")
     with monkeypatch.context() as patched:
-        patched.setattr(Decisions, "_tell", _no_room)
+        patched.setattr(TransactionCompleter, "_write_marker", _no_room)
         assert client.end() == NONE
         assert read(desk.broker.store) == fetched(desk) == []
         assert client.write(b"b") == ErrorCode.NOT_ENOUGH_REPLICAS
@@ -581,7 +581,7 @@ def test_deleted_topics_take_their_part_along(desk: Desk) -> None:
 
 def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
     """With the epochs, for who embeds it."""
-    transactions = desk.broker.store.transactions.remote
+    transactions = desk.broker.store.transactions.server_transactions
     numbers = transactions.begin("x", 1000)
     transactions.begin("x", 1000)
     with pytest.raises(ProducerFenced) as raised:

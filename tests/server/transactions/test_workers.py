@@ -18,10 +18,10 @@ from server.wire_client import Desk
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server.broker import Broker
 from segmentlog.server.codec.kafka_errors import ErrorCode
-from segmentlog.server.worker_cluster import Cluster
+from segmentlog.server.worker_cluster import WorkerCluster
 from segmentlog.store import LogStore
-from segmentlog.transactions.outcome import Decisions
-from segmentlog.transactions.server_transactions import Numbers, RemoteTransactions
+from segmentlog.transactions.outcome import TransactionCompleter
+from segmentlog.transactions.server_transactions import ProducerIdAndEpoch, ServerTransactions
 
 NONE = ErrorCode.NONE
 PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
@@ -34,7 +34,7 @@ def killed_worker(path: Path, work: Callable[[Desk], Any]) -> str:
     if not pid:
         try:
             store = LogStore(path, background=False, fs=NoSyncFileSystem())
-            broker = Broker(store, Cluster("c", NODES[:1], 1), SETTINGS, OpenAuthorizer())  # type: ignore[arg-type]
+            broker = Broker(store, WorkerCluster("c", NODES[:1], 1), SETTINGS, OpenAuthorizer())  # type: ignore[arg-type]
             work_told = work(Desk(broker))
             os.write(tell, str(work_told).encode())
             os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_what_is_open_outlives_its_worker(path: Path, make_desk: MakeDesk, is_ne
     assert store.transactions.states()["app"].status == "Ongoing"
     assert both(desk) == []
     client = Client(desk, is_new=is_new)
-    client.numbers = Numbers(producer_id, epoch)
+    client.numbers = ProducerIdAndEpoch(producer_id, epoch)
     client.sequences["t", 0] = 2
     assert client.write(b"after") == NONE
     assert client.end() == NONE
@@ -89,7 +89,7 @@ def test_what_is_decided_is_finished(
         client = Client(desk, is_new=is_new)
         client.begin()
         client.write(b"a")
-        monkeypatch.setattr(Decisions, "complete", die)
+        monkeypatch.setattr(TransactionCompleter, "complete", die)
         client.end(committed=committed)
 
     killed_worker(path, work)
@@ -100,7 +100,7 @@ def test_what_is_decided_is_finished(
     store.finish_transactions()
     assert both(desk) == ([b"a"] if committed else [])
     client = Client(desk, is_new=is_new)
-    client.numbers = Numbers(before.producer_id, before.last_epoch)
+    client.numbers = ProducerIdAndEpoch(before.producer_id, before.last_epoch)
     assert client.end(committed=not committed) == ErrorCode.INVALID_TXN_STATE
     assert client.end(committed=committed) == NONE
     assert client.numbers.epoch == before.epoch
@@ -116,7 +116,7 @@ def test_a_decision_that_was_begun_is_begun_again(
         client = Client(desk, is_new=is_new)
         client.begin()
         client.write(b"a")
-        monkeypatch.setattr(RemoteTransactions, "_sync", die)
+        monkeypatch.setattr(ServerTransactions, "_sync", die)
         client.end()
 
     killed_worker(path, work)
@@ -126,7 +126,7 @@ def test_a_decision_that_was_begun_is_begun_again(
     assert state.status == "Ongoing"
     assert both(desk) == []
     client = Client(desk, is_new=is_new)
-    client.numbers = Numbers(state.producer_id, state.last_epoch)
+    client.numbers = ProducerIdAndEpoch(state.producer_id, state.last_epoch)
     assert client.write(b"late") in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.CONCURRENT_TRANSACTIONS)
     assert client.end() == NONE
     assert both(desk) == [b"a"]

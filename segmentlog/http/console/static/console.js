@@ -1,4 +1,4 @@
-// Times in the reader's zone, copying, refreshing, and the live tail. Every page does without it, but for the tail.
+// Local times, copy buttons, refreshing and the live tail. All pages except the live tail work without this script.
 "use strict";
 (() => {
   const two = (number) => String(number).padStart(2, "0");
@@ -9,15 +9,15 @@
     return `${day} ${two(moment.getHours())}:${two(moment.getMinutes())}:${two(moment.getSeconds())}.${ms}`;
   }
 
-  function localTimes(root) {
+  function showLocalTimes(root) {
     for (const element of root.querySelectorAll("time[datetime]")) {
       const moment = new Date(element.dateTime);
       if (!Number.isNaN(moment.getTime())) element.textContent = local(moment);
     }
   }
 
-  // A time that is typed without a zone is one of the reader's, and not of the machine that the log is on.
-  function zoneOf(form) {
+  // A time typed without a zone is in the reader's zone, not in that of the server.
+  function localizeTypedTime(form) {
     form.addEventListener("submit", () => {
       const field = form.querySelector("input[data-time]");
       if (field && /^\s*\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?\s*$/.test(field.value)) {
@@ -28,9 +28,9 @@
     });
   }
 
-  function copying(root) {
+  function addCopyButtons(root) {
     for (const button of root.querySelectorAll("button.copy")) {
-      if (!navigator.clipboard) continue; // only where the page came by a safe way
+      if (!navigator.clipboard) continue; // browsers offer it on secure pages only
       button.hidden = false;
       button.addEventListener("click", async () => {
         const from = button.dataset.copyFrom && document.getElementById(button.dataset.copyFrom);
@@ -46,8 +46,8 @@
     }
   }
 
-  // A box that has nothing to scroll is no stop for the keyboard.
-  function stops(root) {
+  // Only boxes that scroll take the keyboard focus.
+  function markScrollable(root) {
     for (const box of root.querySelectorAll(".scroll")) {
       const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
       if (scrolls) box.tabIndex = 0;
@@ -66,7 +66,7 @@
       if (!answer.ok) return;
       text = await answer.text();
     } catch {
-      return; // it is told by what is shown growing old
+      return; // the page shows how old its data are
     }
     const found = new DOMParser().parseFromString(text, "text/html").getElementById(live.id);
     if (!found) return;
@@ -75,25 +75,25 @@
     const opened = [...live.querySelectorAll("details[open]")].map((one) => one.id);
     const scrolled = [...live.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
     live.toggleAttribute("data-soon", found.hasAttribute("data-soon"));
-    localTimes(found);
+    showLocalTimes(found);
     live.replaceChildren(...found.childNodes);
     for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
     live.querySelectorAll(".scroll").forEach((one, at) => {
       if (scrolled[at]) [one.scrollLeft, one.scrollTop] = scrolled[at];
     });
-    stops(live);
+    markScrollable(live);
     if (focused) live.querySelectorAll(focusable)[place]?.focus({ preventScroll: true });
   }
 
-  // Rates need a second look; with thousands of topics that comes a while later.
-  function soon(live, times) {
+  // Rates need a second refresh; with thousands of topics it takes longer.
+  function refreshSoon(live, times) {
     if (!times || !live.hasAttribute("data-soon")) return;
-    setTimeout(() => refresh().then(() => soon(live, times - 1)), 1500);
+    setTimeout(() => refresh().then(() => refreshSoon(live, times - 1)), 1500);
   }
 
   const focusable = "a[href], button, input, select, summary, [tabindex]";
 
-  function refreshing() {
+  function setUpRefresh() {
     const live = document.querySelector("[data-live]");
     const box = document.getElementById("refresh");
     if (!live || !box) return;
@@ -101,54 +101,54 @@
     try {
       box.checked = localStorage.getItem("refresh") === "1";
       box.addEventListener("change", () => localStorage.setItem("refresh", box.checked ? "1" : "0"));
-    } catch { /* the browser keeps nothing: then it is for this page */ }
+    } catch { /* without storage the choice is for this page only */ }
     setInterval(() => { if (box.checked) refresh(); }, 3000);
-    soon(live, 10);
+    refreshSoon(live, 10);
   }
 
   // ------------------------------------------------------------ the live tail
 
   const ROWS = 500;
 
-  function tailing(section) {
+  function startTail(section) {
     const rows = document.getElementById("tail-rows");
     const status = document.getElementById("tail-status");
     const pause = document.getElementById("pause");
     const clear = document.getElementById("clear");
-    let source = null, position = "", shown = 0, skipped = 0, rate = 0, told = 0, later = 0;
+    let source = null, position = "", shown = 0, skipped = 0, rate = 0, announcedMs = 0, timer = 0;
 
-    function tell(text) {
+    function announce(text) {
       status.textContent = text;
     }
 
-    function tellCounts() {
-      const wait = told + 2000 - Date.now(); // no more often than one can hear
-      clearTimeout(later);
+    function announceCounts() {
+      const wait = announcedMs + 2000 - Date.now(); // screen readers need time to read it
+      clearTimeout(timer);
       if (wait > 0) {
-        later = setTimeout(tellCounts, wait);
+        timer = setTimeout(announceCounts, wait);
         return;
       }
-      told = Date.now();
-      const sampled = skipped ? `, ${skipped.toLocaleString()} passed unread: this is a sample` : "";
-      tell(`${Math.round(rate).toLocaleString()} records/s, ${shown.toLocaleString()} shown${sampled}`);
+      announcedMs = Date.now();
+      const sampled = skipped ? `, ${skipped.toLocaleString()} skipped: this is a sample` : "";
+      announce(`${Math.round(rate).toLocaleString()} records/s, ${shown.toLocaleString()} shown${sampled}`);
     }
 
     function cell(text, name) {
-      const made = document.createElement("td");
-      if (name) made.className = name;
-      made.append(text);
-      return made;
+      const element = document.createElement("td");
+      if (name) element.className = name;
+      element.append(text);
+      return element;
     }
 
     function data(text, kind) {
-      const made = document.createElement("span");
-      made.className = kind === "null" || kind === "empty" ? "none" : kind === "binary" ? "data binary" : "data";
-      made.textContent = text;
-      return made;
+      const element = document.createElement("span");
+      element.className = kind === "null" || kind === "empty" ? "none" : kind === "binary" ? "data binary" : "data";
+      element.textContent = text;
+      return element;
     }
 
     function row(record) {
-      const made = document.createElement("tr");
+      const element = document.createElement("tr");
       const link = document.createElement("a");
       link.href = `${section.dataset.records}${record.partition}/${record.offset}`;
       link.textContent = record.offset.toLocaleString("en-US");
@@ -156,47 +156,47 @@
       time.dateTime = record.time;
       time.title = record.time.replace("T", " ").replace("Z", " UTC");
       time.textContent = record.time ? local(new Date(record.time)) : "";
-      made.append(
+      element.append(
         cell(String(record.partition), "n"), cell(link, "n"), cell(time, ""),
         cell(data(record.key, record.key_kind), "cell"), cell(data(record.value, record.value_kind), "cell value"),
         cell(record.size.toLocaleString("en-US"), "n"), cell(data(record.headers, ""), "cell"),
       );
-      made.classList.add("fresh");
-      return made;
+      element.classList.add("fresh");
+      return element;
     }
 
     function show(event) {
       position = event.lastEventId;
-      const look = JSON.parse(event.data);
-      rows.prepend(...look.records.map(row).reverse());
+      const update = JSON.parse(event.data);
+      rows.prepend(...update.records.map(row).reverse());
       while (rows.rows.length > ROWS) rows.lastElementChild.remove();
-      shown += look.records.length;
-      skipped += look.skipped;
-      rate = look.rate;
-      tellCounts();
-      stops(section);
+      shown += update.records.length;
+      skipped += update.skipped;
+      rate = update.rate;
+      announceCounts();
+      markScrollable(section);
     }
 
-    function begin() {
+    function start() {
       const after = position ? `${section.dataset.events.includes("?") ? "&" : "?"}after=${position}` : "";
       source = new EventSource(section.dataset.events + after);
       source.addEventListener("begin", (event) => {
         position = event.lastEventId;
-        tell("Waiting for records…");
+        announce("Waiting for records…");
       });
       source.addEventListener("message", show);
       source.addEventListener("end", (event) => {
         stop();
-        tell(`Ended: ${JSON.parse(event.data).message}`);
+        announce(`Ended: ${JSON.parse(event.data).message}`);
       });
       source.addEventListener("error", () => {
-        tell(source?.readyState === EventSource.CLOSED ? "Ended: the server refused it" : "Lost the server; trying again…");
+        announce(source?.readyState === EventSource.CLOSED ? "Ended: the server refused the request" : "Connection lost. Reconnecting…");
       });
       pause.textContent = "Pause";
     }
 
     function stop() {
-      clearTimeout(later);
+      clearTimeout(timer);
       source?.close();
       source = null;
       pause.textContent = "Resume";
@@ -206,11 +206,11 @@
     pause.addEventListener("click", () => {
       if (source) {
         stop();
-        tell("Paused. What comes meanwhile is counted when it goes on.");
+        announce("Paused. Records that arrive meanwhile are counted when you resume.");
       } else {
-        told = 0;
-        tell("Going on…");
-        begin();
+        announcedMs = 0;
+        announce("Resuming…");
+        start();
       }
     });
     clear.addEventListener("click", () => {
@@ -218,15 +218,15 @@
       shown = skipped = 0;
     });
     addEventListener("pagehide", () => source?.close());
-    begin();
+    start();
   }
 
-  localTimes(document);
-  stops(document);
-  addEventListener("resize", () => stops(document));
-  copying(document);
-  document.querySelectorAll("form").forEach(zoneOf);
-  refreshing();
+  showLocalTimes(document);
+  markScrollable(document);
+  addEventListener("resize", () => markScrollable(document));
+  addCopyButtons(document);
+  document.querySelectorAll("form").forEach(localizeTypedTime);
+  setUpRefresh();
   const tail = document.getElementById("tail");
-  if (tail) tailing(tail);
+  if (tail) startTail(tail);
 })();

@@ -14,7 +14,7 @@ from segmentlog.exchange.record_files import Fields, TransferError, records_of
 from segmentlog.format.file_names import check_topic_name
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import media_types
-from segmentlog.http.rest.batch_append import RecordColumns
+from segmentlog.http.rest.batch_append import RecordLists
 from segmentlog.http.rest.native.native_models import AppendedRange, AppendQuery, AppendResult, PartialAppend
 from segmentlog.http.rest.request_bodies import ClientDisconnected
 from segmentlog.http.rest.responses import RestResponse, json_response
@@ -135,13 +135,13 @@ class LineAppender:
             self._send(records)
         self.next_line += len(found)  # only now: a client must resend the whole chunk if one partition fails
 
-    def _records(self, found: list[bytes], first: int) -> RecordColumns:
+    def _records(self, found: list[bytes], first: int) -> RecordLists:
         if self._query.form == "records":
             return _parsed(found, first)
         values: list[bytes | None] = [*filter(None, found)] if self._skips_empty and b"" in found else [*found]
-        return RecordColumns(values)
+        return RecordLists(values)
 
-    def _send(self, records: RecordColumns) -> None:
+    def _send(self, records: RecordLists) -> None:
         query = self._query
         result = self._call.rest.appender.append(self._topic, records, query.ack, query.partition)
         for partition, base_offset, rows in result.parts:
@@ -161,7 +161,7 @@ class LineAppender:
         ranges.append(AppendedRange(partition, base_offset, count))
 
 
-def _parsed(found: list[bytes], first: int) -> RecordColumns:
+def _parsed(found: list[bytes], first: int) -> RecordLists:
     """Decode lines that are records, as `segmentlog import` does."""
     documents = []
     for number, line in enumerate(found, first):
@@ -174,13 +174,13 @@ def _parsed(found: list[bytes], first: int) -> RecordColumns:
                 raise _unprocessable(f"line {number} is not a JSON object")
             documents.append(document)
     if not documents:
-        return RecordColumns([])
+        return RecordLists([])
     try:
         (rows,) = records_of(iter(documents), Fields(), max(len(documents), 1), first, sys.maxsize)
     except TransferError as error:
         raise _unprocessable(str(error)) from None
     headers = None if rows.headers is None else [tuple(pairs) for pairs in rows.headers]
-    return RecordColumns(rows.values, rows.keys, rows.partitions, rows.timestamps, headers)
+    return RecordLists(rows.values, rows.keys, rows.partitions, rows.timestamps, headers)
 
 
 def _unprocessable(message: str) -> HttpProblem:
@@ -210,7 +210,7 @@ class NumberedLineAppender(LineAppender):
         """Close the producer so that the next request can use its name."""
         self._producer.close()
 
-    def _send(self, records: RecordColumns) -> None:
+    def _send(self, records: RecordLists) -> None:
         skipped = min(self._skip_count, len(records.values))
         self._skip_count -= skipped
         assert isinstance(self.appended.skipped, int)

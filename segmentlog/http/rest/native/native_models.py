@@ -54,8 +54,8 @@ class StreamQuery(Struct):
     gaps: Annotated[
         Literal["error", "skip"],
         Meta(
-            description="What to do if the next offset was lost in a crash or deleted by retention: return an error, or"
-            " send an event `gap` with the offsets and continue after them."
+            description="Action if the next offset was lost in a crash or deleted by retention: `error` returns an"
+            " error, `skip` sends an event `gap` with the offsets and continues after them."
         ),
     ] = "error"
     values: _ValuesAs = "text"

@@ -11,7 +11,7 @@ from msgspec import Raw
 from segmentlog.format.file_names import SCHEMAS_TOPIC, check_topic_name
 from segmentlog.http.error_responses import HttpProblem, client_message
 from segmentlog.http.rest import media_types, rest_error_codes
-from segmentlog.http.rest.batch_append import AckName, BatchResult, RecordColumns
+from segmentlog.http.rest.batch_append import AckName, BatchResult, RecordLists
 from segmentlog.http.rest.responses import RestResponse, encode_json
 from segmentlog.http.rest.v2.v2_models import ABSENT, BinaryRecords, JsonRecord, JsonRecords, SchemaRecords
 from segmentlog.http.rest.value_formats import NULL, SchemaSelector, SchemaWriter, bytes_of_json
@@ -69,7 +69,7 @@ def _produce(request: RestRequest, topic: str, partition: int | None, ack: AckNa
         records = _json_records(decoded.records)
     elif isinstance(decoded, BinaryRecords):
         found = decoded.records
-        records = RecordColumns([one.value for one in found], [one.key for one in found])
+        records = RecordLists([one.value for one in found], [one.key for one in found])
     else:
         records, key_schema_id, value_schema_id = _schema_records(request, topic, decoded)
     given = [one.partition for one in decoded.records]
@@ -79,9 +79,9 @@ def _produce(request: RestRequest, topic: str, partition: int | None, ack: AckNa
     return render(result, key_schema_id, value_schema_id, request.context.redact_paths)
 
 
-def _json_records(found: Sequence[JsonRecord]) -> RecordColumns:
+def _json_records(found: Sequence[JsonRecord]) -> RecordLists:
     keys = _column([one.key for one in found])
-    return RecordColumns(_column([one.value for one in found]) or [None] * len(found), keys)
+    return RecordLists(_column([one.value for one in found]) or [None] * len(found), keys)
 
 
 def _column(raws: list[Raw]) -> list[bytes | None] | None:
@@ -96,7 +96,7 @@ def _column(raws: list[Raw]) -> list[bytes | None] | None:
 
 def _schema_records(
     request: RestRequest, topic: str, decoded: SchemaRecords
-) -> tuple[RecordColumns, int | None, int | None]:
+) -> tuple[RecordLists, int | None, int | None]:
     """Return the encoded records, and the ids of their schemas."""
     schemas = request.rest.schemas
     name = FORMATS[request.content_type]
@@ -132,7 +132,7 @@ def _schema_records(
             HTTPStatus.UNPROCESSABLE_ENTITY, message, error_code=rest_error_codes.INVALID_SCHEMA
         ) from None
     return (
-        RecordColumns(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),
+        RecordLists(_encoded(value_writer, values), None if key_writer is None else _encoded(key_writer, keys)),
         None if key_writer is None else key_writer.schema_id,
         None if value_writer is None else value_writer.schema_id,
     )

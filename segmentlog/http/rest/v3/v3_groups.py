@@ -155,18 +155,18 @@ def _lags(request: RestRequest) -> list[tuple[PartitionDescription, MemberDescri
     ]
 
 
-def _lag(links: Links, group: str, one: PartitionDescription, member: MemberDescription | None) -> v3_models.LagData:
-    at = (_GROUPS, group, "lags", one.topic, "partitions", one.partition)
-    assert one.committed is not None
+def _lag(links: Links, group: str, entry: PartitionDescription, member: MemberDescription | None) -> v3_models.LagData:
+    at = (_GROUPS, group, "lags", entry.topic, "partitions", entry.partition)
+    assert entry.committed is not None
     return v3_models.LagData(
-        metadata=links.metadata(*at, crn=f"/consumer-group={group}/lag={one.topic}/partition={one.partition}"),
+        metadata=links.metadata(*at, crn=f"/consumer-group={group}/lag={entry.topic}/partition={entry.partition}"),
         cluster_id=links.cluster_id,
         consumer_group_id=group,
-        topic_name=one.topic,
-        partition_id=one.partition,
-        current_offset=one.committed.offset,
-        log_end_offset=one.log_end_offset or 0,
-        lag=one.lag or 0,
+        topic_name=entry.topic,
+        partition_id=entry.partition,
+        current_offset=entry.committed.offset,
+        log_end_offset=entry.log_end_offset or 0,
+        lag=entry.lag or 0,
         consumer_id=member.id if member else "",
         instance_id=member.instance_id if member else None,
         client_id=member.client_id if member else "",

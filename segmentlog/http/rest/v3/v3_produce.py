@@ -13,7 +13,7 @@ from segmentlog.errors import SegmentlogError
 from segmentlog.format.file_names import SCHEMAS_TOPIC
 from segmentlog.http.error_responses import HttpProblem
 from segmentlog.http.rest import rest_error_codes
-from segmentlog.http.rest.batch_append import RecordColumns
+from segmentlog.http.rest.batch_append import RecordLists
 from segmentlog.http.rest.json_stream import JsonObjectSplitter, MalformedJson
 from segmentlog.http.rest.media_types import JSON
 from segmentlog.http.rest.responses import RestResponse, StreamedResponse, encode_json, json_response
@@ -157,7 +157,7 @@ def _append(request: RestRequest, topic: str, found: Sequence[_EncodedOrProblem]
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     stamps = [now_ms if one.timestamp is None else one.timestamp for one in ready]
     keys = [one.key for one in ready]
-    records = RecordColumns(
+    records = RecordLists(
         [one.value for one in ready],
         None if keys.count(None) == len(keys) else keys,
         None if all(one.partition is None for one in ready) else [one.partition for one in ready],
@@ -245,18 +245,18 @@ async def _outcomes(request: RestRequest, cluster_id: str, topic: str) -> AsyncI
         )  # fmt: skip
 
 
-def _outcome(cluster_id: str, topic: str, one: _EncodedOrProblem, results: _Appended | HttpProblem) -> bytes:
-    if isinstance(results, HttpProblem) or isinstance(one, HttpProblem):
-        problem = results if isinstance(results, HttpProblem) else one
+def _outcome(cluster_id: str, topic: str, record: _EncodedOrProblem, result: _Appended | HttpProblem) -> bytes:
+    if isinstance(result, HttpProblem) or isinstance(record, HttpProblem):
+        problem = result if isinstance(result, HttpProblem) else record
         assert isinstance(problem, HttpProblem)
         return encode_json(record_models.ProduceResponse(problem.error_code, problem.message)) + _BETWEEN
-    partition, offset, milliseconds = results
+    partition, offset, milliseconds = result
     return encode_json(
         record_models.ProduceResponse(
             int(HTTPStatus.OK), cluster_id=cluster_id, topic_name=topic, partition_id=partition, offset=offset,
             timestamp=_time(milliseconds),
-            key=msgspec.UNSET if one.key_size is None else one.key_size,
-            value=msgspec.UNSET if one.value_size is None else one.value_size,
+            key=msgspec.UNSET if record.key_size is None else record.key_size,
+            value=msgspec.UNSET if record.value_size is None else record.value_size,
         )
     ) + _BETWEEN  # fmt: skip
 
