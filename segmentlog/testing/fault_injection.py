@@ -134,7 +134,7 @@ class FaultyFileSystem(FileSystem):
                 return result
             if fault.after:
                 result = real(*args, **options)
-                if name == "open":  # the caller does not get the descriptor, and so cannot close it
+                if name == "open":  # the caller never gets this descriptor, so it is closed here
                     os.close(result)
             raise fault.error
 

@@ -54,13 +54,13 @@ class InterruptOutcome(NamedTuple):
     points: int
     """Number of points that the run passed, including the interrupted one."""
     place: InterruptPoint | None
-    """The interrupted point; None if the run was not interrupted."""
+    """The interrupted point, or None."""
     result: Any
     error: BaseException | None
 
 
 class _Trigger:
-    """``+trigger`` makes the signal pending without a CALL, so that it is not noticed within the trace function."""
+    """``+trigger`` makes the signal pending. It uses no CALL, at which the trace function itself would notice it."""
 
     __pos__ = functools.partial(_set_pending, int(_SIGNAL))
 

@@ -250,7 +250,7 @@ _LEVELS: tuple[tuple[Ack, bool], ...] = (("written", False), ("durable", False),
 
 
 class _StandingClock(Clock):
-    """A clock that does not advance, so that no flush by age happens before the crash."""
+    """A clock that stands still, which prevents flushes by age before the crash."""
 
     def __init__(self) -> None:
         self._now_ms = super().now_ms()
@@ -270,8 +270,8 @@ class SegmentlogLog:
     durable_only  readers stop at the durable offset, and so never receive records that a crash can lose
     settings      further keys of the topic's configuration
 
-    Use it in a ``with``: it uses a temporary folder. There is no background flush, so that the losses depend only
-    on the policy and the scenario, and are the same in every run.
+    Use it in a ``with``: it uses a temporary folder. The background flush is off. So the losses depend only on the
+    policy and the scenario, and are the same in every run.
     """
 
     def __init__(self, policy: str, ack: Ack | None = None, *, durable_only: bool = False, **settings: object) -> None:

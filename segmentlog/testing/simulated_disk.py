@@ -42,7 +42,7 @@ class SimulatedDisk(Disk):
         return SimulatedProcess(self, self.processes)
 
     def point(self) -> CrashPoint:
-        """Return a snapshot of the present state, to crash at it later."""
+        """Return a snapshot of the present state, from which a test derives crash states later."""
         return CrashPoint(self)
 
 
@@ -164,7 +164,7 @@ class CrashPoint:
         return disk, hash(tuple(key))
 
     def process_death(self) -> SimulatedDisk:
-        """Return the machine after the death of all processes: no data are lost, and none become durable."""
+        """Return the machine after the death of all processes. Unsynced data stay in its page cache."""
         disk = self._new_disk(self.boot, self.mount)
         made = {image.number: SimulatedFile(image.number, is_folder=image.is_folder) for image in self._images.values()}
         disk.root = made[1]

@@ -1,11 +1,11 @@
-"""The model behind `CrashFS`: a disk that tracks which data were synced and which were not.
+"""A disk in memory that distinguishes synced and unsynced data: the model that `CrashFS` mounts.
 
 A file has its present pages, and all versions of each page since the last sync, the synced version first; the
 same for its size. A folder has its present names and its names on disk. The difference is a journal of changes
 (create, rename, delete), each of which reaches the disk completely or not at all.
 
-A sync of a file does not sync its name, and a sync of a folder does not sync the contents of its files. Most
-file systems guarantee more, but a log must not rely on it.
+A sync of a file does not sync its name. A sync of a folder syncs only its names. Most file systems guarantee
+more, but a log must not rely on it.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class ForgetfulDisk:
 
         Either each change survives independently, or all changes up to some time survive, as with a
         journal. A change never survives without the earlier changes of the same name: otherwise a new
-        file could replace a file whose rename was lost, and that file would be lost without a deletion.
+        file could replace a file whose rename was lost. That file would then disappear, although it was not deleted.
         """
         in_order = rng.random() < 0.3
         end = rng.randrange(len(self._journal) + 1)
