@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from segmentlog.testing.offset_reuse import Entry, Outcome, play
+from segmentlog.testing.offset_reuse import ReceivedRecord, ScenarioOutcome, play
 from segmentlog.testing.ports import free_ports
 
 Fsync = Literal["always", "everysec", "no"]
@@ -312,7 +312,7 @@ class KafkaesqueTopic:
             raise KeyError(f"there is no topic {self.name!r}; create it first")
         return int(base_offset)
 
-    def pull(self, offset: int = 0, limit: int = 1024) -> list[Entry]:
+    def pull(self, offset: int = 0, limit: int = 1024) -> list[ReceivedRecord]:
         """At most ``limit`` records from ``offset`` on, each with its offset; of pages that are gone, nothing."""
         found = self._pull(keys=[self.name], args=[offset, limit])
         return list(zip(map(int, found[::2]), found[1::2], strict=True))
@@ -356,8 +356,8 @@ class RedisLog:
         self._server.restart()
         self._topic = KafkaesqueTopic(self._server.client(), "t")
 
-    def read(self, from_offset: int) -> list[Entry]:
-        entries: list[Entry] = []
+    def read(self, from_offset: int) -> list[ReceivedRecord]:
+        entries: list[ReceivedRecord] = []
         while more := self._topic.pull(from_offset):
             entries += more
             from_offset = more[-1][0] + 1
@@ -377,7 +377,7 @@ class RedisLog:
         self._server.__exit__()
 
 
-def play_redis() -> list[Outcome]:
+def play_redis() -> list[ScenarioOutcome]:
     """Return the scenario under each policy of Redis."""
     outcomes = []
     for policy in POLICIES:

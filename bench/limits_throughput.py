@@ -18,7 +18,7 @@ from bench.measure import Row, Side, open_store
 from bench.server.batches import CLIENT_RECORDS
 from bench.workload import Workload, json_records
 from segmentlog.format.columns import array_of, encode_columns
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_encode import encode_wire_batch
 
 _BATCH = 1024
@@ -256,7 +256,7 @@ def _for_a_client(folder: Path, scale: float) -> tuple[Side, Side]:
     def ours() -> float:
         started = time.perf_counter()
         for batch in partition.read(0):
-            as_wire(batch)
+            to_wire_batches(batch)
         return _rate(work.record_count, started)
 
     def limit() -> float:

@@ -35,7 +35,7 @@ class RemountTrial(Trial):
 
         def write_and_note(block: StateBlock[Any], fields: Any) -> None:
             write(block, fields)
-            self.disk.note_pages()
+            self.disk.record_pages()
 
         with mock.patch.object(StateBlock, "write", write_and_note):
             return super().run(rounds, operations, variants)

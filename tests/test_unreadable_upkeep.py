@@ -19,7 +19,7 @@ from wire import append_sent
 
 import segmentlog
 from segmentlog import UnreadableBatch
-from segmentlog.format.stored_batch import read_encoded
+from segmentlog.format.stored_batch import read_stored_batch
 from segmentlog.log.partition import Partition
 from segmentlog.store import LogStore
 
@@ -104,7 +104,9 @@ def test_any_column_may_be_the_one_that_does_not_decode(
     clock = FakeClock()
     log = open_log(tmp_path, clock=clock, **COMPACTED)
     log.append([b"old", b"other"], keys=[b"x", b"o"])
-    log.append_batches([read_encoded(memoryview(break_column(batch_bytes(Columns([b"ab", b"cde", b"f"], KEYS)))), 0)])
+    log.append_batches(
+        [read_stored_batch(memoryview(break_column(batch_bytes(Columns([b"ab", b"cde", b"f"], KEYS)))), 0)]
+    )
     log.append([b"new", b"newer", None], keys=[b"o", b"n", b"x"])
     log.roll()
     before = payloads(log)

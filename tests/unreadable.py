@@ -11,7 +11,7 @@ from wire import CODECS, Sent, encoded, foreign, forged
 
 from segmentlog.format.batch import WIRE_HEADER_SIZE
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.stored_batch import read_encoded
+from segmentlog.format.stored_batch import read_stored_batch
 from segmentlog.log.partition import Partition
 
 COUNT = 3
@@ -39,10 +39,10 @@ def _cut_short() -> bytes:
 def _columns(**fields: int) -> EncodedBatch:
     whole = batch_bytes([one.value for one in _RECORDS], now_ms=NOW_MS)
     if fields:
-        return read_encoded(memoryview(forge(whole, **fields)), 0)
+        return read_stored_batch(memoryview(forge(whole, **fields)), 0)
     payload = whole[96:]
     assert payload[0] == 0x90 | COUNT
-    return read_encoded(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
+    return read_stored_batch(memoryview(forge(whole, payload=bytes((0x90 | COUNT - 1,)) + payload[1:])), 0)
 
 
 KINDS: dict[str, Callable[[], EncodedBatch]] = {

@@ -16,7 +16,7 @@ import click
 from segmentlog.cli.common import say
 
 if TYPE_CHECKING:
-    from segmentlog.testing.offset_reuse import Outcome
+    from segmentlog.testing.offset_reuse import ScenarioOutcome
 
 
 @click.command()
@@ -139,7 +139,7 @@ def _load_kafkaesque() -> Any | None:
     return module
 
 
-def show_outcomes(outcomes: Sequence[Outcome], title: str) -> None:
+def show_outcomes(outcomes: Sequence[ScenarioOutcome], title: str) -> None:
     """Print the records that both consumers got, side by side, and whether they agree."""
     from segmentlog.cli.table_output import show_table
 

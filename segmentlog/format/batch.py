@@ -178,7 +178,7 @@ def decode_header(view: memoryview, position: int, path: str = "") -> BatchHeade
             f"{available - HEADER_SIZE} bytes before the end",
             header.base_offset,
         )
-    if flaw := flaw_of(header):
+    if flaw := header_flaw(header):
         raise CorruptBatch(path, position, "a header that agrees with itself", flaw, header.base_offset)
     return header
 
@@ -190,7 +190,7 @@ def claimed_header(view: memoryview, position: int) -> BatchHeader | None:
     return BatchHeader(*HEADER.unpack_from(view, position))
 
 
-def header_holds(header: BatchHeader) -> bool:
+def has_valid_checksum(header: BatchHeader) -> bool:
     """Return whether the header's own checksum is right, which says nothing about its payload."""
     packed = HEADER.pack(*msgspec.structs.astuple(header))
     return header.magic == MAGIC and hash_of(packed[:CHECKED_SIZE]) == header.header_checksum
@@ -211,10 +211,10 @@ def header_with_payload(view: memoryview, position: int, size_bytes: int, checks
     return BatchHeader(*HEADER.unpack(head))
 
 
-def flaw_of(header: BatchHeader) -> str | None:
+def header_flaw(header: BatchHeader) -> str | None:
     """Return an impossible claim of a header whose checksum is right, or None. Bounds what a reader allocates."""
     if header.attributes & KAFKA_LAYOUT:
-        return _flaw_of_wire(header)
+        return _wire_header_flaw(header)
     raw, stored, count = header.raw_size, header.payload_size, header.record_count
     base, last, codec = header.base_offset, header.last_offset_delta, BY_NUMBER.get(header.attributes & CODEC_MASK)
     deltas = raw - (header.timestamps_size + header.keys_size + header.values_size + header.headers_size)
@@ -229,7 +229,7 @@ def flaw_of(header: BatchHeader) -> str | None:
     return None
 
 
-def _flaw_of_wire(header: BatchHeader) -> str | None:
+def _wire_header_flaw(header: BatchHeader) -> str | None:
     """Return an impossible claim of a header that precedes a Kafka batch, or None."""
     stored, count, last = header.payload_size, header.record_count, header.last_offset_delta
     if header.codec >= _WIRE_CODECS or header.attributes & CONTROL:

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 _PARTS_MAX: Final = 1024
 
 
-def encode_until_it_fits(encode: Callable[[int, int], _T], start: int, stop: int) -> list[_T]:
+def encode_in_parts(encode: Callable[[int, int], _T], start: int, stop: int) -> list[_T]:
     """Encode the records ``[start, stop)``: all at once, or in parts if a batch of all would be too large.
 
     Raise `RecordTooLarge` with the index of a record that alone exceeds the limit.
@@ -30,5 +30,5 @@ def encode_until_it_fits(encode: Callable[[int, int], _T], start: int, stop: int
     bounds = [start + count * part // parts for part in range(parts + 1)]
     made: list[_T] = []
     for begin, end in pairwise(bounds):
-        made += encode_until_it_fits(encode, begin, end)
+        made += encode_in_parts(encode, begin, end)
     return made

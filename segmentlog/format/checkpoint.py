@@ -89,7 +89,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
         return self.boot_id == RESTORED
 
 
-def point_at(base: int) -> dict[str, int]:
+def recovery_point_at(base: int) -> dict[str, int]:
     """Return the fields of a recovery point at the start of the segment ``base``."""
     return {"recovery_offset": base, "recovery_segment": base, "recovery_position": 0}
 

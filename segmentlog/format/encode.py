@@ -80,7 +80,7 @@ class EncodedBatch:
         CHECKSUM.pack_into(header, CHECKED_SIZE, hash_of(header[:CHECKED_SIZE]))
         return header
 
-    def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
+    def set_producer(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
         """Set the producer's fields, which were not known when the batch was encoded."""
         self.producer_id = producer_id
         self.attributes = (self.attributes & ~TRANSACTIONAL) | (TRANSACTIONAL if transactional else 0)
@@ -229,7 +229,7 @@ def _finish(
     return EncodedBatch(header, payload, count, last_offset_delta, max_timestamp, attributes, producer_id)
 
 
-def encoded_gap(offset_count: int) -> EncodedBatch:
+def encode_gap(offset_count: int) -> EncodedBatch:
     """Return a batch without records that covers ``offset_count`` offsets, 1 to 2^32.
 
     A restore writes it for offsets whose records are missing.

@@ -1,6 +1,6 @@
 """Verify a segment that may be damaged: report each intact batch and each damaged range of bytes.
 
-Unlike `walk` this continues after damage. Unlike a reader it decodes everything: an intact batch
+Unlike `scan_batches` this continues after damage. Unlike a reader it decodes everything: an intact batch
 whose ``unreadable`` is None can be read.
 """
 
@@ -17,13 +17,13 @@ from segmentlog.format.batch import LOG_APPEND_TIME, BatchHeader, check_payload,
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import Around, certain_end, step_over
+from segmentlog.format.scan import SegmentContext, certain_end, skip_damage
 from segmentlog.format.wire import disagreement
 
 _STEP = 1 << 20
 
 
-class Whole(msgspec.Struct, frozen=True):
+class IntactBatch(msgspec.Struct, frozen=True):
     """A batch whose checksums are right.
 
     unreadable   the error of decoding its records, or None
@@ -45,7 +45,7 @@ class Whole(msgspec.Struct, frozen=True):
         return self.position + self.header.size_bytes
 
 
-class Broken(msgspec.Struct, frozen=True):
+class DamagedRange(msgspec.Struct, frozen=True):
     """Bytes ``[position, end_position)`` that are not a batch, or not a batch of this place in the log.
 
     ``following_offset`` is the base offset of the batch after them. It is None at the end of the
@@ -60,13 +60,13 @@ class Broken(msgspec.Struct, frozen=True):
     blank: bool = False
 
 
-def examine(
+def examine_segment(
     view: memoryview, position: int, end_position: int, path: str, *, expected_offset: int, epoch: int = 0,
-    around: Callable[[], Around] = Around,
-) -> Iterator[Whole | Broken]:  # fmt: skip
+    context: Callable[[], SegmentContext] = SegmentContext,
+) -> Iterator[IntactBatch | DamagedRange]:  # fmt: skip
     """Yield intact batches and damaged ranges that together cover ``[position, end_position)``, in order.
 
-    ``around`` is called only if there is damage.
+    ``context`` is called only if there is damage.
     """
     window = view[:end_position]
     while position < end_position:
@@ -79,13 +79,13 @@ def examine(
             batch = record_batch(header, payload, path=path, position=position)
             flaw = disagreement(header, payload) if header.is_kafka else ""
         except CorruptBatch as error:
-            broken = _extent(window, position, expected_offset, error, around())
+            broken = _extent(window, position, expected_offset, error, context())
             yield broken
             position = broken.end_position
             if broken.following_offset is not None:
                 expected_offset = broken.following_offset
             if broken.following_offset is None and position < end_position:
-                yield Broken(position, end_position, expected_offset, None, error, blank=True)
+                yield DamagedRange(position, end_position, expected_offset, None, error, blank=True)
                 return
             continue
         unreadable, wrong_time = None, ""
@@ -101,7 +101,7 @@ def examine(
         if header.is_control and unreadable is None:
             marker, wrong = _check_marker(header, payload)
             flaw = flaw or wrong
-        yield Whole(position, header, batch, flaw, marker, unreadable, wrong_time)
+        yield IntactBatch(position, header, batch, flaw, marker, unreadable, wrong_time)
         position += header.size_bytes
         expected_offset, epoch = header.next_offset, max(epoch, header.partition_epoch)
 
@@ -121,20 +121,22 @@ def _check_marker(header: BatchHeader, payload: memoryview) -> tuple[Marker | No
     return marker, ""
 
 
-def _extent(window: memoryview, position: int, expected_offset: int, error: CorruptBatch, around: Around) -> Broken:
+def _extent(
+    window: memoryview, position: int, expected_offset: int, error: CorruptBatch, context: SegmentContext
+) -> DamagedRange:
     """Return the damaged range that begins at ``position``."""
-    found, following = step_over(window, position, expected_offset, around)
+    found, following = skip_damage(window, position, expected_offset, context)
     if following is not None:
-        return Broken(position, found, expected_offset, following, error)
+        return DamagedRange(position, found, expected_offset, following, error)
     written = position + written_size(window[position:])
     if written == position:
-        return Broken(position, len(window), expected_offset, None, error, blank=True)
+        return DamagedRange(position, len(window), expected_offset, None, error, blank=True)
     # A payload may end in zeros: Kafka records without headers do.
     with contextlib.suppress(CorruptBatch):
         written = max(written, position + decode_header(window, position).size_bytes)
-    certain = certain_end(window, position, expected_offset, around)
+    certain = certain_end(window, position, expected_offset, context)
     written = max(written, min(certain or written, len(window)))
-    return Broken(position, written, expected_offset, None, error)
+    return DamagedRange(position, written, expected_offset, None, error)
 
 
 def written_size(view: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""Change headers of stored batches that are copied, extended or emptied. Their offsets stay the same."""
+"""Change headers of stored batches that are copied, extended or emptied_batch. Their offsets stay the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def extended_header(header: BatchHeader, last_offset_delta: int) -> bytes:
     return pack_header(replace(header, last_offset_delta=last_offset_delta))
 
 
-def emptied(header: BatchHeader) -> tuple[BatchHeader, bytes]:
+def emptied_batch(header: BatchHeader) -> tuple[BatchHeader, bytes]:
     """Return (header, payload) of the batch without its records; offsets and producer fields stay.
 
     A Kafka batch becomes a batch of columns.

@@ -45,7 +45,7 @@ KEPT_RUNS: Final = 5
 """Number of runs retained per producer: a duplicate of a batch in them is detected (Kafka retains 5 batches)."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SequenceRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Records of a producer with consecutive sequences and offsets."""
 
     sequence: int
@@ -58,7 +58,7 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
 
     producer_id: int
     epoch: int
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SequenceRun, ...] = ()
     """The latest runs, oldest first."""
     wraps: int = 0
     """How often the sequence has wrapped at 2^31."""
@@ -68,7 +68,7 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
     """The offset after its last batch or marker."""
     appended_ms: int = 0
     """Wall clock at its last append, or later. The expiry of the producer's state counts from it."""
-    begins_anew: bool = False
+    restarts_sequence: bool = False
     """A marker has started a new epoch of a producer that counts from 0 in each epoch: its next sequence must be 0."""
 
     @property
@@ -99,7 +99,7 @@ class AbortedTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False)
     """Offset of the abort marker."""
 
 
-class Malformed(ValueError):
+class MalformedProducerFile(ValueError):
     """The bytes are not a file of the expected kind: truncated, or damaged."""
 
 
@@ -130,11 +130,11 @@ def encode_snapshot(entries: list[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:
-    """Return the entries of a snapshot. Raise `Malformed`."""
+    """Return the entries of a snapshot. Raise `MalformedProducerFile`."""
     try:
         return _entries_decoder.decode(_opened(_SNAPSHOT_MAGIC, data))
     except msgspec.DecodeError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedProducerFile(str(error)) from None
 
 
 def encode_end(snapshot: EndSnapshot) -> bytes:
@@ -143,11 +143,11 @@ def encode_end(snapshot: EndSnapshot) -> bytes:
 
 
 def decode_end(data: bytes) -> EndSnapshot:
-    """Return the contents of a ``producers`` file. Raise `Malformed`."""
+    """Return the contents of a ``producers`` file. Raise `MalformedProducerFile`."""
     try:
         return _end_decoder.decode(_opened(_END_MAGIC, data))
     except msgspec.DecodeError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedProducerFile(str(error)) from None
 
 
 def encode_aborted(segment_bytes: int, aborted: list[AbortedTransaction]) -> bytes:
@@ -156,11 +156,11 @@ def encode_aborted(segment_bytes: int, aborted: list[AbortedTransaction]) -> byt
 
 
 def decode_aborted(data: bytes) -> tuple[int, list[AbortedTransaction]]:
-    """Return (size in bytes of the segment when the file was built, the transactions). Raise `Malformed`."""
+    """Return (size of the segment when the file was built, the transactions). Raise `MalformedProducerFile`."""
     try:
         found = _aborted_decoder.decode(_opened(_ABORTED_MAGIC, data))
     except msgspec.DecodeError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedProducerFile(str(error)) from None
     return found.segment_bytes, found.aborted
 
 
@@ -171,10 +171,10 @@ def _sealed(magic: bytes, body: bytes) -> bytes:
 
 def _opened(magic: bytes, data: bytes) -> bytes:
     if len(data) < _BODY_POSITION or data[:4] != magic:
-        raise Malformed(f"magic {data[:4]!r}, expected {magic!r}")
+        raise MalformedProducerFile(f"magic {data[:4]!r}, expected {magic!r}")
     size = _PREFIX.unpack_from(data)[1]
     body = data[_BODY_POSITION:]
     digest = xxhash.xxh3_64_intdigest(data[: _PREFIX.size] + body)
     if len(body) != size or _CHECKSUM.unpack_from(data, _PREFIX.size)[0] != digest:
-        raise Malformed("the checksum does not match")
+        raise MalformedProducerFile("the checksum does not match")
     return body

@@ -33,8 +33,8 @@ from segmentlog.format.batch import (
     check_payload,
     claimed_header,
     decode_header,
-    flaw_of,
-    header_holds,
+    has_valid_checksum,
+    header_flaw,
     header_with_payload,
 )
 
@@ -43,10 +43,10 @@ _FILLS: Final = (0, 2**64 - 1)
 
 KnownBatches = Callable[[int], Iterable[tuple[int, int]]]
 """Takes a position, and returns (position, base offset) of some batches that begin after it, ascending. See
-`Around`."""
+`SegmentContext`."""
 
 
-def walk(
+def scan_batches(
     view: memoryview,
     position: int,
     end_position: int,
@@ -87,7 +87,7 @@ def walk(
 # ---------------------------------------------------------------- skipping damage
 
 
-class Around(msgspec.Struct, frozen=True):
+class SegmentContext(msgspec.Struct, frozen=True):
     """Facts about a segment from outside its bytes. A missing fact may cost intact batches after damage, not safety."""
 
     end_offset: int | None = None
@@ -98,94 +98,102 @@ class Around(msgspec.Struct, frozen=True):
     """Batches listed in the index."""
 
 
-class Resumed(NamedTuple):
+class ResumePoint(NamedTuple):
     """The position after damage at which a scan resumes, and the offset of the batch there; None at the end."""
 
     position: int
     offset: int | None
 
 
-def walk_over_damage(
-    view: memoryview, position: int, end_position: int, expected_offset: int, around: Callable[[], Around] = Around
+def scan_past_damage(
+    view: memoryview,
+    position: int,
+    end_position: int,
+    expected_offset: int,
+    context: Callable[[], SegmentContext] = SegmentContext,
 ) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each batch in ``[position, end_position)`` whose header is sound.
 
-    Damaged batches are skipped without an error; readers report them. Payloads are not checked. ``around`` is
+    Damaged batches are skipped without an error; readers report them. Payloads are not checked. ``context`` is
     called only if there is damage.
     """
     window = view[:end_position]
     while position < end_position:
         header: BatchHeader | None = None
         try:
-            for at, header in walk(window, position, end_position, expected_offset=expected_offset):
+            for at, header in scan_batches(window, position, end_position, expected_offset=expected_offset):
                 yield at, header
             return
         except CorruptBatch:
             if header is not None:
                 position, expected_offset = at + header.size_bytes, header.next_offset
-            position, offset = step_over(window, position, expected_offset, around())
+            position, offset = skip_damage(window, position, expected_offset, context())
             expected_offset = expected_offset if offset is None else offset
 
 
-def step_over(window: memoryview, position: int, expected_offset: int, around: Around) -> Resumed:
+def skip_damage(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> ResumePoint:
     """Return where batches resume after the damaged batch at ``position``; its offset is ``expected_offset`` or more.
 
     ``position`` must be the end of a batch or of a damaged range, and ``window`` must end at the end of the segment.
     The batch at the returned position may be damaged, too, if the end of the batch before it gives its offset.
     """
     while True:
-        end = _end_of(window, position, expected_offset, around)
+        end = _end_of(window, position, expected_offset, context)
         if end is None:
-            return _next_certain(window, position, expected_offset, around)
+            return _next_certain(window, position, expected_offset, context)
         position, next_offset = end
         if position == len(window):
-            return Resumed(position, None)
+            return ResumePoint(position, None)
         if next_offset is not None:
             expected_offset = next_offset
-        following = _sound_at(window, position, expected_offset, around)
+        following = _sound_at(window, position, expected_offset, context)
         if following is not None:
-            return Resumed(position, following.base_offset)
+            return ResumePoint(position, following.base_offset)
         claimed = claimed_header(window, position)
-        is_misplaced = claimed is not None and header_holds(claimed)
+        is_misplaced = claimed is not None and has_valid_checksum(claimed)
         if next_offset is not None and not is_misplaced:
-            return Resumed(position, next_offset)
+            return ResumePoint(position, next_offset)
 
 
-def certain_end(window: memoryview, position: int, expected_offset: int, around: Around) -> int | None:
+def certain_end(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> int | None:
     """Return the end position of the damaged batch at ``position``, which may end in zeros; None if unknown."""
-    found = _end_of(window, position, expected_offset, around)
+    found = _end_of(window, position, expected_offset, context)
     return None if found is None else found[0]
 
 
-def _end_of(window: memoryview, position: int, expected_offset: int, around: Around) -> tuple[int, int | None] | None:
+def _end_of(
+    window: memoryview, position: int, expected_offset: int, context: SegmentContext
+) -> tuple[int, int | None] | None:
     """Return (end position of the damaged batch at ``position``, its next offset or None); None if unknown."""
     claimed = claimed_header(window, position)
     if claimed is None:
         return None
     end_position = position + claimed.size_bytes
-    fits = _has_place(claimed, expected_offset, around)
-    if fits and header_holds(claimed):
+    fits = _has_place(claimed, expected_offset, context)
+    if fits and has_valid_checksum(claimed):
         return (end_position, claimed.next_offset) if end_position <= len(window) else None
     # The damaged batch ends before the next batch of the index, and is not longer than the limit.
-    at, offset = next(iter(around.known(position)), (len(window), around.end_offset))
-    known = (at, offset) if at < len(window) else (len(window), around.end_offset)
-    furthest = min(known[0], position + HEADER_SIZE + around.batch_limit)
+    at, offset = next(iter(context.known(position)), (len(window), context.end_offset))
+    known = (at, offset) if at < len(window) else (len(window), context.end_offset)
+    furthest = min(known[0], position + HEADER_SIZE + context.batch_limit)
     proven = _proven_end(window, position, claimed, expected_offset, furthest)
     if proven is not None:
         return proven
-    is_likely = fits and end_position <= furthest and claimed.magic == MAGIC and flaw_of(claimed) is None
-    if is_likely and _leads_to(window, end_position, claimed.next_offset, known, around):
+    is_likely = fits and end_position <= furthest and claimed.magic == MAGIC and header_flaw(claimed) is None
+    if is_likely and _leads_to(window, end_position, claimed.next_offset, known, context):
         return end_position, claimed.next_offset
     return None
 
 
-def _leads_to(window: memoryview, position: int, offset: int, known: tuple[int, int | None], around: Around) -> bool:
+def _leads_to(
+    window: memoryview, position: int, offset: int, known: tuple[int, int | None], context: SegmentContext
+) -> bool:
     """Return whether intact batches without a hole reach from ``position`` to a known batch, or far enough."""
     start = position
-    for at, next_offset in chain(((position, offset),), _run(window, position, offset, around, exactly=True)):
+    for at, next_offset in chain(((position, offset),), _run(window, position, offset, context, exactly=True)):
         if at >= known[0]:
             return (at, next_offset) == known
-        if at - start > HEADER_SIZE + around.batch_limit:
+        if at - start > HEADER_SIZE + context.batch_limit:
             return True
     return False
 
@@ -232,30 +240,30 @@ def _merged(found: Iterator[int], others: list[int]) -> Iterator[int]:
     yield from others
 
 
-def _next_certain(window: memoryview, position: int, expected_offset: int, around: Around) -> Resumed:
+def _next_certain(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> ResumePoint:
     """Return the first position after ``position`` with evidence of a batch, for damage without a known end."""
-    for at, offset in around.known(position):
+    for at, offset in context.known(position):
         if at >= len(window):
             break
-        following = _sound_at(window, at, expected_offset, around)
+        following = _sound_at(window, at, expected_offset, context)
         if following is not None and following.base_offset == offset:
-            return Resumed(at, offset)
-    length = HEADER_SIZE + around.batch_limit
+            return ResumePoint(at, offset)
+    length = HEADER_SIZE + context.batch_limit
     met: set[int] = set()
     for start in _magics(window, position + 1, len(window) - length):
         if start in met:
             continue
-        for at, offset in _run(window, start, expected_offset, around):
+        for at, offset in _run(window, start, expected_offset, context):
             if at in met:
                 break  # part of an earlier run that was too short
             met.add(at)
             if at - start > length and at < len(window):
-                return Resumed(at, offset)
-    return Resumed(len(window), None)
+                return ResumePoint(at, offset)
+    return ResumePoint(len(window), None)
 
 
 def _run(
-    window: memoryview, position: int, expected_offset: int, around: Around, *, exactly: bool = False
+    window: memoryview, position: int, expected_offset: int, context: SegmentContext, *, exactly: bool = False
 ) -> Iterator[tuple[int, int]]:
     """Yield (end position, next offset) of each intact batch from ``position`` on, up to the first hole.
 
@@ -263,7 +271,7 @@ def _run(
     """
     epoch = 0
     while position < len(window):
-        header = _sound_at(window, position, expected_offset, around)
+        header = _sound_at(window, position, expected_offset, context)
         if header is None or header.partition_epoch < epoch or (exactly and header.base_offset != expected_offset):
             return
         try:
@@ -276,19 +284,19 @@ def _run(
         yield position, expected_offset
 
 
-def _has_place(header: BatchHeader, expected_offset: int, around: Around) -> bool:
+def _has_place(header: BatchHeader, expected_offset: int, context: SegmentContext) -> bool:
     return expected_offset <= header.base_offset and (
-        around.end_offset is None or header.next_offset <= around.end_offset
+        context.end_offset is None or header.next_offset <= context.end_offset
     )
 
 
-def _sound_at(window: memoryview, position: int, expected_offset: int, around: Around) -> BatchHeader | None:
+def _sound_at(window: memoryview, position: int, expected_offset: int, context: SegmentContext) -> BatchHeader | None:
     """Return the header at ``position`` if it is sound, ends within the window and its offsets fit; else None."""
     try:
         header = decode_header(window, position)
     except CorruptBatch:
         return None
-    return header if _has_place(header, expected_offset, around) else None
+    return header if _has_place(header, expected_offset, context) else None
 
 
 def _magics(window: memoryview, start: int, end: int) -> Iterator[int]:

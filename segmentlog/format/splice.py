@@ -46,14 +46,14 @@ def as_table(column: memoryview, count: int) -> Table | None:
     return np.frombuffer(column, np.uint8)[prefix:].reshape(count, width)
 
 
-class Places(NamedTuple):
+class ItemPositions(NamedTuple):
     """Position and size in bytes of each item of a column, without its mark."""
 
     starts: Int64Array
     sizes: Int64Array
 
 
-def places_of(column: memoryview, count: int) -> Places | None:
+def find_item_positions(column: memoryview, count: int) -> ItemPositions | None:
     """Return the positions of the items, or None if a fast search cannot find them.
 
     It can if all items are byte strings below 64 KiB and none is null. The search finds all bytes that look like a
@@ -79,7 +79,7 @@ def places_of(column: memoryview, count: int) -> Places | None:
         ends = starts + sizes
         if len(at) == count:
             chained = bool((ends[:-1] == at[1:]).all()) and int(at[0]) == prefix and int(ends[-1]) == end
-            return Places(starts, sizes) if chained else None
+            return ItemPositions(starts, sizes) if chained else None
         marked = np.zeros(end + 1, np.bool_)
         marked[at] = marked[end] = True
         leads = ends <= end
@@ -101,7 +101,7 @@ def cut_rows(table: Table, kept: Flags | None) -> bytes:
     return table.tobytes() if kept is None else table.take(np.flatnonzero(kept), axis=0).tobytes()
 
 
-def those(items: list[T], kept: Flags | None) -> list[T]:
+def select_items(items: list[T], kept: Flags | None) -> list[T]:
     """Return the items for which ``kept`` is true (None: all)."""
     return items if kept is None else list(compress(items, kept.tolist()))
 

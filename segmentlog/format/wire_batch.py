@@ -108,7 +108,7 @@ class EncodedWireBatch(EncodedBatch):
         CHECKSUM.pack_into(header, CHECKED_SIZE, hash_of(header[:CHECKED_SIZE]))
         return header
 
-    def stamp(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
+    def set_producer(self, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool) -> None:
         """Check the producer's fields: the client has set them. Raise ValueError if they differ."""
         expected = producer_id, producer_epoch, base_sequence, transactional
         found = self.producer_id, self._producer_epoch, self._base_sequence, bool(self.attributes & TRANSACTIONAL)
@@ -201,7 +201,7 @@ def _joined(wire: WireHeader, records: Buffer) -> tuple[bytes, WireHeader]:
     return b"".join((head, records)), wire._replace(crc=crc)
 
 
-def stored_wire(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
+def stored_wire_batch(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
     """Return a stored batch, already checked, for another append. Its producer fields are those of ``header``."""
     wire = WireHeader._make(WIRE_HEADER.unpack_from(payload))
     transactional = header.attributes & TRANSACTIONAL
@@ -220,7 +220,7 @@ def stored_wire(header: BatchHeader, payload: memoryview) -> EncodedWireBatch:
     return EncodedWireBatch(data, wire, hash_of(memoryview(data)[PLACE_SIZE:]))
 
 
-def cut_wire(
+def filter_wire_batch(
     header: BatchHeader,
     records: WireRecords,
     kept: npt.NDArray[np.bool_] | None,

@@ -100,7 +100,7 @@ class TooManyBytes(ValueError):
 
 
 def _too_much(limit_bytes: int) -> ValueError:
-    return TooManyBytes(f"the records exceed {limit_bytes} bytes when decompressed")
+    return TooManyBytes(f"the records take more than {limit_bytes} bytes when decompressed")
 
 
 def _gunzip(stored: memoryview, limit_bytes: int) -> bytes:

@@ -39,7 +39,7 @@ _CONTROL: Final = 1 << 5
 _KEPT_ATTRIBUTES: Final = LOG_APPEND_TIME | TRANSACTIONAL
 
 
-def as_wire(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
+def to_wire_batches(batch: RecordBatch, codec: int = CODEC_NONE) -> list[Buffer]:
     """Return Kafka batches with the records, offsets, epoch and producer fields of ``batch``.
 
     For a slice of a batch, they contain at least the records of the slice, and none after it. A stored Kafka batch is

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from segmentlog.format.columns import Int64Array, Values, decode_blobs
 from segmentlog.format.gather import WASTE_MAX, Bytes, copy_pieces
-from segmentlog.format.splice import Places, places_of
+from segmentlog.format.splice import ItemPositions, find_item_positions
 from segmentlog.format.varints import varint
 from segmentlog.format.wire_tables import put_same, put_varints, varint_sizes, zigzag
 
@@ -39,7 +39,13 @@ class Blobs:
     __slots__ = ("_columns", "_count", "_keys_size", "keys", "values", "widest")
 
     def __init__(
-        self, columns: memoryview, keys_size: int, count: int, keys: Places | None, values: Places, widest: int
+        self,
+        columns: memoryview,
+        keys_size: int,
+        count: int,
+        keys: ItemPositions | None,
+        values: ItemPositions,
+        widest: int,
     ) -> None:
         self._columns = columns
         self._keys_size = keys_size
@@ -77,10 +83,10 @@ def find_blobs(columns: memoryview, keys_size: int, count: int) -> Blobs | None:
 
     Return None if lists are faster. Raise `MalformedColumn`.
     """
-    values = places_of(columns[keys_size:], count)
+    values = find_item_positions(columns[keys_size:], count)
     if values is None:
         return None
-    keys = places_of(columns[:keys_size], count) if keys_size else None
+    keys = find_item_positions(columns[:keys_size], count) if keys_size else None
     if keys_size and keys is None:
         return None
     values.starts[:] += keys_size

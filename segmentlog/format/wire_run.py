@@ -3,10 +3,10 @@
     position     ours, 96 bytes | Kafka's | ours, 96 bytes | Kafka's | ...
                                 ^ sent -> ^                ^ sent -> ^
 
-`walk` does the checks of `batch` in one loop, without an object per batch (1.0 us a batch; 4.1 through `RecordBatch`).
-It stops at a batch that is damaged, or not a Kafka batch, and leaves both to the caller. It returns a `WireRun` with
-the positions of the batches. Sending from a run is cheap: with 1 MiB of batches of one record, 20 ns a batch if sizes
-vary, 8 ns if all have the same size.
+`scan_wire_run` does the checks of `batch` in one loop, without an object per batch (1.0 us a batch; 4.1 through
+`RecordBatch`). It stops at a batch that is damaged, or not a Kafka batch, and leaves both to the caller. It returns a
+`WireRun` with the positions of the batches. Sending from a run is cheap: with 1 MiB of batches of one record, 20 ns a
+batch if sizes vary, 8 ns if all have the same size.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _appended(numbers: Numbers, others: Numbers) -> Numbers:
     return _narrowed(np.concatenate((numbers.astype(np.int64), following)))
 
 
-def walk(
+def scan_wire_run(
     view: memoryview, position: int, end: int, expected: int, offset: int, bound: int, room: int
 ) -> tuple[WireRun | None, bool]:
     """Return (the run of Kafka batches that end after ``offset``, or None; whether ``room`` ended the run).

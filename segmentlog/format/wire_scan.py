@@ -93,7 +93,7 @@ class ScannedRecords:
         self.any_headers: bool = with_headers > 0
 
     def _fields(self) -> Int64Array:
-        """The table that `core.scan_records` fills."""
+        """Return the table that `core.scan_records` fills."""
         if self._table is None:
             table = np.empty((core.ROW_COUNT, self.count), np.int64)
             core.scan_records(self._data, self.size_bytes, self.count, self._last_offset_delta, table)

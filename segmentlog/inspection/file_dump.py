@@ -15,15 +15,21 @@ from segmentlog.errors import UnreadableBatch
 from segmentlog.format.batch import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
 from segmentlog.format.batch_codecs import codec_name
 from segmentlog.format.checkpoint import MalformedCheckpoint, decode_slot
-from segmentlog.format.examine import Broken, Whole, examine
+from segmentlog.format.examine import DamagedRange, IntactBatch, examine_segment
 from segmentlog.format.file_names import REMOTE_SUFFIX, parse_segment_name
 from segmentlog.format.index_file import OFFSET_ENTRY, TIME_ENTRY, decode_entries
-from segmentlog.format.producer_snapshot import Malformed, ProducerEntry, decode_aborted, decode_end, decode_snapshot
+from segmentlog.format.producer_snapshot import (
+    MalformedProducerFile,
+    ProducerEntry,
+    decode_aborted,
+    decode_end,
+    decode_snapshot,
+)
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import Around, looks_like_batch, walk_over_damage
+from segmentlog.format.scan import SegmentContext, looks_like_batch, scan_past_damage
 from segmentlog.format.stub import MalformedStub, decode_stub
 from segmentlog.format.wire_codecs import WIRE_CODEC_NAMES
-from segmentlog.inspection.segment_inspection import around as around_file
+from segmentlog.inspection.segment_inspection import segment_context
 from segmentlog.quantities import format_time
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.state_page import ABORTS_WORD, PAGE_SIZE, PRODUCERS_WORD, StateDamaged, StatePage
@@ -67,11 +73,11 @@ def segment_lines(path: str, data: bytes, start: int, records: bool, report: Rep
     """Yield the batches of a segment, and with ``records`` their records."""
     view = memoryview(data)
     name = os.path.basename(path)
-    around = partial(around_file, FileSystem(), path, parse_segment_name(name) or 0)
-    start = _first_batch(view, start, around, report)
+    context = partial(segment_context, FileSystem(), path, parse_segment_name(name) or 0)
+    start = _first_batch(view, start, context, report)
     batches = count = 0
-    for item in examine(view, start, len(data), path, expected_offset=0, around=around):
-        if not isinstance(item, Whole):
+    for item in examine_segment(view, start, len(data), path, expected_offset=0, context=context):
+        if not isinstance(item, IntactBatch):
             yield _broken_line(item)
             continue
         batches, count = batches + 1, count + item.header.record_count
@@ -83,11 +89,11 @@ def segment_lines(path: str, data: bytes, start: int, records: bool, report: Rep
     report(f"{batches:,} batches, {count:,} records, {len(data) - start:,} bytes")
 
 
-def _first_batch(view: memoryview, start: int, around: Callable[[], Around], report: Report) -> int:
+def _first_batch(view: memoryview, start: int, context: Callable[[], SegmentContext], report: Report) -> int:
     """Return the first batch at or after ``start``, or the first bytes that look like a batch, or ``start``."""
     if not start:
         return 0
-    for position, _ in walk_over_damage(view, 0, len(view), 0, around):
+    for position, _ in scan_past_damage(view, 0, len(view), 0, context):
         if position >= start:
             return position
     found = looks_like_batch(view, start, len(view))
@@ -97,7 +103,7 @@ def _first_batch(view: memoryview, start: int, around: Callable[[], Around], rep
     return found
 
 
-def _batch_line(item: Whole) -> Line:
+def _batch_line(item: IntactBatch) -> Line:
     header = item.header
     marks = [
         name
@@ -137,7 +143,7 @@ def _batch_line(item: Whole) -> Line:
     return document, text
 
 
-def _unreadable_line(item: Whole, error: UnreadableBatch) -> Line:
+def _unreadable_line(item: IntactBatch, error: UnreadableBatch) -> Line:
     header = item.header
     document: Document = {
         "type": "unreadable", "position": item.position, "size_bytes": header.size_bytes,
@@ -177,7 +183,7 @@ def _shown(blob: bytes | None) -> str:
     return "null" if blob is None else ascii(blob)[1:]
 
 
-def _broken_line(item: Broken) -> Line:
+def _broken_line(item: DamagedRange) -> Line:
     size = item.end_position - item.position
     document: Document = {"type": "zeros" if item.blank else "damage", "position": item.position, "size_bytes": size}
     if item.blank:
@@ -228,7 +234,7 @@ def _index_lines(path: str, report: Report) -> Iterator[Line]:
 def _aborted_lines(data: bytes) -> Iterator[Line]:
     try:
         segment_bytes, aborted = decode_aborted(data)
-    except Malformed as error:
+    except MalformedProducerFile as error:
         yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; rebuilt when needed"
         return
     document: Document = {"type": "aborts", "segment_bytes": segment_bytes, "count": len(aborted)}
@@ -258,7 +264,7 @@ def _stub_lines(data: bytes) -> Iterator[Line]:
 def _snapshot_lines(data: bytes) -> Iterator[Line]:
     try:
         entries = decode_snapshot(data)
-    except Malformed as error:
+    except MalformedProducerFile as error:
         yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; it is ignored"
         return
     yield from _entry_lines(entries)
@@ -267,7 +273,7 @@ def _snapshot_lines(data: bytes) -> Iterator[Line]:
 def _end_snapshot_lines(data: bytes) -> Iterator[Line]:
     try:
         left = decode_end(data)
-    except Malformed as error:
+    except MalformedProducerFile as error:
         yield {"type": "damage", "size_bytes": len(data), "why": str(error)}, f"damaged: {error}; it is ignored"
         return
     document = {"type": "end", "epoch": left.epoch, "base_offset": left.base_offset, "position": left.position}

@@ -18,7 +18,7 @@ from segmentlog.format.producer_snapshot import (
     NAMED_ID_END,
     SEQUENCE_END,
     AbortedTransaction,
-    Malformed,
+    MalformedProducerFile,
     ProducerEntry,
     decode_aborted,
     decode_snapshot,
@@ -26,7 +26,7 @@ from segmentlog.format.producer_snapshot import (
 from segmentlog.inspection.finding import Severity
 from segmentlog.inspection.partition_findings import BadCache, OpenTransaction, PartitionFindings
 from segmentlog.inspection.segment_inspection import SegmentFindings, Tracked
-from segmentlog.policy.lost_ranges import containing
+from segmentlog.policy.lost_ranges import find_containing
 from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
@@ -96,7 +96,7 @@ class ProducerInspector:
             entries = decode_snapshot(read_file(self._fs, path))
         except FileNotFoundError:
             return
-        except Malformed as error:
+        except MalformedProducerFile as error:
             rest = (
                 "; it is ignored, and 'segmentlog repair' removes it: producers whose batches were all deleted"
                 " may be recorded in no other file"
@@ -214,7 +214,7 @@ class ProducerInspector:
             size, aborted = decode_aborted(read_file(self._fs, path))
         except FileNotFoundError:
             return
-        except Malformed as error:
+        except MalformedProducerFile as error:
             rest = "; it is ignored, and rebuilt when it is needed; 'segmentlog repair' removes it"
             self._add_cache(path, f"damaged ({error}){rest}", str(error))
             return
@@ -236,7 +236,7 @@ class ProducerInspector:
     def _is_gone(self, segment: SegmentFindings, offset: int) -> bool:
         """Return whether the batch at this offset is damaged now, or was cut out."""
         checkpoint = self._found.checkpoint.checkpoint
-        if checkpoint is not None and containing(checkpoint.lost_ranges, offset) is not None:
+        if checkpoint is not None and find_containing(checkpoint.lost_ranges, offset) is not None:
             return True
         return any(
             not broken.blank and broken.expected_offset <= offset

@@ -25,10 +25,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, header_holds
+from segmentlog.format.batch import HEADER_SIZE, check_payload, claimed_header, decode_header, has_valid_checksum
 from segmentlog.format.file_names import LOG_SUFFIX, SWAP_SUFFIX, parse_copy_name
-from segmentlog.format.scan import Around, step_over
-from segmentlog.inspection.segment_inspection import around
+from segmentlog.format.scan import SegmentContext, skip_damage
+from segmentlog.inspection.segment_inspection import segment_context
 from segmentlog.storage import fork_safety
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import failures_ignored
@@ -309,7 +309,9 @@ class _SegmentPass:
         while at < len(view):
             available, rest = len(view) - at, self._size - self._buffer_position - at
             claimed = claimed_header(view, at)
-            if not at_end and (claimed is None or (header_holds(claimed) and available < claimed.size_bytes <= rest)):
+            if not at_end and (
+                claimed is None or (has_valid_checksum(claimed) and available < claimed.size_bytes <= rest)
+            ):
                 self._wanted = HEADER_SIZE if claimed is None else claimed.size_bytes
                 return at
             try:
@@ -336,13 +338,13 @@ class _SegmentPass:
         if not any(view[at:]):
             return len(view)  # preallocated space that a roll has not cut off yet
         begins = self._buffer_position
-        beside = around(self._fs, self.path, self._base)
+        context = segment_context(self._fs, self.path, self._base)
 
         def known(position: int) -> Iterator[tuple[int, int]]:
-            return ((position - begins, offset) for position, offset in beside.known(position + begins))
+            return ((position - begins, offset) for position, offset in context.known(position + begins))
 
         at_position = begins + at
-        at, offset = step_over(view, at, self._expected, Around(self._following, beside.batch_limit, known))
+        at, offset = skip_damage(view, at, self._expected, SegmentContext(self._following, context.batch_limit, known))
         following = self._following if offset is None else offset
         self._add_finding(at_position, following, f"expected {error.expected}, found {error.found}")
         self._expected = following

@@ -16,10 +16,10 @@ import numpy as np
 
 from segmentlog.format.batch import MAX_RAW_SIZE, TRANSACTIONAL
 from segmentlog.format.control import Marker
-from segmentlog.format.examine import Broken, Whole, examine
+from segmentlog.format.examine import DamagedRange, IntactBatch, examine_segment
 from segmentlog.format.file_names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TOPIC_FILE
 from segmentlog.format.index_file import OFFSET_ENTRY, TIME_ENTRY, Entries, decode_entries
-from segmentlog.format.scan import Around
+from segmentlog.format.scan import SegmentContext
 from segmentlog.format.stub import PROBE_BYTES
 from segmentlog.inspection.finding import Tally
 from segmentlog.storage.file_operations import read_file
@@ -92,7 +92,7 @@ class SegmentFindings(msgspec.Struct):
     """The offset after the last intact batch."""
     whole_position: int = 0
     """Where the last intact batch ends."""
-    broken: list[Broken] = []
+    broken: list[DamagedRange] = []
     gaps: list[Gap] = []
     flaws: list[Flaw] = []
     wrong_times: list[Flaw] = []
@@ -165,8 +165,10 @@ def inspect_segment(
     tally.segments += 1
     counted = 0
     view = memoryview(data)
-    for item in examine(view, 0, end, path, expected_offset=base, epoch=epoch, around=lambda: around(fs, path, base)):
-        if isinstance(item, Whole):
+    for item in examine_segment(
+        view, 0, end, path, expected_offset=base, epoch=epoch, context=lambda: segment_context(fs, path, base)
+    ):
+        if isinstance(item, IntactBatch):
             _add_intact(found, item)
             tally.batches += 1
             tally.records += item.header.record_count
@@ -179,18 +181,18 @@ def inspect_segment(
     return found
 
 
-def around(fs: FileSystem, path: str, base: int) -> Around:
+def segment_context(fs: FileSystem, path: str, base: int) -> SegmentContext:
     """Return what the index files of a segment and its topic file say of its batches. Missing files say nothing."""
     batch_limit = MAX_RAW_SIZE
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     with failures_ignored(ValueError, KeyError, TypeError):
         batch_limit = min(int(json.loads(read_file(fs, f"{folder}/{TOPIC_FILE}"))["largest_batch_bytes"]), batch_limit)
     if not path.endswith(LOG_SUFFIX):
-        return Around(batch_limit=batch_limit)
-    return Around(batch_limit=batch_limit, known=load_known_batches(fs, path.removesuffix(LOG_SUFFIX), base))
+        return SegmentContext(batch_limit=batch_limit)
+    return SegmentContext(batch_limit=batch_limit, known=load_known_batches(fs, path.removesuffix(LOG_SUFFIX), base))
 
 
-def _add_intact(found: SegmentFindings, item: Whole) -> None:
+def _add_intact(found: SegmentFindings, item: IntactBatch) -> None:
     header = item.header
     position, base_offset = item.position, header.base_offset
     follows_damage = found.broken and found.broken[-1].end_position == position
@@ -218,7 +220,7 @@ def _add_intact(found: SegmentFindings, item: Whole) -> None:
     found.end_offset, found.whole_position = header.next_offset, item.end_position
 
 
-def _tracked(item: Whole) -> Tracked:
+def _tracked(item: IntactBatch) -> Tracked:
     header = item.header
     return Tracked(
         item.position,

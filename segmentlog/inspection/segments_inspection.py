@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping
 
 from segmentlog.errors import CorruptBatch, ObjectStoreError, SegmentGone, SegmentlogError
-from segmentlog.format.examine import Broken
+from segmentlog.format.examine import DamagedRange
 from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX, QUARANTINE_FOLDER
 from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.partition_findings import Cut, Hole, PartitionFindings
 from segmentlog.inspection.producer_inspection import ProducerInspector
 from segmentlog.inspection.segment_inspection import InspectSegment, SegmentFindings, Unreadable, index_flaws
 from segmentlog.inspection.small_files import StateReader
-from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.records import LostRange
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
@@ -177,7 +177,7 @@ class LogInspector:
             self._found.add("warning", path, f"it is only in the object store, and was not checked: {error}")
         return SegmentFindings(base, path, size_bytes, size_bytes, end_offset)
 
-    def _judge(self, segment: SegmentFindings, broken: Broken, end_offset: int | None, tail_from: int | None,
+    def _judge(self, segment: SegmentFindings, broken: DamagedRange, end_offset: int | None, tail_from: int | None,
                is_active: bool) -> None:  # fmt: skip
         found = self._found
         size = broken.end_position - broken.position
@@ -237,7 +237,7 @@ class LogInspector:
             found.add("damage", segment.path, what, segment.whole_position, 0, end_offset, segment.end_offset)
         elif tail_from is None:
             self._check_gap(segment.path, segment.whole_position, segment.end_offset, end_offset)
-        elif first_behind(self._lost_ranges(), segment.end_offset) < end_offset:
+        elif skip_lost_ranges(self._lost_ranges(), segment.end_offset) < end_offset:
             what = f"offsets end at {segment.end_offset}, but the next segment begins at {end_offset}"
             self._tail_breaks.append(Hole(segment.end_offset, end_offset, what))
 
@@ -248,7 +248,7 @@ class LogInspector:
     def _check_gap(self, path: str, position: int, base_offset: int, end_offset: int) -> None:
         """Report a gap unless lost ranges explain it: compaction leaves no gaps."""
         # Records below the log start were deleted, and the log may start inside a lost range.
-        base_offset = first_behind(self._lost_ranges(), max(base_offset, self._start_now()))
+        base_offset = skip_lost_ranges(self._lost_ranges(), max(base_offset, self._start_now()))
         if base_offset < end_offset:
             what = "no batch has these offsets, and no lost range accounts for them"
             self._hole(path, position, base_offset, end_offset, what)

@@ -20,7 +20,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.batch import MAX_RAW_SIZE
 from segmentlog.format.file_names import LOCK_FILE, QUARANTINE_FOLDER, STATE_FILE
-from segmentlog.format.scan import Around, KnownBatches
+from segmentlog.format.scan import KnownBatches, SegmentContext
 from segmentlog.log.ledger import Ledger
 from segmentlog.records import RecoveryMode
 from segmentlog.storage import fork_safety
@@ -307,7 +307,7 @@ class Handle:
             self.batch_limit = self._load_batch_limit()  # the limit may have been raised
         return raw_size > self.batch_limit
 
-    def around(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> Around:
+    def segment_context(self, base: int, end_offset: int | None, known: KnownBatches | None = None) -> SegmentContext:
         """Return what is known of segment ``base`` besides its bytes, for skipping damage in it.
 
         Its batches end at ``end_offset`` at the latest. Without ``known`` the index files give the positions of
@@ -317,7 +317,7 @@ class Handle:
         with failures_ignored(SegmentlogError):
             self.exceeds_batch_limit(MAX_RAW_SIZE)  # loads a limit that was raised meanwhile
             batch_limit = self.batch_limit
-        return Around(
+        return SegmentContext(
             end_offset, batch_limit, known or load_known_batches(self.fs, segment_stem(self.folder, base), base)
         )
 

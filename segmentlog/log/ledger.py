@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from segmentlog.clock import Clock
 from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
-from segmentlog.format.checkpoint import Checkpoint, Compacted, point_at
+from segmentlog.format.checkpoint import Checkpoint, Compacted, recovery_point_at
 from segmentlog.format.file_names import CHECKPOINT_FILE
 from segmentlog.policy.lost_ranges import with_lost_range
 from segmentlog.records import LostRange
@@ -153,7 +153,7 @@ class Ledger:
         """
         moved: dict[str, int] = {}
         if kept is not None and self.checkpoint().recovery_segment < kept:
-            moved = point_at(kept)
+            moved = recovery_point_at(kept)
             self._owner.fs.sync_folder(self._owner.folder)
         # Durable first: records must not come back after a crash once a reader saw them deleted.
         self.update_checkpoint(log_start_offset=start_offset, **moved)
@@ -173,7 +173,7 @@ class Ledger:
             offset_ceiling=lost.end_offset,
             clean=False,
             lost_ranges=with_lost_range(current.lost_ranges, lost),
-            **(point_at(base) if is_below else {}),
+            **(recovery_point_at(base) if is_below else {}),
         )
 
     def start_replacing(self) -> None:
@@ -287,7 +287,7 @@ class Ledger:
             clean=False,
             compacted=compacted,
             has_producers=known.has_producers or bool(self.page.words[PRODUCERS_WORD]),
-            **(point_at(synced) if known.recovery_segment < synced else {}),
+            **(recovery_point_at(synced) if known.recovery_segment < synced else {}),
         )
 
     def update_checkpoint(self, **changes: Any) -> None:

@@ -25,15 +25,15 @@ from segmentlog.format.producer_snapshot import (
     NAMED_ID_END,
     SEQUENCE_END,
     EndSnapshot,
-    Malformed,
+    MalformedProducerFile,
     ProducerEntry,
-    Run,
+    SequenceRun,
     decode_end,
     decode_snapshot,
     encode_end,
     encode_snapshot,
 )
-from segmentlog.format.scan import walk_over_damage
+from segmentlog.format.scan import scan_past_damage
 from segmentlog.log.handle import Handle
 from segmentlog.storage.file_operations import read_file, replace_file, write_all
 from segmentlog.storage.interrupt_check import failures_ignored
@@ -140,7 +140,7 @@ class ProducerStates:
         try:
             left = decode_end(read_file(handle.fs, f"{handle.folder}/{PRODUCERS_FILE}"))
             mapped = MappedSegment(handle.fs, handle.folder, log.active_base_offset)
-        except (FileNotFoundError, Malformed):
+        except (FileNotFoundError, MalformedProducerFile):
             return False
         if (left.epoch, left.base_offset, left.inode) != (log.epoch, log.active_base_offset, mapped.inode):
             return False
@@ -174,15 +174,15 @@ class ProducerStates:
             handle.fs.replace(path + TEMPORARY_SUFFIX, path)
 
     def _read_snapshot(self, base: int) -> list[ProducerEntry] | None:
-        with contextlib.suppress(FileNotFoundError, Malformed):
+        with contextlib.suppress(FileNotFoundError, MalformedProducerFile):
             return decode_snapshot(read_file(self._handle.fs, self._snapshot_path(base)))
         return None
 
     def _walk(self, mapped: MappedSegment, position: int, end: int, log: LogState, now_ms: int) -> None:
         """Read the headers in ``[position, end)``. Batches after a damaged one count, too."""
         base = mapped.base_offset
-        walk = walk_over_damage(
-            mapped.view_to(end), position, end, base, lambda: self._handle.around(base, log.log_end_offset)
+        walk = scan_past_damage(
+            mapped.view_to(end), position, end, base, lambda: self._handle.segment_context(base, log.log_end_offset)
         )
         for _, header in walk:
             self._unsnapshotted += 1
@@ -220,7 +220,7 @@ class ProducerStates:
             raise ProducerFenced(str(stamp.producer_id), stamp.epoch, entry.epoch)
         if stamp.sequence < 0:
             return None
-        if entry.begins_anew:
+        if entry.restarts_sequence:
             if stamp.sequence:
                 raise OutOfOrderSequence(self._handle.log_name, stamp.producer_id, 0, stamp.sequence)
             return None
@@ -264,7 +264,7 @@ class ProducerStates:
             last = runs[-1]  # the usual case
             joined = last.count
             if joined < _RUN_END and last.offset + joined == offset and last.sequence + joined == sequence:
-                run = Run(last.sequence, last.offset, joined + count)
+                run = SequenceRun(last.sequence, last.offset, joined + count)
                 runs = (run,) if len(runs) == 1 else (*runs[:-1], run)
                 self._entries[producer_id] = ProducerEntry(
                     producer_id, epoch, runs, wraps, entry.transaction_offset, offset + count, now_ms
@@ -277,7 +277,7 @@ class ProducerStates:
                 wraps += 1
             if sequence + count > SEQUENCE_END:
                 wraps += 1
-            runs = _with_run(runs, Run(sequence, offset, count))
+            runs = _with_run(runs, SequenceRun(sequence, offset, count))
         transaction_offset = entry.transaction_offset
         if transactional and transaction_offset < 0:
             transaction_offset = self._open[producer_id] = offset
@@ -290,13 +290,13 @@ class ProducerStates:
         if offset < entry.next_offset:
             return
         self._open.pop(producer_id, None)
-        runs, wraps, begins_anew = entry.runs, entry.wraps, entry.begins_anew
+        runs, wraps, restarts_sequence = entry.runs, entry.wraps, entry.restarts_sequence
         if epoch > entry.epoch and producer_id >= NAMED_ID_END:
             # Else the first batch of the epoch would be taken for the first batch of the last epoch, with the same
             # sequence.
-            runs, wraps, begins_anew = (), 0, True
+            runs, wraps, restarts_sequence = (), 0, True
         self._entries[producer_id] = ProducerEntry(
-            producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, begins_anew
+            producer_id, max(epoch, entry.epoch), runs, wraps, -1, offset + 1, now_ms, restarts_sequence
         )
 
     # ------------------------------------------------------------ what is known
@@ -365,13 +365,13 @@ class ProducerStates:
         return segment_stem(self._handle.folder, base) + SNAPSHOT_SUFFIX
 
 
-def _with_run(runs: tuple[Run, ...], new: Run) -> tuple[Run, ...]:
+def _with_run(runs: tuple[SequenceRun, ...], new: SequenceRun) -> tuple[SequenceRun, ...]:
     """Append a run to the last runs, extending the last run if the new run continues it."""
     if runs:
         last = runs[-1]
         follows = (last.sequence + last.count) % SEQUENCE_END == new.sequence and last.offset + last.count == new.offset
         if follows and last.count < _RUN_END:
-            return (*runs[:-1], Run(last.sequence, last.offset, last.count + new.count))
+            return (*runs[:-1], SequenceRun(last.sequence, last.offset, last.count + new.count))
     return (*runs[1 - KEPT_RUNS :], new)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX, STATE_FILE
-from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.records import EpochStart, LostRange
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import FileSystem, opened
@@ -106,7 +106,7 @@ def find_lost_range_end(fs: FileSystem, folder: str, offset: int) -> tuple[int, 
     start_offset = 0 if seen is None else seen.log.log_start_offset
     if not any(max(lost.base_offset, start_offset) == offset < lost.end_offset for lost in checkpoint.lost_ranges):
         return None
-    end_offset = first_behind(checkpoint.lost_ranges, offset)
+    end_offset = skip_lost_ranges(checkpoint.lost_ranges, offset)
     if seen is not None and end_offset > seen.log.log_end_offset:
         return None  # an interrupted truncation; the process that opens the log for writing completes it
     return end_offset, epoch_at(checkpoint.epochs, end_offset)

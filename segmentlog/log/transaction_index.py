@@ -18,8 +18,13 @@ from segmentlog.errors import CorruptBatch, UnknownTopic
 from segmentlog.format.batch import BatchHeader, check_payload
 from segmentlog.format.control import decode_marker
 from segmentlog.format.file_names import ABORTED_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX
-from segmentlog.format.producer_snapshot import AbortedTransaction, Malformed, decode_aborted, encode_aborted
-from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.format.producer_snapshot import (
+    AbortedTransaction,
+    MalformedProducerFile,
+    decode_aborted,
+    encode_aborted,
+)
+from segmentlog.format.scan import KnownBatches, SegmentContext, scan_past_damage
 from segmentlog.log.handle import Handle
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import read_file, write_all
@@ -107,23 +112,23 @@ class AbortedTransactions:
         if known.sealed:
             return
 
-        def around() -> Around:
-            return handle.around(base, log.log_end_offset, self._known(base))
+        def context() -> SegmentContext:
+            return handle.segment_context(base, log.log_end_offset, self._known(base))
 
         if base == log.active_base_offset:
             mapped = handle.map_segment(base)
             end = min(log.end_position, len(mapped.view))
-            aborted = [*known.aborted, *read_aborted(mapped, known.position, end, around)]
+            aborted = [*known.aborted, *read_aborted(mapped, known.position, end, context)]
             self._segments[base] = SegmentAborts(end, aborted)
             return
-        found = self._segments[base] = read_sealed_aborts(handle, base, around, known)
+        found = self._segments[base] = read_sealed_aborts(handle, base, context, known)
         if not found.is_kept and not handle.read_only:
             with failures_ignored():  # it is a cache: the next process reads the segment again
                 write_txn_index(handle, base, found)
 
 
 def read_sealed_aborts(
-    handle: Handle, base: int, around: Callable[[], Around], known: SegmentAborts | None = None
+    handle: Handle, base: int, context: Callable[[], SegmentContext], known: SegmentAborts | None = None
 ) -> SegmentAborts:
     """Return the aborts of a sealed segment. ``known``: what was found before.
 
@@ -133,14 +138,14 @@ def read_sealed_aborts(
     stem = segment_stem(handle.folder, base)
     with handle.folder_locked():
         end = handle.fs.stat(stem + LOG_SUFFIX).st_size
-        with contextlib.suppress(FileNotFoundError, Malformed):
+        with contextlib.suppress(FileNotFoundError, MalformedProducerFile):
             size_bytes, aborted = decode_aborted(read_file(handle.fs, stem + ABORTED_SUFFIX))
             if size_bytes == end:
                 return SegmentAborts(end, aborted, sealed=True, is_kept=True)
     known = known or SegmentAborts()
     mapped = handle.map_segment(base)
     end = len(mapped.view)
-    return SegmentAborts(end, [*known.aborted, *read_aborted(mapped, known.position, end, around)], sealed=True)
+    return SegmentAborts(end, [*known.aborted, *read_aborted(mapped, known.position, end, context)], sealed=True)
 
 
 def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
@@ -159,12 +164,12 @@ def write_txn_index(handle: Handle, base: int, found: SegmentAborts) -> None:
 
 
 def read_aborted(
-    mapped: MappedSegment, position: int, end: int, around: Callable[[], Around]
+    mapped: MappedSegment, position: int, end: int, context: Callable[[], SegmentContext]
 ) -> list[AbortedTransaction]:
     """Return the aborts recorded in a segment's bytes ``[position, end)``, skipping damaged batches."""
     aborted = []
     view = mapped.view[:end]
-    for at, header in walk_over_damage(view, position, end, mapped.base_offset, around):
+    for at, header in scan_past_damage(view, position, end, mapped.base_offset, context):
         if header.is_control:
             with contextlib.suppress(CorruptBatch, ValueError):
                 marker = decode_marker(header, check_payload(view, at, header, mapped.path))

@@ -12,7 +12,7 @@ from segmentlog.log.recovery.open_partition import finish_interrupted_append
 from segmentlog.log.segment_removal import retire_segment
 from segmentlog.log.segment_tiering import is_remote, recall_or_raise
 from segmentlog.log.swap import finish_swaps
-from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.records import LostRange
 from segmentlog.storage.interrupt_safe import interrupt_safe_context
 
@@ -54,7 +54,7 @@ def truncate(handle: Handle, offset: int) -> LostRange | None:
             if not log.log_start_offset <= offset <= log.log_end_offset:
                 raise OffsetOutOfRange(handle.log_name, offset, log.log_start_offset, log.log_end_offset)
             # lost ranges may touch, but never overlap
-            offset = first_behind(handle.ledger.checkpoint().lost_ranges, offset)
+            offset = skip_lost_ranges(handle.ledger.checkpoint().lost_ranges, offset)
             if offset == log.log_end_offset:
                 return None
             base = max(base for base in handle.segments(log) if base <= offset)

@@ -1,11 +1,11 @@
-"""Which member of a consumer group reads which partition. Pure: the same input gives the same answer everywhere.
+"""Assign partitions to the members of a consumer group. Pure: every process computes the same result.
 
-range       each topic by itself: its subscribers, in order of their ids, get consecutive partitions
-roundrobin  all partitions of all topics in one row, dealt to the members in turn
-sticky      balanced as well as subscriptions allow, and as few partitions as possible change hands
+range       each topic separately: its subscribers, in order of their ids, get consecutive partitions
+roundrobin  the partitions of all topics, assigned to the members in turn
+sticky      as balanced as subscriptions allow, and as few partitions as possible move to another member
 
-As in Kafka. Rejected for sticky: computing a fair assignment first and then permuting members to
-match the previous one. Starting from the previous one and repairing it keeps more in place.
+The strategies are Kafka's. *Rejected* for sticky: compute a fair assignment, then permute members to match
+the previous assignment. Repairing the previous assignment moves fewer partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from segmentlog.records import TopicPartition
 
 Strategy = Literal["sticky", "range", "roundrobin"]
 Subscriptions = Mapping[str, Collection[str]]
-"""The topics that each member reads."""
+"""The topics that each member subscribes to."""
 Assigned = dict[str, list[TopicPartition]]
 
 STRATEGIES: Final = get_args(Strategy)
@@ -31,14 +31,14 @@ def assign(
     partition_counts: Mapping[str, int],
     previous: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> Assigned:
-    """Every partition of a topic that somebody reads, given to exactly one of those who read it.
+    """Assign each partition of each subscribed topic to exactly one subscriber.
 
-    members           the topics of each member; those without partitions (unknown ones) do not count
-    partition_counts  of each topic
-    previous          what each member had; only "sticky" looks at it
+    members           the topics of each member; topics without partitions (unknown topics) are ignored
+    partition_counts  number of partitions of each topic
+    previous          the previous assignment; only "sticky" uses it
 
-    Returns the sorted partitions of every member, members in order. Raises `InvalidConfig` for
-    a strategy that there is not.
+    Return the sorted partitions of every member, members in order. Raise `InvalidConfig` for an
+    unknown strategy.
     """
     subscribers: dict[str, list[str]] = {}
     for member in sorted(members):
@@ -82,12 +82,12 @@ def _roundrobin(members: list[str], subscribers: Mapping[str, list[str]], counts
 
 
 class _Sticky:
-    """The previous assignment, repaired: keep what may stay, deal out what is free, then even out.
+    """The sticky strategy: keep valid parts of the previous assignment, assign free partitions, then balance.
 
-    Evening out looks for a chain of members, each of which can hand a partition to the next, from
-    one with many to one with at least two less. With equal subscriptions a chain is one step
-    long. When there is no chain left, no other assignment is more even (as in optimal semi-matchings,
-    Harvey, Ladner, Lovasz and Tamir 2003).
+    Balancing searches for a chain of members in which each can pass a partition to the next, from a member
+    to one with at least two partitions fewer. With equal subscriptions a chain has one step. If no
+    chain is left, no other assignment is more balanced (optimal semi-matchings: Harvey, Ladner, Lovasz and
+    Tamir 2003).
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _Sticky:
         self._load[member] += 1
 
     def _even_out(self) -> bool:
-        """Move partitions along one chain; False when there is none."""
+        """Move partitions along one chain. Return False if no chain exists."""
         least = min(self._load.values(), default=0)
         for member in sorted(self._members, key=lambda member: (-self._load[member], member)):
             if self._load[member] < least + 2:
@@ -142,7 +142,10 @@ class _Sticky:
         return False
 
     def _chain_from(self, start: str) -> list[tuple[str, str, str]] | None:
-        """The shortest chain to a member with at least two less than ``start``; of those, the one with the least."""
+        """Return the shortest chain from ``start`` to a member with at least two partitions fewer, or None.
+
+        Among chains of equal length, choose the end with the fewest partitions.
+        """
         came: dict[str, tuple[str, str] | None] = {start: None}
         level = [start]
         seen_topics: set[str] = set()
@@ -152,7 +155,7 @@ class _Sticky:
                 for topic in sorted(self._owned[giver]):
                     if not self._owned[giver][topic] or topic in seen_topics:
                         continue
-                    seen_topics.add(topic)  # all who read it are found at the first sight of it
+                    seen_topics.add(topic)  # its first owner already reaches all of its subscribers
                     for taker in self._subscribers[topic]:
                         if taker not in came:
                             came[taker] = (giver, topic)
@@ -169,7 +172,7 @@ class _Sticky:
         return None
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
-        """Hand over the partition whose move costs least: the taker's own of before, then one new to the giver."""
+        """Move the partition whose move costs least: one that the taker had before, else one new to the giver."""
         partitions = self._owned[giver][topic]
         had = self._before.get
         tp = min(partitions, key=lambda tp: (had(tp) != taker, had(tp) == giver, -tp.partition))

@@ -1,6 +1,6 @@
-"""What compaction does, decided from numbers: when a log is due, which segments, what becomes of a record.
+"""Decide when a log is compacted, which segments a pass cleans, and when tombstones are removed.
 
-A log in the order of its offsets, and what a pass does with each part::
+The parts of a log in the order of offsets, and what a pass does with each::
 
     log start          cleaned offset           map end          cleanable end      log end
         |  clean section     |   dirty, in the map  |  dirty, next map  |  never cleaned yet |
@@ -8,8 +8,8 @@ A log in the order of its offsets, and what a pass does with each part::
         |  newer version in  |   each key           |       pass)       |  too young, open   |
         |  the map           |                      |                   |  transactions      |
 
-A tombstone that a pass keeps gets a *delete horizon*, `delete.retention.ms` from then: whoever
-begins to read the log before it sees the tombstone. The first pass after it drops it (KIP-534).
+A tombstone that a pass keeps gets a *delete horizon*, `delete.retention.ms` after the pass. A consumer that
+starts to read the log before the horizon sees the tombstone. The first pass after the horizon removes it (KIP-534).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from segmentlog.records import LostRange, SegmentInfo
 
 
 class Dirt(NamedTuple):
-    """How much of a log a pass could clean, in stored bytes, and how long it has been waiting."""
+    """The clean and dirty parts of a log in stored bytes, and the age of the oldest dirty segment."""
 
     clean_bytes: int
     dirty_bytes: int
     oldest_ms: int | None
-    """Largest timestamp of the first dirty segment; None without one."""
+    """Largest timestamp of the first dirty segment; None if no segment is dirty."""
 
     @property
     def ratio(self) -> float:
-        """What `min.cleanable.dirty.ratio` is compared with."""
+        """The dirty ratio, which `min.cleanable.dirty.ratio` limits."""
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
@@ -41,9 +41,11 @@ class Dirt(NamedTuple):
 def cleanable_end(
     config: TopicConfig, segments: Iterable[SegmentInfo], dirty_offset: int, stable_offset: int, now_ms: int
 ) -> int:
-    """The offset that cleaning ends at: the first of a segment that is active, undecided or too young.
+    """Return the offset before which a pass may clean.
 
-    ``segments`` are those that end behind ``dirty_offset``, ascending, the active one last.
+    That is the base offset of the first segment that is active, too young or has open transactions, or
+    ``stable_offset`` if that is lower. ``segments`` must be the segments that end after ``dirty_offset``, ascending,
+    the active segment last.
     """
     end = dirty_offset
     for segment in segments:
@@ -54,8 +56,8 @@ def cleanable_end(
     return end
 
 
-def measure(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset: int) -> Dirt:
-    """The dirt below ``end_offset``, segment by segment; one that is dirty in part is dirty."""
+def measure_dirt(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset: int) -> Dirt:
+    """Return clean and dirty bytes below ``end_offset``. A partly dirty segment counts as dirty."""
     clean = dirty = 0
     oldest_ms = None
     for segment in segments:
@@ -68,7 +70,10 @@ def measure(segments: Iterable[SegmentInfo], dirty_offset: int, end_offset: int)
 
 
 def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | None:
-    """Why a pass is worth its reading now; None when it is not. ``due_ms``: when something kept may go, 0 for never."""
+    """Return the reason for a pass now, or None.
+
+    ``due_ms`` is the time from which a pass can remove records without new data; 0 for never.
+    """
     if dirt.dirty_bytes and dirt.ratio >= config.min_cleanable_dirty_ratio:
         return f"{dirt.ratio:.0%} is dirty (min.cleanable.dirty.ratio)"
     lag_ms = config.max_compaction_lag_ms
@@ -82,9 +87,9 @@ def why_due(config: TopicConfig, dirt: Dirt, due_ms: int, now_ms: int) -> str | 
 def group_segments(
     segments: Sequence[SegmentInfo], segment_bytes: int, lost: Sequence[LostRange]
 ) -> Iterator[list[SegmentInfo]]:
-    """Runs of adjacent segments that become one: as many as stay below ``segment_bytes`` in the worst case.
+    """Yield runs of adjacent segments to merge into one of at most ``segment_bytes``, even if nothing is removed.
 
-    A lost range ends a run: there are no offsets in it that a segment could hold.
+    A lost range ends a run, because a segment cannot contain its offsets.
     """
     ends = {lost_range.end_offset for lost_range in lost}
     run: list[SegmentInfo] = []
@@ -102,5 +107,5 @@ def group_segments(
 
 
 def delete_horizon(config: TopicConfig, now_ms: int) -> int:
-    """From when on a tombstone that is kept now may be dropped."""
+    """Return the time from which a pass may remove a tombstone that a pass keeps now."""
     return min(now_ms + config.delete_retention_ms, UNLIMITED_MS)

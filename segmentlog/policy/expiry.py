@@ -1,6 +1,6 @@
-"""When a record counts as gone: by the topic's `record.ttl.ms` or by the header ``expires-at-ms``, the earlier.
+"""Expiry of records: by the topic's `record.ttl.ms` or by the header ``expires-at-ms``, whichever is earlier.
 
-A record of a Kafka client may have no timestamp (-1): from that nothing is counted.
+A record of a Kafka client may have no timestamp (-1): `record.ttl.ms` does not apply to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGITS_MAX: Final = 18
 
 
 def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64] | None:
-    """Milliseconds since 1970 from when on each record counts as gone; None when none of them ever does."""
+    """Return the time at which each record expires, in milliseconds since 1970, or None if no record expires."""
     ends: npt.NDArray[np.int64] | None = None
     if ttl_ms is not None:
         stamps = batch.timestamps
@@ -33,14 +33,14 @@ def expiry_times(batch: RecordBatch, ttl_ms: int | None) -> npt.NDArray[np.int64
 
 
 def is_expired(timestamp: int, headers: Headers, ttl_ms: int | None, now_ms: int) -> bool:
-    """The same for one record, as of now."""
+    """Return whether a record has expired at ``now_ms``."""
     return (ttl_ms is not None and timestamp != NO_TIMESTAMP and timestamp <= now_ms - ttl_ms) or _own_expiry(
         headers
     ) <= now_ms
 
 
 def _own_expiry(headers: Headers) -> int:
-    """The time in a record's header; a header that is no number says nothing."""
+    """Return the expiry time in a record's header, or `NEVER` if there is none or it is not a number."""
     for name, value in headers:
         if name == EXPIRES_HEADER and value is not None and value.isdigit() and len(value) <= _DIGITS_MAX:
             return int(value)

@@ -1,10 +1,9 @@
-"""How a limit is shared among partitions, so that a large backlog in one partition never starves the others.
+"""Share a limit among partitions, so that a large backlog in one partition never starves the others.
 
-There are two rules, for two kinds of limit.
+There are two rules, for two kinds of limit:
 
-`split_by_backlog` splits a number of offsets in proportion to the backlogs, at least 1 for each partition.
-
-`Turns` is for a limit that one partition can use up: the partition that waits longest comes first.
+- `split_by_backlog` splits a number of offsets in proportion to the backlogs, at least 1 for each partition.
+- `Turns` is for a limit that one partition can use up: the partition that waits longest comes first.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
     total = sum(waiting.values())
     if total <= limit:
         return waiting
-    # Whole numbers: a float rounds what is above 2^53.
+    # Integers: a float would round numbers above 2^53.
     shares = {key: backlog * limit // total for key, backlog in waiting.items()}
     rounded_down = [key for key, share in shares.items() if share]
     shares = {key: max(share, 1) for key, share in shares.items()}
-    # Fewer than there are keys in `rounded_down`, and none of these gets more than its backlog: total > limit.
+    # `left` is less than the number of keys in `rounded_down`. No key exceeds its backlog, because total > limit.
     left = max(limit - sum(shares.values()), 0)
     for key in sorted(rounded_down, key=lambda key: -(waiting[key] * limit % total))[:left]:
         shares[key] += 1
@@ -38,25 +37,25 @@ def split_by_backlog(backlogs: Mapping[Key, int], limit: int) -> dict[Key, int]:
 
 
 class Turns(Generic[Key]):
-    """Remembers which keys were served last, for a limit that the first keys of a cycle may use up.
+    """The order in which keys are served under a limit that the first keys of a cycle may use up.
 
-    A key that waits comes first once every other key was served at most once. Not thread-safe.
+    Each other key is served at most once before a waiting key comes first. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._since: dict[Key, int] = {}
-        """By key, how many grants there were when it was served last, or when it began to wait."""
+        """By key, the number of grants when it was last served, or when it began to wait."""
         self._grants = 0
 
     def order(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the ``keys`` that wait now, those that wait longest first; equals stay in the order given.
+        """Return the waiting ``keys``, those that wait longest first; ties keep their order.
 
-        A key that is missing here waits no more: when it returns, it begins to wait.
+        A key that is missing in this call is forgotten: its waiting time starts again when it returns.
         """
         self._since = {key: self._since.get(key, self._grants) for key in keys}
         return sorted(self._since, key=self._since.__getitem__)
 
-    def note_served(self, key: Key) -> None:
+    def record_served(self, key: Key) -> None:
         """Record that ``key`` got a part of the limit."""
         self._grants += 1
         self._since[key] = self._grants

@@ -1,4 +1,4 @@
-"""When un-fsynced data is due to be fsynced, policy by policy."""
+"""Decide when appended data must be fsynced, for each fsync policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from segmentlog.config import FsyncPolicy
 
 
 def append_must_sync(policy: FsyncPolicy, *, unsynced_records: int, unsynced_bytes: int) -> bool:
-    """Whether an append may only return after an fsync, given what lies un-fsynced including it."""
+    """Return whether an append must fsync before it returns. Both amounts include the append itself."""
     if policy.kind == "always":
         return True
     if policy.kind == "records":
@@ -24,12 +24,12 @@ def background_sync_due(
     sealed_unsynced: bool,
     slack_ms: int = 0,
 ) -> bool:
-    """Whether the background flush should fsync now.
+    """Return whether the background flush should fsync now.
 
-    ``unsynced_age_ms`` is the time since the last fsync, an upper bound of the age of what
-    is un-fsynced; ``slack_ms`` the time until the question is asked again, so that the bound
-    holds in between. Sealed segments are synced under every policy, ``never`` included:
-    it bounds what recovery has to read after a machine death.
+    ``unsynced_age_ms`` is the time since the last fsync, an upper bound for the age of unsynced data.
+    ``slack_ms`` is the time until the next call, so that the bound also holds until then. Sealed
+    segments are synced under every policy, including ``never``: this limits what recovery must read
+    after a machine crash.
     """
     if not unsynced_records:
         return False

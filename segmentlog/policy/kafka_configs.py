@@ -1,9 +1,9 @@
-"""A topic's settings in Kafka's words: one table of all that Kafka 4.4.0 has, and what becomes of each here.
+"""Translate Kafka's topic settings: a table of all settings of Kafka 4.4.0, and the effect of each.
 
-Most settings are the engine's own and have an effect. A few are translated (`flush.ms`, `compression.gzip.level`). The
-rest mean something between brokers, or concern mechanisms that do not exist here. Their values are checked by Kafka's
-rules and change nothing. DescribeConfigs documents that and returns the value that holds; `without_effect` describes
-them for the log. Every other key is refused.
+Most settings are also keys of the engine. A few are translated to one (`flush.ms`, `compression.gzip.level`). The
+rest concern replication, or mechanisms that segmentlog does not have: their values are checked by Kafka's rules, and
+have no effect. DescribeConfigs documents that, and returns the effective value. `without_effect` lists them for the
+log. Any other key is refused.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _REPLICA: Final = re.compile(r"([0-9]+:[0-9]+)?")
 
 
 class _Rule(NamedTuple):
-    """What Kafka takes for a setting."""
+    """The type and the valid values of a setting in Kafka."""
 
     type: int
     allows: Callable[[str], bool]
-    """Of a value without the spaces around it."""
+    """Takes a value without surrounding spaces."""
     accepted: str
 
 
 def _whole(kind: int, low: int, high: int | None = None, *more: int) -> _Rule:
-    """A whole number from ``low`` to ``high`` (None: the most that the type holds), or one of ``more``."""
+    """Return the rule for an integer from ``low`` to ``high`` (None: the maximum of the type), or one of ``more``."""
     most = high if high is not None else _INT_MAX if kind == TYPE_INT else INT64_MAX
 
     def allows(value: str) -> bool:
@@ -72,15 +72,16 @@ _REPLICAS: Final = _Rule(TYPE_LIST, _are_replicas, "* or a list of PARTITION:BRO
 
 
 class _Setting(NamedTuple):
-    """One row of the table."""
+    """A row of the table of settings."""
 
     rule: _Rule
     described: str = ""
-    """The value that holds, of a setting without effect."""
+    """The effective value of a setting without effect."""
     why: str = ""
-    """Why it has no effect; empty for a setting that has one."""
+    """Why the setting has no effect; empty for a setting that has one."""
     is_exact: bool = True
-    """Whether the rule decides on every value. Else it decides on plain numbers, the engine on texts as 7d or 64MiB."""
+    """Whether the rule applies to every value. If not, it applies to plain numbers, and the engine checks texts such as
+    7d or 64MiB."""
 
 
 def _in_effect(rule: _Rule) -> _Setting:
@@ -92,9 +93,9 @@ _FLUSH_MESSAGES, _FLUSH_MS = "flush.messages", "flush.ms"
 _COMPRESSION: Final = "compression.type"
 _LEVEL: Final = "compression.level"
 _LEVELS: Final = {"compression.gzip.level": ("gzip", "-1"), "compression.zstd.level": ("zstd", "1")}
-"""The codec that each is the level of, and the level that holds where none is set."""
+"""The codec of each level, and the level that is used if none is set."""
 _ONE_COPY: Final = "a partition has one copy, on this machine"
-_NO_TIERS: Final = "it is about Kafka's own tiered storage; `segmentlog ship` uploads each segment that is sealed"
+_NO_TIERS: Final = "it configures Kafka's own tiered storage; `segmentlog ship` uploads each segment that is sealed"
 
 SETTINGS: Final[Mapping[str, _Setting]] = {
     "cleanup.policy": _Setting(_Rule(TYPE_LIST, _is_policy, "delete, compact, both or nothing")),
@@ -129,20 +130,20 @@ SETTINGS: Final[Mapping[str, _Setting]] = {
     "remote.storage.enable": _Setting(_FLAG),
     "retention.bytes": _in_effect(_whole(TYPE_LONG, -(2**63))),
     "retention.ms": _in_effect(_whole(TYPE_LONG, -1)),
-    # Kafka's least is 1 MiB. Small segments harm nobody here.
+    # Kafka requires at least 1 MiB. Small segments do no harm in this engine.
     "segment.bytes": _in_effect(_whole(TYPE_INT, 256)),
     "segment.index.bytes": _Setting(_whole(TYPE_INT, 4), "10485760", "indexes grow with their segment"),
     "segment.jitter.ms": _Setting(_whole(TYPE_LONG, 0), "0", "each partition is rolled by its own records"),
     "segment.ms": _in_effect(_whole(TYPE_LONG, 1)),
     "unclean.leader.election.enable": _Setting(_FLAG, "false", _ONE_COPY),
 }
-"""Every setting of a topic that Kafka 4.4.0 has, by the rules of its `LogConfig`."""
+"""Every topic setting of Kafka 4.4.0, with the rules of its `LogConfig`."""
 
 _KNOWN: Final = tuple(sorted({*TOPIC_CONFIG_KEYS, *SETTINGS}))
 
 
 def _checked(name: str, value: str) -> str:
-    """The value without the spaces around it. Raises `InvalidConfig` for one that Kafka refuses."""
+    """Return the value without surrounding spaces. Raise `InvalidConfig` for a value that Kafka refuses."""
     text, (rule, _, _, is_exact) = value.strip(), SETTINGS[name]
     if (is_exact or _WHOLE.fullmatch(text)) and not rule.allows(text):
         raise InvalidConfig(name, value, rule.accepted)
@@ -155,11 +156,11 @@ def _checked(name: str, value: str) -> str:
 def to_engine(
     settings: Mapping[str, str | None], config: TopicConfig | None = None, resets: Iterable[str] = ()
 ) -> dict[str, object]:
-    """The engine's keys for Kafka's, as changes of ``config`` (None: of a new topic); ``resets`` go to their defaults.
+    """Translate Kafka's settings to changes of engine keys for a topic with ``config`` (None: a new topic).
 
-    Values of settings without effect are checked here, all others by `TopicConfig`, too. Raises `InvalidConfig` for an
-    unknown key, a value that Kafka refuses, and a missing value. The reset of an unknown key changes nothing:
-    MirrorMaker resets each key that is not set at the source.
+    Keys in ``resets`` get their defaults. This function checks the values of settings without effect; `TopicConfig`
+    also checks all others. Raise `InvalidConfig` for an unknown key, a value that Kafka refuses, and a missing value.
+    The reset of an unknown key has no effect: MirrorMaker resets each key that is not set at the source.
     """
     fresh = TopicConfig()
     before = fresh if config is None else config
@@ -176,14 +177,14 @@ def to_engine(
         {_COMPRESSION: changes.get(_COMPRESSION, before.compression_type), _LEVEL: None}
     ).compression_type
     if codec != before.compression_type and before.compression_level is not None:
-        changes.setdefault(_LEVEL, None)  # it was the level of the other codec
+        changes.setdefault(_LEVEL, None)  # it was the level of the previous codec
     for name, (of_codec, unset) in _LEVELS.items():
         if name in texts and of_codec == codec:
             changes[_LEVEL] = None if texts[name] == unset else int(texts[name])
     messages, flush_ms = (int(texts.get(name, INT64_MAX)) for name in (_FLUSH_MESSAGES, _FLUSH_MS))
     if messages == 1:
         changes["fsync"] = "always"
-    elif flush_ms <= _INT_MAX:  # more is no limit, and leaves the engine's policy as it is
+    elif flush_ms <= _INT_MAX:  # a larger value means no limit, and keeps the engine's policy
         changes["fsync"] = f"{max(flush_ms, 1)}ms"
     elif messages <= _INT_MAX:
         changes["fsync"] = f"{messages}records"
@@ -191,9 +192,10 @@ def to_engine(
 
 
 def without_effect(settings: Mapping[str, str | None], config: TopicConfig, *, is_shipped: bool) -> str:
-    """The settings whose values change nothing in a topic that has now ``config``, each with the reason; "" for none.
+    """Return the settings whose values have no effect in a topic with ``config``, each with the reason; "" for none.
 
-    A value that holds anyway (`min.insync.replicas=1`) is not among them. ``is_shipped``: to an object store.
+    A value that is in effect anyway (`min.insync.replicas=1`) is not listed. ``is_shipped`` tells whether the store is
+    uploaded to an object store.
     """
     found = []
     for name, value in sorted(settings.items()):
@@ -212,19 +214,19 @@ def without_effect(settings: Mapping[str, str | None], config: TopicConfig, *, i
 
 
 def known_keys() -> list[str]:
-    """Every key that is taken, sorted."""
+    """Return every valid key, sorted."""
     return list(_KNOWN)
 
 
 def is_list(name: str) -> bool:
-    """Whether words can be added to the value of a setting, and taken away from it."""
+    """Return whether a setting is a list, to which an alteration can append words or remove them."""
     return name in SETTINGS and SETTINGS[name].rule.type == TYPE_LIST
 
 
 def engine_keys(name: str, config: TopicConfig | None = None) -> tuple[str, ...]:
-    """The engine's keys that a key of Kafka's is about in a topic of that ``config``.
+    """Return the engine's keys that a Kafka setting changes in a topic with ``config``.
 
-    None for a setting without effect, an unknown key, and the level of a codec that the topic does not use.
+    Return () for a setting without effect, an unknown key, and the level of a codec that the topic does not use.
     """
     if name in (_FLUSH_MESSAGES, _FLUSH_MS):
         return ("fsync",)
@@ -233,11 +235,11 @@ def engine_keys(name: str, config: TopicConfig | None = None) -> tuple[str, ...]
     return (name,) if name in TOPIC_CONFIG_KEYS else ()
 
 
-# ---------------------------------------------------------------- as Kafka's clients read them
+# ---------------------------------------------------------------- for DescribeConfigs
 
 
-class Entry(NamedTuple):
-    """One key as DescribeConfigs tells it."""
+class ConfigEntry(NamedTuple):
+    """A key and its value in the response to DescribeConfigs."""
 
     name: str
     value: str | None
@@ -247,32 +249,32 @@ class Entry(NamedTuple):
     documentation: str | None = None
 
 
-def describe(config: TopicConfig) -> list[Entry]:
-    """Every key with its value, as Kafka's clients read it: plain numbers."""
+def describe(config: TopicConfig) -> list[ConfigEntry]:
+    """Return every key with its value in Kafka's notation: plain numbers."""
     changed = config.to_mapping()
     entries = []
     for name in TOPIC_CONFIG_KEYS:
         value: Any = getattr(config, name.replace(".", "_"))
         is_default = name not in changed
         entries.append(
-            Entry(name, _text(name, value), is_default, _type_of(name, value), documentation=_MEANINGS[name])
+            ConfigEntry(name, _text(name, value), is_default, _type_of(name, value), documentation=_MEANINGS[name])
         )
     for name, (codec, unset) in _LEVELS.items():
         is_set = config.compression_type == codec and config.compression_level is not None
         level = str(config.compression_level) if is_set else unset
         entries.append(
-            Entry(name, level, not is_set, TYPE_INT, documentation=f"{_LEVEL} where {_COMPRESSION} is {codec}")
+            ConfigEntry(name, level, not is_set, TYPE_INT, documentation=f"{_LEVEL} where {_COMPRESSION} is {codec}")
         )
     for name, amount in _flushes(config.fsync).items():
         entries.append(
-            Entry(name, str(amount), "fsync" not in changed, TYPE_LONG, documentation="fsync, as Kafka says it")
+            ConfigEntry(name, str(amount), "fsync" not in changed, TYPE_LONG, documentation="fsync, as Kafka says it")
         )
     entries += _WITHOUT_EFFECT
     return sorted(entries)
 
 
 def _flushes(policy: FsyncPolicy) -> dict[str, int]:
-    """The engine's fsync policy as Kafka's two settings."""
+    """Return the engine's fsync policy as Kafka's two settings."""
     return {
         _FLUSH_MESSAGES: 1 if policy.kind == "always" else policy.amount if policy.kind == "records" else UNLIMITED_MS,
         _FLUSH_MS: policy.amount if policy.kind == "ms" else UNLIMITED_MS,
@@ -281,7 +283,7 @@ def _flushes(policy: FsyncPolicy) -> dict[str, int]:
 
 _MEANINGS: Final = {line.key: line.meaning for line in TopicConfig().describe()}
 _WITHOUT_EFFECT: Final = [
-    Entry(name, one.described, True, one.rule.type, documentation=f"Has no effect here: {one.why}.")
+    ConfigEntry(name, one.described, True, one.rule.type, documentation=f"Has no effect here: {one.why}.")
     for name, one in SETTINGS.items()
     if one.why
 ]

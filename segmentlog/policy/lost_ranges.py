@@ -1,7 +1,7 @@
-"""The arithmetic of lost ranges: which offsets hold no record, and never will.
+"""Arithmetic of lost ranges: ranges of offsets that have no records and never will.
 
-Those of a partition ascend. They may touch, but never overlap: of a new one only that is added which no other covers,
-or it absorbs those that it covers.
+The ranges of a partition ascend. They may be adjacent, but never overlap: adding a range adds only its uncovered parts
+(`add_lost_ranges`), or removes the ranges that it covers (`with_lost_range`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from segmentlog.records import LostRange
 Ranges = Sequence[LostRange]
 
 
-def overlapping(ranges: Ranges, base_offset: int, end_offset: int) -> LostRange | None:
-    """The first that has an offset in common with ``[base_offset, end_offset)``."""
+def find_overlapping(ranges: Ranges, base_offset: int, end_offset: int) -> LostRange | None:
+    """Return the first range that overlaps ``[base_offset, end_offset)``, or None."""
     for lost in ranges:
         if lost.base_offset < end_offset and base_offset < lost.end_offset:
             return lost
     return None
 
 
-def containing(ranges: Ranges, offset: int) -> LostRange | None:
-    """The one that an offset lies in."""
-    return overlapping(ranges, offset, offset + 1)
+def find_containing(ranges: Ranges, offset: int) -> LostRange | None:
+    """Return the range that contains an offset, or None."""
+    return find_overlapping(ranges, offset, offset + 1)
 
 
-def first_behind(ranges: Ranges, offset: int) -> int:
-    """Where history goes on when there is no record from ``offset`` on: behind the ranges that begin or lie there."""
+def skip_lost_ranges(ranges: Ranges, offset: int) -> int:
+    """Return the first offset from ``offset`` on that is not in a lost range."""
     for lost in ranges:
         if lost.base_offset <= offset < lost.end_offset:
             offset = lost.end_offset
@@ -37,8 +37,8 @@ def first_behind(ranges: Ranges, offset: int) -> int:
 
 
 def is_lost(ranges: Ranges, base_offset: int, end_offset: int) -> bool:
-    """Whether lost ranges, one or several that touch, are why ``[base_offset, end_offset)`` holds no record."""
-    return first_behind(ranges, base_offset) >= end_offset
+    """Return whether lost ranges cover all of ``[base_offset, end_offset)``."""
+    return skip_lost_ranges(ranges, base_offset) >= end_offset
 
 
 def count_offsets(ranges: Ranges, base_offset: int, end_offset: int) -> int:
@@ -63,21 +63,21 @@ def advance(ranges: Ranges, offset: int, count: int) -> int:
 
 
 def with_lost_range(ranges: Ranges, lost: LostRange) -> tuple[LostRange, ...]:
-    """The ranges with one more at their end, which takes in those that it covers."""
+    """Return the ranges with ``lost`` appended, and without those that it covers."""
     apart = [known for known in ranges if known.base_offset < lost.base_offset or known.end_offset > lost.end_offset]
     return (*apart, lost)
 
 
 def add_lost_ranges(known: Iterable[LostRange], new: Iterable[LostRange]) -> tuple[LostRange, ...]:
-    """All ranges, ascending; of a new one only what no other covers."""
+    """Return all ranges, ascending; of each new range only the parts that no other range covers."""
     ranges = sorted(known, key=_by_offset)
     for lost in sorted(new, key=_by_offset):
         base_offset = lost.base_offset
-        for there in list(ranges):
-            if base_offset < min(there.base_offset, lost.end_offset):
-                end_offset = min(there.base_offset, lost.end_offset)
+        for existing in list(ranges):
+            if base_offset < min(existing.base_offset, lost.end_offset):
+                end_offset = min(existing.base_offset, lost.end_offset)
                 ranges.append(msgspec.structs.replace(lost, base_offset=base_offset, end_offset=end_offset))
-            base_offset = max(base_offset, there.end_offset)
+            base_offset = max(base_offset, existing.end_offset)
         if base_offset < lost.end_offset:
             ranges.append(msgspec.structs.replace(lost, base_offset=base_offset))
         ranges.sort(key=_by_offset)

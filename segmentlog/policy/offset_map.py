@@ -1,17 +1,17 @@
-"""Which records are the last of their keys: a map of millions of keys in a bounded amount of memory.
+"""The offset map of compaction: the last records of millions of keys, in a bounded amount of memory.
 
-Kafka's cleaner keeps a hash table of 24 bytes an entry; so does this, as three arrays
-(low and high half of the identity, offset), and finds equal keys by sorting instead of probing:
+Like Kafka's cleaner, the map needs 24 bytes an entry: three arrays (low and high half of the key's identity,
+offset). It finds equal keys by sorting instead of probing a hash table:
 
-    add      entries are appended, duplicates and all, at the speed of a copy
-    full     sort (39 bits of hash, position) packed in one u64 each; neighbours whose
-             identities are equal are one key: only its last entries stay, in offset order
+    add      append entries, including duplicates, at the speed of a copy
+    full     sort (39 bits of hash, index) packed into one u64 per entry; neighbours with equal
+             identities are one key: only its last entries stay, in offset order
     finish   the same once more
-    find     a directory over the sorted hashes, made when it is first asked for
+    find     search a directory of the sorted hashes, which the first call builds
 
-numpy sorts plain u64 in 10 to 13 ns an item here, where an indirect sort takes 60 to 140 and a
-vectorised open-addressing table 125 to 185 (one to four million items). Entries stay in offset order throughout, so
-"which offsets of this batch survive" is a slice of one array.
+numpy sorts plain u64 in 10 to 13 ns an item. An indirect sort takes 60 to 140 ns, a vectorised
+open-addressing table 125 to 185 (one to four million items). Entries stay in offset order, so the
+surviving offsets of a batch are a slice of one array.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy.typing as npt
 from segmentlog.format.key_hashes import Uint64Array
 
 ENTRY_BYTES: Final = 42
-"""24 of an entry, 18 of work space for sorting them and for `OffsetMap.find`."""
+"""24 bytes for the entry, 18 bytes of work space for sorting and for `OffsetMap.find`."""
 
 _MIX_A: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_B: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 _SHIFT: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
 _BLOCK: Final = 1 << 14
-# Arrays of this many items stay in the cache, and need no fresh memory.
+# Arrays of this many items stay in the cache, and need no new memory.
 _FEW: Final = 3
 _WORTHWHILE: Final = 8
 # The map is full when removing duplicates frees less than this part of it.
@@ -45,9 +45,9 @@ _Indices = npt.NDArray[np.intp]
 class OffsetMap:
     """The last ``keep_last`` entries of each key among those added. Not thread-safe.
 
-    Takes ``buffer_bytes`` and a few megabytes, and has room for one entry at the least. With
-    ``keep_last`` above 1 an entry may be *dead* (a tombstone, an expired record): it counts as
-    an entry, and everything of its key before it goes.
+    The map takes ``buffer_bytes`` and a few megabytes, and has room for at least one entry. With
+    ``keep_last`` above 1 an entry may be *dead* (a tombstone, an expired record): a dead entry
+    stays, and all earlier entries of its key are removed.
     """
 
     def __init__(self, buffer_bytes: int, keep_last: int = 1) -> None:
@@ -56,9 +56,9 @@ class OffsetMap:
         self.keep_last = keep_last
         self.count = 0
         self.added = 0
-        """Entries added so far, duplicates and all."""
+        """Number of entries added so far, including duplicates."""
         self.is_full = False
-        # Reserved, not used: the kernel gives the pages when they are written to.
+        # Only reserved: the kernel allocates a page when it is first written.
         self._low = np.empty(self.capacity, np.uint64)
         self._high = np.empty(self.capacity, np.uint64)
         self._offsets = np.empty(self.capacity, np.int64)
@@ -76,7 +76,7 @@ class OffsetMap:
     # ------------------------------------------------------------ filling
 
     def add(self, low: Uint64Array, high: Uint64Array, offsets: Offsets, dead: Flags | None = None) -> int:
-        """Take in entries, of larger offsets than all before; how many there was room for, from the first on."""
+        """Add entries, whose offsets must exceed all earlier ones. Return how many of them, from the first on, fit."""
         total = len(offsets)
         taken = 0
         while taken < total and not self.is_full:
@@ -94,11 +94,11 @@ class OffsetMap:
         return taken
 
     def finish(self) -> None:
-        """No more entries come: from here on `kept` and `find` answer."""
+        """End the phase of adding. Call this before `kept` and `find`."""
         self._remove_duplicates()
 
     def _index(self) -> None:
-        """Make what `find` needs; many a log is compacted without ever asking."""
+        """Build the directory for `find`, which many compactions never call."""
         order, same = self._ordered()
         count = self.count
         bits = max(count.bit_length(), 1)
@@ -134,7 +134,7 @@ class OffsetMap:
         self.count = left
 
     def _mark_older(self, kept: Flags) -> bool:
-        """Unmark the entries that a later one of their key follows; False, and none unmarked, when hashes clash."""
+        """Unmark each entry that a later entry of its key replaces. Return False, with no change, if hashes collide."""
         self._sort()
         for _, order, pairs, equal in self._pairs():
             if not equal.all():
@@ -144,7 +144,7 @@ class OffsetMap:
         return True
 
     def _last_of_runs(self, order: _Indices, same: Flags) -> Flags:
-        """For entries in ``order``: whether each is among the last of its key, and not before a dead one."""
+        """Return for each entry in ``order`` whether it is among the last of its key, and not before a dead entry."""
         count = len(order)
         places = np.arange(count)
         starts = np.flatnonzero(np.concatenate(([True], ~same)))
@@ -157,7 +157,7 @@ class OffsetMap:
         return last
 
     def _sort(self) -> None:
-        """Sort (hash, number of the entry), packed, so that entries of one key stand together, in offset order."""
+        """Sort packed (hash, index of the entry), so that the entries of a key are adjacent and in offset order."""
         count = self.count
         self._index_bits = max((count - 1).bit_length(), 1)
         bits = np.uint64(self._index_bits)
@@ -172,10 +172,10 @@ class OffsetMap:
         packed.sort()
 
     def _pairs(self) -> Iterator[tuple[int, _Indices, _Indices, Flags]]:
-        """Neighbours whose hashes agree, block by block of what `_sort` made.
+        """Yield pairs of neighbours with equal hashes, for each block of the array that `_sort` filled.
 
-        (where the block begins, its entries and the one behind it, which of them agree with the
-        next, whether those are of one key)
+        Yield (start of the block, its entries and the next one, indices of entries whose hash equals the next
+        entry's, whether each of these pairs has equal keys).
         """
         count, bits = self.count, np.uint64(self._index_bits)
         packed = self._sorted[:count]
@@ -188,12 +188,12 @@ class OffsetMap:
             pairs = np.flatnonzero(alike == 0)
             if len(pairs) * _FEW < len(order):
                 yield start, order, pairs, self._are_equal(order[pairs], order[pairs + 1])
-            else:  # most entries are in two pairs: each is fetched once
+            else:  # most entries are in two pairs: fetch each entry once
                 low, high = self._low.take(order), self._high.take(order)
                 yield start, order, pairs, ((low[1:] == low[:-1]) & (high[1:] == high[:-1]))[pairs]
 
     def _ordered(self) -> tuple[_Indices, Flags]:
-        """Entries key by key, those of one key in offset order; and whether each is of the same key as the next."""
+        """Return the entries grouped by key, in offset order, and whether each has the same key as the next."""
         self._sort()
         count, bits = self.count, np.uint64(self._index_bits)
         same = np.zeros(max(count - 1, 0), np.bool_)
@@ -207,7 +207,7 @@ class OffsetMap:
         return order, same
 
     def _part_clashes(self, hashes: Uint64Array, order: _Indices, same: Flags) -> None:
-        """Different keys whose hashes agree may stand among each other: order them by all of their identities."""
+        """Separate interleaved entries of different keys with equal hashes: sort them by their whole identities."""
         alike = hashes[1:] == hashes[:-1]
         runs = np.cumsum(np.concatenate(([0], ~alike)))
         mixed = np.unique(runs[:-1][alike & ~same])
@@ -219,7 +219,7 @@ class OffsetMap:
         same[pairs] = self._are_equal(order[pairs], order[pairs + 1])
 
     def _are_equal(self, entries: _Indices, others: _Indices) -> Flags:
-        """Whether the one is of the same key as the other."""
+        """Return for each pair of entries whether their keys are equal."""
         equal: Flags = self._low.take(entries) == self._low.take(others)
         equal &= self._high.take(entries) == self._high.take(others)
         return equal
@@ -227,13 +227,13 @@ class OffsetMap:
     # ------------------------------------------------------------ asking
 
     def kept(self, base_offset: int, end_offset: int) -> Offsets:
-        """Those of the offsets ``[base_offset, end_offset)`` that are among the last of their keys, ascending."""
+        """Return the offsets in ``[base_offset, end_offset)`` that are among the last of their keys, ascending."""
         offsets = self._offsets[: self.count]
         first, last = np.searchsorted(offsets, np.array((base_offset, end_offset), np.int64))
         return offsets[first:last]
 
     def find(self, low: Uint64Array, high: Uint64Array) -> _Indices:
-        """For each key the number of one of its entries, or -1."""
+        """Return for each key the index of one of its entries, or -1."""
         found = np.full(len(low), -1, np.intp)
         if not self.count:
             return found
@@ -252,17 +252,17 @@ class OffsetMap:
             asking = asking[at[asking] < end[asking]]
         return found
 
-    # ------------------------------------------------------------ older versions, where several are kept
+    # ------------------------------------------------------------ older versions, if several are kept
 
-    def note_older(self, low: Uint64Array, high: Uint64Array, offsets: Offsets) -> None:
-        """Tell of records below all entries, in offset order, for `superseded`."""
+    def add_older(self, low: Uint64Array, high: Uint64Array, offsets: Offsets) -> None:
+        """Add records with offsets below all entries, in offset order, for `superseded`."""
         found = self.find(low, high)
         known = np.flatnonzero(found >= 0)
         if len(known):
             self._older.append((self._run_of[found[known]], offsets[known]))
 
     def superseded(self) -> Offsets:
-        """Offsets of the records told to `note_older` of which newer ones leave no place, ascending."""
+        """Return the offsets of the records given to `add_older` that newer records replace, ascending."""
         if not self._older:
             return np.empty(0, np.int64)
         runs = np.concatenate([older_runs for older_runs, _ in self._older])
@@ -277,7 +277,7 @@ class OffsetMap:
 
 
 def _mix(low: Uint64Array, high: Uint64Array) -> Uint64Array:
-    """An identity, which may be the key itself, as 64 bits of which the upper ones are well spread."""
+    """Hash an identity, which may be the key itself, to 64 bits whose upper bits are well distributed."""
     mixed = high * _MIX_A
     mixed ^= low
     mixed *= _MIX_B

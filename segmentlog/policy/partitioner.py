@@ -1,11 +1,11 @@
-"""Which partition a record goes to, decided by its key.
+"""Choose the partition of a record by its key.
 
-`HashPartitioner` sends a key where Kafka's Java client sends it: murmur2 with Kafka's seed, the sign bit
-dropped, modulo the number of partitions. So a topic that is mirrored from or to Kafka keeps its keys in
-their partitions. `RangePartitioner` keeps neighbouring keys together.
+`HashPartitioner` chooses the same partition as Kafka's Java client: murmur2 with Kafka's seed, without the
+sign bit, modulo the number of partitions. So keys stay in their partitions when a topic is mirrored from or
+to Kafka. `RangePartitioner` keeps neighbouring keys together.
 
-murmur2 is here twice: for one key in plain Python, where numpy's overhead of a microsecond a call would be
-most of the cost, and for a list of keys in numpy, which does all of them at once. A test proves them equal.
+This module implements murmur2 twice: for one key in plain Python, where numpy's overhead of a microsecond per
+call would dominate, and for a list of keys in numpy. A test checks that both agree.
 """
 
 from bisect import bisect_right
@@ -35,37 +35,37 @@ _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
 _WORD = np.dtype("<u4")
 
-# By the number of bytes after the last whole word: which bytes of the word there are the key's, and the
-# multiplication that follows them, which murmur2 leaves out when there are none.
+# Indexed by the number of bytes after the last whole word: the mask of the key's bytes in the next word, and
+# the factor that follows them, which murmur2 omits if there are no such bytes.
 _TAIL_MASK = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _TAIL_FACTOR = np.array([1, _M, _M, _M], np.uint32)
 
-# Fewer keys than this are hashed one by one: numpy's calls would cost more than the work in them.
+# Fewer keys are hashed one by one: numpy's calls would cost more than the hashing.
 _FEW_KEYS = 24
 
 
 class Partitioner(Protocol):
-    """Anything that maps keys to partitions."""
+    """Maps keys to partitions. Applications can supply their own."""
 
     def partitions(self, keys: Keys, partition_count: int, sticky: int) -> Partitions:
-        """A partition in [0, partition_count) for each key; `sticky` for a record without a key."""
+        """Return a partition in [0, partition_count) for each key, and `sticky` for a record without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashPartitioner:
-    """Equal keys share a partition, different keys are spread evenly, as Kafka's Java client does it."""
+    """Hashes keys like Kafka's Java client: equal keys share a partition, different keys are spread evenly."""
 
     def partitions(self, keys: Keys, partition_count: int, sticky: int) -> Partitions:
-        """See `partitions_for_keys`."""
+        """Return the result of `partitions_for_keys`."""
         return partitions_for_keys(keys, partition_count, sticky)
 
 
 @dataclass(frozen=True, slots=True)
 class RangePartitioner:
-    """Keys below `bounds[0]` go to partition 0, those from there to below `bounds[1]` to 1, and so on.
+    """Maps ranges of keys to partitions: keys below `bounds[0]` to 0, then those below `bounds[1]` to 1, and so on.
 
-    `n` bounds make `n + 1` partitions. Keys compare as bytes. Raises ValueError unless the bounds strictly
-    ascend, TypeError unless they are bytes.
+    `n` bounds need `n + 1` partitions. Keys compare as bytes. Raises ValueError if the bounds do not strictly
+    ascend, and TypeError if they are not bytes.
     """
 
     bounds: Sequence[bytes]
@@ -74,7 +74,7 @@ class RangePartitioner:
         bounds = tuple(self.bounds)
         for index, bound in enumerate(bounds):
             if not isinstance(bound, bytes):
-                raise TypeError(f"bounds[{index}] is {bound!r}; a bound is bytes, as keys are")
+                raise TypeError(f"bounds[{index}] is {bound!r}, but must be bytes, like a key")
         for index, ascends in enumerate(map(lt, bounds, bounds[1:])):
             if not ascends:
                 raise ValueError(
@@ -84,31 +84,33 @@ class RangePartitioner:
         object.__setattr__(self, "bounds", bounds)
 
     def partitions(self, keys: Keys, partition_count: int, sticky: int) -> Partitions:
-        """A partition for each key, `sticky` for None. Raises ValueError unless there is one bound fewer than
-        there are partitions."""
+        """Return a partition for each key, and `sticky` for None.
+
+        Raise ValueError unless there is one partition more than there are bounds.
+        """
         if partition_count != len(self.bounds) + 1:
             raise ValueError(
                 f"{len(self.bounds)} bounds divide keys among {len(self.bounds) + 1} partitions,"
-                f" and the topic has {partition_count}"
+                f" but the topic has {partition_count}"
             )
         _check_sticky(sticky, partition_count)
         return _choose(self._partitions_of, keys, sticky)
 
     def _partitions_of(self, keys: Sequence[bytes]) -> Partitions:
-        # bisect, not np.searchsorted: numpy's bytes lose trailing zero bytes, which order keys here.
+        # Rejected: np.searchsorted. numpy drops trailing zero bytes, which matter for the order of keys.
         return np.fromiter(map(partial(bisect_right, self.bounds), keys), np.int32, len(keys))
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Where Kafka's Java client sends a record with this key. Raises ValueError for no partitions."""
+    """Return the partition that Kafka's Java client chooses for a key. Raise ValueError if there are no partitions."""
     _check_sticky(0, partition_count)
     return (murmur2(key) & _POSITIVE) % partition_count
 
 
 def partitions_for_keys(keys: Keys, partition_count: int, fallback: int) -> Partitions:
-    """`partition_for_key` of every key at once, and `fallback` for every None: int32, as long as `keys`.
+    """Return `partition_for_key` of every key, and `fallback` for every None: int32[len(keys)].
 
-    Raises ValueError if `fallback` is not one of the partitions.
+    Raise ValueError if `fallback` is not one of the partitions.
     """
     _check_sticky(fallback, partition_count)
 
@@ -120,9 +122,9 @@ def partitions_for_keys(keys: Keys, partition_count: int, fallback: int) -> Part
 
 
 def partitions_for_joined_keys(keys: bytes, lengths: Lengths, partition_count: int) -> Partitions:
-    """`partitions_for_keys` of keys that lie one behind the other, ``lengths`` bytes each: for who has no list of them.
+    """Return `partitions_for_keys` of concatenated keys of ``lengths`` bytes each, for callers without a list.
 
-    Raises ValueError for no partitions.
+    Raise ValueError if there are no partitions.
     """
     _check_sticky(0, partition_count)
     if not len(lengths):
@@ -132,7 +134,7 @@ def partitions_for_joined_keys(keys: bytes, lengths: Lengths, partition_count: i
 
 
 def rows_by_partition(partitions: npt.NDArray[np.signedinteger]) -> dict[int, Rows | None]:
-    """The rows that go to each partition, in their order, by ascending partition; None where it is all of them."""
+    """Return the rows of each partition, in their order, by ascending partition; None if a partition gets all rows."""
     counts = np.bincount(partitions)
     numbers = counts.nonzero()[0]
     if len(numbers) <= 1:
@@ -145,7 +147,7 @@ def rows_by_partition(partitions: npt.NDArray[np.signedinteger]) -> dict[int, Ro
 
 
 def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
-    """Return what an append of these rows raised, with the record's index in the whole list."""
+    """Return an error of an append of these rows, with the record's index changed to that in the whole list."""
     if rows is None:
         return error
     if isinstance(error, RecordTooLarge):
@@ -157,7 +159,7 @@ def error_of_rows(error: Exception, rows: Rows | None) -> Exception:
 
 
 def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None:
-    """For each row how many rows before it go to the same partition; None where that is its index."""
+    """Return for each row how many rows before it go to the same partition, or None if that is its index."""
     rows = [some for some in rows_of.values() if some is not None]
     if not rows:
         return None
@@ -169,11 +171,11 @@ def ranks_of(rows_of: Mapping[int, Rows | None]) -> npt.NDArray[np.int64] | None
 
 
 def _choose(choice: Callable[[Sequence[bytes]], Partitions], keys: Keys, sticky: int) -> Partitions:
-    """The choice for every key, `sticky` for None. Raises TypeError for a key that is neither."""
+    """Return the choice for every key, and `sticky` for None. Raise TypeError for a key of another type."""
     try:
         return choice(cast(Sequence[bytes], keys))
     except TypeError:
-        # Looked for only now: a look at every key for a None costs half of what hashing it does.
+        # Search for None only now: checking every key for None takes half as long as hashing.
         is_null = np.fromiter(map(is_, keys, repeat(None)), np.bool_, len(keys))
         if not is_null.any():
             raise
@@ -184,14 +186,14 @@ def _choose(choice: Callable[[Sequence[bytes]], Partitions], keys: Keys, sticky:
 
 def _check_sticky(sticky: int, partition_count: int) -> None:
     if not 0 <= sticky < partition_count:
-        raise ValueError(f"partition {sticky} is not one of {partition_count}")
+        raise ValueError(f"partition {sticky} is not one of the {partition_count} partitions")
 
 
 # --- one key ------------------------------------------------------------------------------------------
 
 
 def murmur2(key: bytes) -> int:
-    """The 32-bit murmur2 of a key as Kafka has it: seeded with 0x9747b28c, and signed as Java's int is."""
+    """Return Kafka's 32-bit murmur2 of a key: seeded with 0x9747b28c, and signed like Java's int."""
     length = len(key)
     h = _after_words(_SEED ^ length, _words_reader(length >> 2)(key))
     if length & 3:
@@ -217,14 +219,14 @@ def _words_reader(word_count: int) -> Callable[[bytes], tuple[int, ...]]:
 
 
 def _murmur2_of_all(keys: Sequence[bytes]) -> Hashes:
-    """The murmur2 of each key, unsigned. Raises TypeError for a key that is not bytes."""
+    """Return the murmur2 of each key, unsigned. Raise TypeError for a key that is not bytes."""
     if len(keys) < _FEW_KEYS:
         return np.fromiter((murmur2(key) & _MASK for key in keys), np.uint32, len(keys))
     return _murmur2_of_joined(b"".join(keys) + bytes(4), _lengths(keys))
 
 
 def _murmur2_of_joined(padded: bytes, lengths: Lengths) -> Hashes:
-    """Of keys that lie one behind the other, padded with four bytes: the last one's tail, too, is read as a word."""
+    """Return the murmur2 of concatenated keys. Four bytes must follow them: the last tail is read as a whole word."""
     longest = int(lengths.max())
     if longest == lengths.min():
         # The keys are the rows of a matrix, and word w of each is a column of it.
@@ -236,7 +238,7 @@ def _murmur2_of_joined(padded: bytes, lengths: Lengths) -> Hashes:
             hashes[index] = murmur2(padded[longest * index : longest * (index + 1)]) & _MASK
         return hashes
 
-    # Longest first: the keys that have a word w are then the first so many.
+    # Longest first: then the keys that have a word w come before all keys that do not.
     order = np.argsort(-lengths, kind="stable")
     starts = (np.cumsum(lengths) - lengths)[order]
     lengths = lengths[order]
@@ -261,13 +263,13 @@ def _lengths(keys: Sequence[bytes]) -> Lengths:
 
 
 def _murmur2_longest_first(lengths: Lengths, column: Callable[[int, int], Hashes], tails: Hashes) -> tuple[Hashes, int]:
-    """The hashes, and how many at the front are not done: a few keys that are much longer than the rest.
+    """Return the hashes, and how many keys at the front the caller must hash: a few that are much longer than the rest.
 
-    `column(w, count)` gives word w of the first `count` keys; `tails` is what follows each key's whole words.
+    `column(w, count)` returns word w of the first `count` keys. `tails` are the words after each key's whole words.
     """
     m, shift = np.uint32(_M), np.uint32(24)
     h = lengths.astype(np.uint32) ^ np.uint32(_SEED)
-    fewer_words = -(lengths >> 2)  # ascending, as searchsorted wants it
+    fewer_words = -(lengths >> 2)  # ascending, as searchsorted requires
     w, having = 0, len(lengths)
     while (having := int(np.searchsorted(fewer_words[:having], -w))) >= _FEW_KEYS:
         k = column(w, having) * m

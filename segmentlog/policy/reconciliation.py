@@ -1,10 +1,10 @@
-"""How a member of a group comes from what it has to what it is to have. Pure: values in, values out.
+"""Move a group member from its current assignment to its target assignment, as in KIP-848. Pure: values in, values out.
 
-    SETTLED ──another target──▶ REVOKING ──it has let go──▶ SETTLED, or AWAITING ──others have let go──▶ SETTLED
-       └─────────────────────nothing to let go of─────────────▲
+    SETTLED ──new target──▶ REVOKING ──it has revoked──▶ SETTLED, or AWAITING ──others have revoked──▶ SETTLED
+       └─────────────────────nothing to revoke────────────▲
 
-A partition is held by one member at a time: by whom it is assigned to, or by whom is still to say that it has let go of
-it. To be assigned one a member has to come by when nobody else holds it. The rules are those of KIP-848.
+At most one member holds a partition: the member that it is assigned to, or that has yet to confirm its revocation. A
+member gets a partition in a heartbeat during which no other member holds it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ NOTHING: Final[frozenset[PartitionId]] = frozenset()
 
 
 class Stage(StrEnum):
-    """Of a member on its way."""
+    """The state of a member between two target assignments."""
 
     SETTLED = "settled"
     REVOKING = "revoking"
-    """It is to let go of partitions, and to say that it has."""
+    """The member must revoke partitions, and confirm it."""
     AWAITING = "awaiting"
-    """It lacks partitions that others hold still."""
+    """The member waits for partitions that other members still hold."""
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What a member has."""
+    """The current assignment of a member, and its state."""
 
     epoch: int = 0
     previous_epoch: int = 0
-    """The answer that brought ``epoch`` may have been lost."""
+    """Still valid, because the response with ``epoch`` may have been lost."""
     stage: Stage = Stage.SETTLED
     assigned: frozenset[PartitionId] = NOTHING
     revoking: frozenset[PartitionId] = NOTHING
 
     @property
     def held(self) -> frozenset[PartitionId]:
-        """What nobody else may be given."""
+        """The partitions that no other member may get."""
         return self.assigned | self.revoking
 
     def in_epoch(self, epoch: int) -> Holding:
-        """The same in another epoch."""
+        """Return the same assignment in another epoch."""
         if epoch == self.epoch:
             return self
         return msgspec.structs.replace(self, epoch=epoch, previous_epoch=self.epoch)
@@ -59,11 +59,11 @@ def reconcile(
     owned: Collection[PartitionId] | None,
     is_free: Callable[[PartitionId], bool],
 ) -> Holding:
-    """The next step of a member that has been heard of.
+    """Return the assignment of a member after one of its heartbeats.
 
-    target, target_epoch  what it is to have, and since which epoch
-    owned                 what it says that it has; None: it does not say
-    is_free               whether no other member holds a partition
+    target, target_epoch  its target assignment, and the epoch of that
+    owned                 the partitions that the member reports to own; None if it reports none
+    is_free               returns whether no other member holds a partition
     """
     if holding.stage is Stage.SETTLED and holding.epoch == target_epoch:
         return holding
@@ -77,7 +77,7 @@ def reconcile(
     if surplus and (owned is None or not surplus.isdisjoint(owned)):
         return msgspec.structs.replace(holding.in_epoch(epoch), stage=Stage.REVOKING, assigned=kept, revoking=surplus)
     lacking = target - kept
-    free = frozenset(where for where in lacking if is_free(where))
+    free = frozenset(partition for partition in lacking if is_free(partition))
     stage = Stage.SETTLED if len(free) == len(lacking) else Stage.AWAITING
-    settled = holding.in_epoch(target_epoch)  # in one step: the epoch before is the one that the member knows
+    settled = holding.in_epoch(target_epoch)  # one step: previous_epoch must be the epoch that the member knows
     return msgspec.structs.replace(settled, stage=stage, assigned=kept | free, revoking=NOTHING)

@@ -1,24 +1,25 @@
-"""What becomes of a log that has to be recovered: a decision table, evidence in, verdict out.
+"""Decide at which offset and epoch a recovered log resumes: a decision table.
 
-``end`` is where the last whole batch above the recovery point ends.
+``end`` is the end offset of the last intact batch.
 
-    checkpoint   what the scan found          resume at              epoch    why
-    none         no segment at all            0                      0        the partition is new
-    none         end                          end + 2^32             + 1      how far offsets were handed out is
-                                                                              unknown; numbers are cheap
-    clean        nothing above the point      end                    same     nothing was appended since
-    unclean      end = ceiling                end                    + 1      everything that was ever handed out
+    checkpoint   result of the scan           resume at              epoch    reason
+    none         no segment                   0                      0        the partition is new
+    none         end                          end + 2^32             + 1      the highest assigned offset is
+                                                                              unknown; offsets are cheap
+    clean        end = recovery point         end                    same     no append since the checkpoint
+    unclean      end = ceiling                end                    + 1      every offset that was ever assigned
                                                                               survived
-    unclean      end < ceiling                ceiling                + 1      offsets in between may have been seen
-    unclean      end > ceiling                end + 2^32             + 1      the ceiling is from a checkpoint that
-                                                                              was replaced: as if there were none
-    restored     end <= ceiling                the same as unclean; the report says what made the log
-    one slot     end                          max(end, ceiling)      + 1      the damaged slot may have held a
+    unclean      end < ceiling                ceiling                + 1      a consumer may have seen the offsets
+                                                                              in between
+    unclean      end > ceiling                end + 2^32             + 1      the ceiling is from another
+                                                                              checkpoint: treated as unknown
+    restored     end <= ceiling               as for unclean; only the reported reason differs
+    one slot     end                          max(end, ceiling)      + 1      the damaged slot may have had a
     damaged                                   + 2^32                          higher ceiling
 
-Resuming beyond ``end`` gives up [end, resume) as a lost range. Under the boot in which the
-log was written none of this applies: the page cache is intact, and the shared state says
-where the log ends to the byte.
+If the log resumes after ``end``, [end, resume) becomes a lost range. The table applies only after a
+reboot. Under the boot in which the log was written, the page cache is intact, and the shared state
+contains the exact end of the log.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ import msgspec
 from segmentlog.format.checkpoint import Checkpoint
 
 UNKNOWN_CEILING_GAP: Final = 1 << 32
-"""How far to jump when no ceiling is known: a thousand times what one ceiling reserves."""
+"""Offsets to skip when the ceiling is unknown: a thousand times as many as a ceiling reserves."""
 
 
 class RecoveryVerdict(msgspec.Struct, frozen=True):
-    """Where a recovered log goes on: ``[end, resume_offset)`` is lost when not empty."""
+    """Offset and epoch at which a recovered log resumes. ``[end, resume_offset)``, if not empty, is lost."""
 
     resume_offset: int
     epoch: int
@@ -44,7 +45,7 @@ class RecoveryVerdict(msgspec.Struct, frozen=True):
 def decide(
     checkpoint: Checkpoint | None, *, slot_damaged: bool, has_segments: bool, end_offset: int, last_epoch: int
 ) -> RecoveryVerdict:
-    """The row of the table above that applies. ``last_epoch`` is the highest epoch met in the log."""
+    """Return the verdict of the table above. ``last_epoch`` is the highest epoch found in the log."""
     if checkpoint is None and not slot_damaged and not has_segments:
         return RecoveryVerdict(0, 0, "the partition is new")
     if checkpoint is None:
@@ -60,7 +61,7 @@ def decide(
         return RecoveryVerdict(resume, next_epoch, "one slot of the checkpoint is damaged; it may have been the newer")
     if end_offset > ceiling:
         resume = end_offset + UNKNOWN_CEILING_GAP
-        return RecoveryVerdict(resume, next_epoch, f"the log goes past the checkpoint's offset ceiling {ceiling}")
+        return RecoveryVerdict(resume, next_epoch, f"the log extends beyond the checkpoint's offset ceiling {ceiling}")
     if checkpoint.clean and end_offset == checkpoint.recovery_offset == ceiling:
         return RecoveryVerdict(end_offset, checkpoint.epoch, "it was closed cleanly")
     if checkpoint.is_restored:
@@ -69,9 +70,9 @@ def decide(
             why += f"; the owner of the store may have assigned offsets up to the ceiling {ceiling} before that"
         return RecoveryVerdict(ceiling, next_epoch, why)
     if end_offset == ceiling:
-        return RecoveryVerdict(end_offset, next_epoch, "every offset that was handed out survived")
+        return RecoveryVerdict(end_offset, next_epoch, "every assigned offset survived")
     return RecoveryVerdict(
         ceiling,
         next_epoch,
-        f"offsets up to the ceiling {ceiling} may have been handed out before the machine died",
+        f"offsets up to the ceiling {ceiling} may have been assigned before the machine crashed",
     )

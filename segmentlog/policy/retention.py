@@ -1,14 +1,14 @@
-"""Which old segments go: sizes and times in, a log start offset and the reasons out.
+"""Decide which old segments retention deletes, and why.
 
-    retention.ms         the segment's newest record is so old
-    retention.bytes      without the segment the partition is still so large
-    retention.segments   so many sealed segments stand behind it
-    retention.closed.ms  it was sealed so long ago
-    log start            all of it lies below the log start offset (a trim that a crash cut short)
+    retention.ms         the segment's newest record is older than this
+    retention.bytes      without the segment, the partition still has at least this size
+    retention.segments   at least this many sealed segments follow it
+    retention.closed.ms  the segment was sealed longer ago than this
+    log start            all its offsets are below the log start offset (a crash interrupted a trim)
 
-Segments go from the oldest on, and the first that stays keeps all behind it, as in Kafka. A
-segment is as old as its newest record, but never younger than the moment it was last written
-to: a record stamped far in the future would keep it for ever. Where no record has a time, that moment counts.
+Retention deletes segments from the oldest on and stops at the first that it keeps, as in Kafka. The
+age of a segment is that of its newest record. If that has no timestamp, or one after the last write to
+the segment, the last write counts: a timestamp far in the future would otherwise keep the segment forever.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ from segmentlog.records import SegmentInfo
 
 
 class Candidate(NamedTuple):
-    """A segment as retention looks at it. ``written_ms`` is when its file was last written to."""
+    """A segment that retention considers. ``written_ms`` is the time of the last write to its file."""
 
     segment: SegmentInfo
     written_ms: int
 
     @property
     def newest_ms(self) -> int:
-        """The time that `retention.ms` counts from."""
+        """The time from which `retention.ms` counts."""
         return newest_ms(self.segment.max_timestamp, self.written_ms)
 
 
 def newest_ms(max_timestamp: int, written_ms: int) -> int:
-    """How old a segment is by its records; by when it was written where none is left, or none has a time.
+    """Return the largest timestamp of a segment, or the time of its last write if that is earlier.
 
-    Kafka's clients may send records without a time (-1), and an index says 0 for the largest of those.
+    A segment without records, or without timestamps, also has the time of its last write. Kafka clients may send
+    records without a timestamp (-1), for which the index has 0.
     """
     return min(max_timestamp, written_ms) if max_timestamp > 0 else written_ms
 
 
 class Expired(NamedTuple):
-    """A segment that retention removes, and why."""
+    """A segment that retention deletes, and the reason."""
 
     segment: SegmentInfo
     why: str
 
 
 def is_bounded(config: TopicConfig) -> bool:
-    """Whether retention may ever remove anything."""
+    """Return whether the config sets any limit at which retention deletes segments."""
     limits = (config.retention_segments, config.retention_closed_ms)
     no_limit = config.retention_ms == config.retention_bytes == UNLIMITED and limits == (None, None)
     return config.deletes and not no_limit
@@ -64,10 +65,10 @@ def expired_segments(
     size_bytes: Callable[[], int],
     sealed_count: int,
 ) -> Iterator[Expired]:
-    """The segments that go, oldest first. ``candidates`` is read no further than to the first that stays.
+    """Yield the segments to delete, oldest first. Reads ``candidates`` only up to the first segment to keep.
 
-    ``size_bytes`` is that of the whole partition, asked for when there is a limit to it. The
-    active segment, if it comes last, goes by age and by size as others do: its owner rolls first.
+    ``size_bytes`` returns the size of the whole partition, and is called only if that is limited. The
+    active segment, if it comes last, can expire by age and size, too: the caller rolls it first.
     """
     if not config.deletes:
         return
@@ -97,18 +98,19 @@ def expired_segments(
 
 
 def deleted_segments(bases: Sequence[int], log_start_offset: int, end_base: int) -> list[int]:
-    """Which segments of a folder lie below the log start: their files wait to be deleted, or a crash brought them back.
+    """Return the segments of a folder that are below the log start offset, by their base offsets.
 
-    ``bases`` ascend. One below ``end_base`` ends there at the latest, whichever names are missing in between.
+    Their files are marked for deletion, or a crash has undone their deletion. ``bases`` must ascend. The last segment
+    below ``end_base`` ends there at the latest.
     """
     before = [base for base in bases if base < end_base]
     return [base for base, following in pairwise([*before, end_base]) if following <= log_start_offset]
 
 
 def active_is_due(config: TopicConfig, age_ms: int) -> bool:
-    """Whether an active segment that holds records, the first of them so old, is to be rolled though nobody appends.
+    """Return whether an active segment must be rolled even without an append; ``age_ms`` is that of its first record.
 
-    As Kafka does, no later than `max.compaction.lag.ms`, so that compaction can reach it.
+    As in Kafka, the limit is at most `max.compaction.lag.ms` in a compacted topic, so that compaction can clean it.
     """
     limit_ms = config.segment_ms
     if config.compacts:

@@ -1,4 +1,4 @@
-"""When an active segment is sealed and the next one begun."""
+"""Decide when an active segment is sealed and the next segment created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from segmentlog.format.index_file import MAX_RELATIVE
 def should_roll(
     config: TopicConfig, size_bytes: int, offset_span: int, age_ms: int, batch_bytes: int, batch_records: int
 ) -> bool:
-    """Whether a batch must start a new segment. An empty segment takes any batch, however large.
+    """Return whether a batch must start a new segment. An empty segment accepts a batch of any size.
 
-    ``size_bytes``, ``offset_span`` and ``age_ms`` are the segment's: its bytes, the offsets
-    from its base to its end, the time since its first append.
+    size_bytes, offset_span  bytes and offsets in the active segment
+    age_ms                   time since the first append to it
     """
     if size_bytes == 0:
         return False

@@ -1,21 +1,22 @@
-"""Whether the state page of a partition is believed when it is opened: a decision table, evidence in, doubt out.
+"""Decide whether to trust the state page of a partition when the partition is opened: a decision table.
 
-    the page                                    the files                        what is decided
-    is of another boot, folder, or damaged      whatever they are                not believed
-    is of a memory that the kernel does not     whatever they are                not believed: it may be any version
-    vouch for                                                                    that ever was, beside any state
-    says that its log is being rewritten, or    whatever they are                believed so far that a recovery
-    that an fsync failed                                                         begins where it ends
-    has an epoch, or a ceiling above the one,   the checkpoint                   not believed: page or checkpoint was
-    of another checkpoint                                                        put back from elsewhere
-    ends behind the end of the active segment   shorter                          not believed: the same
-    ends before a whole batch that goes on      longer, and nobody is appending  not believed: the same
-    where it ends
-    none of these                               they agree                       believed
+    the page                                    the files                        decision
+    is of another boot or folder, or damaged    any                              distrusted
+    was not in the kernel's memory ever since   any                              distrusted: it may be any earlier
+    it was created                                                               version
+    records a rewrite of the log, or a failed   any                              trusted so far that a recovery
+    fsync                                                                        starts at the end that it records
+    has another epoch than the checkpoint, or   any                              distrusted: page or checkpoint was
+    a higher ceiling                                                             restored from elsewhere
+    records an end after the end of the         active segment shorter           distrusted: the same
+    active segment
+    records an end at which an intact batch     active segment longer, no        distrusted: the same
+    continues the log                           running append
+    none of these                               agree with the page              trusted
 
-Not to be believed is to be recovered as after the death of the machine: the log goes on at the
-offset ceiling, so that no offset that anybody may have seen is given out again. A gap in the numbers
-is what that costs at most, since a recovery keeps every whole batch that it finds.
+If the page is distrusted, the partition is recovered as after a machine crash: the log resumes at the
+offset ceiling, so that no offset that a consumer may have seen is assigned again. The cost is at most a
+gap in the offsets, because recovery keeps every intact batch.
 """
 
 from __future__ import annotations
@@ -24,43 +25,46 @@ import msgspec
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What page, kernel and files say of a partition."""
+    """The facts about a partition from its state page, the kernel and its files."""
 
     is_about: bool
-    """The page's header names this boot and this folder, and its blocks are whole."""
+    """The page's header names this boot and this folder, and its blocks are intact."""
     same_memory: bool
-    """The kernel had the page's file in memory ever since the page was made."""
+    """The kernel has had the page's file in memory ever since the page was created."""
     in_rewrite: bool
-    """The page says that its log is being rewritten, or that an fsync failed."""
+    """The page records a rewrite of the log, or a failed fsync."""
     is_appending: bool
-    """Somebody is in the middle of an append, or died in it."""
+    """A process is appending, or was killed during an append."""
     epoch: int
     offset_ceiling: int
     checkpoint_epoch: int | None
-    """None without a checkpoint."""
+    """None if there is no checkpoint."""
     checkpoint_ceiling: int
     end_position: int
     file_bytes: int
-    """Length of the active segment's file; -1 when it is missing."""
-    goes_on: bool
-    """A whole header of a batch of the next offset stands where the page says that the log ends."""
+    """Size of the active segment's file; -1 if it is missing."""
+    continues: bool
+    """At the end of the log that the page records, the segment has an intact batch header with the next offset."""
 
 
-def doubt(found: Evidence) -> str | None:
-    """Why the page is not believed; None when it is."""
+def distrust(found: Evidence) -> str | None:
+    """Return the reason to distrust the page, or None if it is trusted."""
     if not found.is_about:
         return "the state page is of another boot or folder, or damaged"
     if not found.same_memory:
-        return "the disk may have gone and come back since the state page was made"
+        return "the disk may have been detached and attached again since the state page was created"
     if found.in_rewrite:
         return None
     if found.checkpoint_epoch is not None:
         if found.epoch != found.checkpoint_epoch:
-            return f"the state page is of epoch {found.epoch}, the checkpoint of {found.checkpoint_epoch}"
+            return f"the state page has epoch {found.epoch}, but the checkpoint has {found.checkpoint_epoch}"
         if found.offset_ceiling > found.checkpoint_ceiling:
-            return f"the state page has offsets up to {found.offset_ceiling}, the checkpoint {found.checkpoint_ceiling}"
+            return (
+                f"the state page has the offset ceiling {found.offset_ceiling},"
+                f" but the checkpoint has {found.checkpoint_ceiling}"
+            )
     if found.file_bytes < found.end_position:
-        return f"the active segment has {found.file_bytes} bytes, and the state page speaks of {found.end_position}"
-    if found.goes_on and not found.is_appending:
-        return f"the active segment goes on behind byte {found.end_position}, where the state page ends"
+        return f"the active segment has {found.file_bytes} bytes, but the state page records {found.end_position}"
+    if found.continues and not found.is_appending:
+        return f"the active segment continues after byte {found.end_position}, the end that the state page records"
     return None

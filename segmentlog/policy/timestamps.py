@@ -1,7 +1,7 @@
-"""Which timestamps a topic accepts: those that every reader can hold, and that are near enough to the clock.
+"""Decide which timestamps a topic accepts: valid ones that are close enough to the clock.
 
-Kafka's rule (`message.timestamp.after.max.ms`, `message.timestamp.before.max.ms`). Topics whose
-`message.timestamp.type` is LogAppendTime accept any distance, and a record without a timestamp (-1) has none.
+The rules are Kafka's (`message.timestamp.after.max.ms`, `message.timestamp.before.max.ms`). The limits do not apply
+to topics whose `message.timestamp.type` is LogAppendTime, or to a record without a timestamp (-1).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from segmentlog.quantities import (
 )
 
 NAMED_MAX: Final = 10_000
-"""Refused records that an error lists. A client may send millions of them."""
+"""Largest number of refused records that an error lists. A client may send millions of them."""
 
 
 class RefusedTimestamps(NamedTuple):
@@ -33,7 +33,7 @@ class RefusedTimestamps(NamedTuple):
     found_ms: int
     """Timestamp of the first of them."""
     accepted: str
-    """What the topic accepts, for a message."""
+    """The accepted range, for an error message."""
 
 
 def accepts_timestamps(
@@ -41,8 +41,8 @@ def accepts_timestamps(
 ) -> bool:
     """Return whether the topic accepts every timestamp from ``first_ms`` to ``last_ms``, milliseconds since 1970.
 
-    ``after_default_ms`` is the limit ahead of the clock in a topic that does not set one. False where only
-    `refused_timestamps` can tell: of -1, a record without a timestamp, in a topic with a limit behind the clock.
+    ``after_default_ms`` is the limit after the clock for a topic that does not set it. The result may be false although
+    `refused_timestamps` accepts all: for records without a timestamp (-1) in a topic with a limit before the clock.
     """
     if first_ms < EARLIEST_MS or last_ms > LATEST_MS:
         return False
@@ -56,9 +56,9 @@ def accepts_timestamps(
 def refused_timestamps(
     stamps: npt.NDArray[np.int64], config: TopicConfig, now_ms: int, after_default_ms: int = UNLIMITED_MS
 ) -> RefusedTimestamps | None:
-    """Return the records that the topic refuses for their timestamps, None where it accepts all.
+    """Return the records that the topic refuses for their timestamps, or None if it accepts all.
 
-    ``stamps`` has one item a record, at least one; the other arguments are those of `accepts_timestamps`.
+    ``stamps`` has an item for each record, at least one. The other arguments are those of `accepts_timestamps`.
     """
     if accepts_timestamps(int(stamps.min()), int(stamps.max()), config, now_ms, after_default_ms):
         return None
@@ -69,11 +69,11 @@ def refused_timestamps(
     late = stamps > min(now_ms + after_ms, LATEST_MS)
     if late.any():
         limit = f"message.timestamp.after.max.ms = {format_duration_ms(after_ms)}"
-        return _refused(stamps, late, f"at most {now_ms + after_ms}: the clock and {limit}")
+        return _refused(stamps, late, f"at most {now_ms + after_ms}: the clock plus {limit}")
     early = (stamps < max(now_ms - before_ms, EARLIEST_MS)) & (stamps != NO_TIMESTAMP)
     if early.any():
         limit = f"message.timestamp.before.max.ms = {format_duration_ms(before_ms)}"
-        return _refused(stamps, early, f"at least {now_ms - before_ms}: the clock less {limit}")
+        return _refused(stamps, early, f"at least {now_ms - before_ms}: the clock minus {limit}")
     return None
 
 

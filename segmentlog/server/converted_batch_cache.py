@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.server.transport import Buffer
 from segmentlog.storage.anonymous_file import AnonymousFile, free_bytes
 from segmentlog.storage.fs import FileSystem
@@ -220,7 +220,7 @@ class ConvertedBatchCache:
         if header.is_kafka:
             return [batch.payload]
         if len(batch) < header.record_count:  # seldom: the read began inside the batch
-            return as_wire(batch)
+            return to_wire_batches(batch)
         # The checksum covers the whole batch, so a compacted batch has another key.
         key = (topic_id, batch.partition, header.base_offset, header.header_checksum)
         with self._mutex:
@@ -281,7 +281,7 @@ class ConvertedBatchCache:
             self.miss_count += 1
             self._in_progress.setdefault(key, event)
         try:
-            converted = as_wire(batch)
+            converted = to_wire_batches(batch)
             if self._disk is not None:
                 self._disk.offer(key, converted, at_once=self.is_used_up)
                 views = self._disk.find(key)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.wire_encode import empty_wire_batch
-from segmentlog.policy.lost_ranges import first_behind
+from segmentlog.policy.lost_ranges import skip_lost_ranges
 from segmentlog.server.codec.generated.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -210,7 +210,7 @@ def _fill_lost_range(partition: Partition, offset: int, end: int) -> list[Buffer
 
     Without them a client that reads up to the end would wait forever: the next batch begins after the lost range.
     """
-    upto = min(first_behind(partition.lost_ranges(), offset), end)
+    upto = min(skip_lost_ranges(partition.lost_ranges(), offset), end)
     epoch = wire_epoch(partition.epoch)
     batches: list[Buffer] = []
     while offset < upto and len(batches) < _FILLED_MAX:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord
 from segmentlog.format.arrow_columns import blob_column
-from segmentlog.format.batch_split import encode_until_it_fits
+from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import array_of, check_headers
 from segmentlog.format.encode import EncodedBatch, join_batch
 from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, CheckedColumns, require_a_key
@@ -104,7 +104,7 @@ class ArrowRecords:
         limit = min(MAX_BATCH_RECORDS, config.segment_records or MAX_BATCH_RECORDS)
         batches: list[EncodedBatch] = []
         for start in range(0, len(self), limit):
-            batches += encode_until_it_fits(partial(self._encode, config), start, min(start + limit, len(self)))
+            batches += encode_in_parts(partial(self._encode, config), start, min(start + limit, len(self)))
         return batches
 
     def _encode(self, config: TopicConfig, start: int, stop: int) -> EncodedBatch:

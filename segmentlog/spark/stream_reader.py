@@ -19,7 +19,7 @@ from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import LogTruncated, OffsetOutOfRange, SegmentlogError, UnknownTopic
 from segmentlog.objects.bucket.url import is_url
 from segmentlog.policy.fair_share import split_by_backlog
-from segmentlog.policy.lost_ranges import advance, count_offsets, first_behind
+from segmentlog.policy.lost_ranges import advance, count_offsets, skip_lost_ranges
 from segmentlog.records import LostRange, TopicPartition
 from segmentlog.spark.batch_reader import plan, read_task
 from segmentlog.spark.offset_ranges import (
@@ -258,7 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = dict(ends)
         for tp, begin in begins.items():
             if begin < ends[tp] < latest.offsets[tp]:
-                reached[tp] = min(first_behind(self._lost_ranges(tp, latest), ends[tp]), latest.offsets[tp])
+                reached[tp] = min(skip_lost_ranges(self._lost_ranges(tp, latest), ends[tp]), latest.offsets[tp])
         return reached
 
     # ------------------------------------------------------------ reading

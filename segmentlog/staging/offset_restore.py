@@ -16,9 +16,9 @@ import numpy as np
 
 from segmentlog.config import TopicConfig
 from segmentlog.errors import SegmentlogError
-from segmentlog.format.batch_split import encode_until_it_fits
+from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import Int64Array
-from segmentlog.format.encode import EncodedBatch, encode_batch, encoded_gap
+from segmentlog.format.encode import EncodedBatch, encode_batch, encode_gap
 from segmentlog.log.append.batch_encoding import MAX_BATCH_RECORDS, CheckedColumns, check_items
 from segmentlog.log.partition import Partition
 from segmentlog.records import TopicPartition
@@ -72,7 +72,7 @@ class OffsetEncoder:
         for part in range(parts):
             begin, end = count * part // parts, count * (part + 1) // parts
             for start, stop in _within_reach(offsets, begin, end):
-                yield from encode_until_it_fits(partial(self._encode, offsets, columns), start, stop)
+                yield from encode_in_parts(partial(self._encode, offsets, columns), start, stop)
 
     def _encode(self, offsets: Int64Array, columns: CheckedColumns, start: int, stop: int) -> tuple[int, EncodedBatch]:
         """Return (base offset, batch) of the records ``[start, stop)``."""
@@ -159,7 +159,7 @@ class Restorer:
         is_leading = self._log.log_end_offset == 0 and self._next == 0
         filled = offset - self._next
         while self._next < offset:
-            self._take(encoded_gap(min(offset - self._next, _GAP_MAX)))
+            self._take(encode_gap(min(offset - self._next, _GAP_MAX)))
         if filled > 0 and (is_leading or filled >= _SPAN_MAX):
             self.flush()
             self._log.roll()  # so that a trim can delete the gap, and no index has to span it

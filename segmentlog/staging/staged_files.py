@@ -11,7 +11,7 @@ import msgspec
 from segmentlog.errors import DiskFull, SegmentlogError
 from segmentlog.format.batch import decode_header
 from segmentlog.format.encode import EncodedBatch
-from segmentlog.format.stored_batch import read_encoded
+from segmentlog.format.stored_batch import read_stored_batch
 from segmentlog.records import TopicPartition
 from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import NO_ROOM, FileSystem
@@ -91,7 +91,7 @@ def read_run(view: memoryview, path: str, run: StagedRun) -> Iterator[tuple[int,
     position = run.position
     for _ in range(run.batch_count):
         base_offset = decode_header(view, position, path).base_offset
-        batch = read_encoded(view, position, path)
+        batch = read_stored_batch(view, position, path)
         position += batch.size_bytes
         yield base_offset, batch
 

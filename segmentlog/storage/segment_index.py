@@ -25,7 +25,7 @@ from segmentlog.format.index_file import (
     encode_entries,
     entry_due,
 )
-from segmentlog.format.scan import Around, KnownBatches, walk_over_damage
+from segmentlog.format.scan import KnownBatches, SegmentContext, scan_past_damage
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import write_all
 from segmentlog.storage.fs import FileSystem, opened
@@ -187,10 +187,12 @@ class SegmentIndex:
         self.count = count + 1
         self._last_indexed_position = position
 
-    def catch_up(self, view: memoryview, end_position: int, around: Callable[[], Around] = Around) -> None:
+    def catch_up(
+        self, view: memoryview, end_position: int, around: Callable[[], SegmentContext] = SegmentContext
+    ) -> None:
         """Observe the batches up to ``end_position`` that were not observed yet, skipping damaged ones."""
         with self._lock:
-            walk = walk_over_damage(view, self.scanned_position, end_position, self._next_offset, around)
+            walk = scan_past_damage(view, self.scanned_position, end_position, self._next_offset, around)
             for position, header in walk:
                 self.observe(position, header.base_offset, header.next_offset, header.max_timestamp, header.size_bytes)
             self.scanned_position = max(self.scanned_position, end_position)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from segmentlog.format.batch import HEADER_SIZE, claimed_header, header_holds
+from segmentlog.format.batch import HEADER_SIZE, claimed_header, has_valid_checksum
 from segmentlog.format.file_names import CHECKPOINT_FILE, LOG_SUFFIX
-from segmentlog.policy.state_page_trust import Evidence, doubt
+from segmentlog.policy.state_page_trust import Evidence, distrust
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.segment import segment_stem
@@ -26,8 +26,8 @@ def distrust_reason(fs: FileSystem, folder: str, page: StatePage, fd: int) -> st
             log = page.log.read()
             page.sync.read()
         except StateDamaged:
-            return doubt(_NOTHING)
-        why = doubt(_evidence(fs, folder, page, fd, log))
+            return distrust(_NOTHING)
+        why = distrust(_evidence(fs, folder, page, fd, log))
         if why is None or page.log.read() is log:
             break
         # Other processes appended, rolled or closed between reading the page and reading the files.
@@ -59,7 +59,7 @@ def _evidence(fs: FileSystem, folder: str, page: StatePage, fd: int, log: LogSta
         checkpoint_ceiling=0 if checkpoint is None else checkpoint.offset_ceiling,
         end_position=log.end_position,
         file_bytes=file_bytes,
-        goes_on=_begins_with_batch(after_end, log.log_end_offset),
+        continues=_begins_with_batch(after_end, log.log_end_offset),
     )
 
 
@@ -77,4 +77,4 @@ def _read_header_at(fs: FileSystem, path: str, position: int) -> tuple[int, byte
 
 def _begins_with_batch(data: bytes, base_offset: int) -> bool:
     header = claimed_header(memoryview(data), 0)
-    return header is not None and header.base_offset == base_offset and header_holds(header)
+    return header is not None and header.base_offset == base_offset and has_valid_checksum(header)

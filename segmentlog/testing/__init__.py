@@ -1,17 +1,17 @@
-"""Disks that forget, fail and die, and what a log must not do on them: for tests of segmentlog and of what uses it.
+"""Test tools for segmentlog and for applications that use it: disks that lose unsynced data, fail or crash.
 
-`History` remembers what a log told anybody and finds where it went back on its word. The
-disks, from the fastest to the most real:
+`History` records every record that a log acknowledged or returned, and finds contradictions. The disks,
+from the fastest to the most realistic:
 
-`SimulatedDisk`     a machine in memory that can be crashed at every call, in any state that
-                    POSIX allows: a millisecond a crash
-`WorstCaseDisk`     real files in a folder; a power cut takes everything that was not synced
-`CrashFS`           a mounted folder (FUSE, extra ``[testing]``) that any process may use,
-                    maps included; a crash takes a seeded choice of what was not synced
+`SimulatedDisk`     a machine in memory that can crash at every call, in any state that POSIX
+                    allows: a millisecond per crash
+`WorstCaseDisk`     real files in a folder; a power cut loses everything that was not synced
+`CrashFS`           a mounted folder (FUSE, extra ``[testing]``) that any process can use, also
+                    with memory maps; a crash loses a seeded choice of the unsynced data
 `FaultyFileSystem`  real files, and calls that fail on demand
 
-and, for code that talks to Kafka: `pytest_plugin`, a server for each test; for servers that have to be told a port,
-`ports.free_ports`.
+For code that talks to Kafka, `pytest_plugin` starts a server for each test. `ports.free_ports` finds ports for servers
+that need a fixed port.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """When it is first used: pytest imports this package in every run, for its plugin."""
+    """Import a class on first use: pytest imports this package in every run, for its plugin."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'segmentlog.testing' has no attribute {name!r}")

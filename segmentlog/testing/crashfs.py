@@ -1,20 +1,20 @@
-"""A mounted folder that forgets what was not synced when a test says so: real files, maps and locks, and power cuts.
+"""A mounted folder that loses unsynced data when a test cuts the power: with real files, memory maps and locks.
 
     with CrashFS(tmp_path / "disk", tmp_path / "mount") as disk:
         ...                       # processes use disk.path; the test kills them
         lost = disk.crash(seed)   # the power fails
         ...                       # disk.path shows what was on the disk
 
-Every operation on the mount goes to `ForgetfulDisk`, which knows what of it was synced. The
-kernel has a page cache above it, without which nothing could be mapped: stores through a map
-arrive when the kernel writes them back, that is on msync, on fsync and when the file is
-closed, and before that they are simply among what a crash loses. Ordinary writes arrive at once.
+Every operation on the mount goes to `ForgetfulDisk`, which tracks what was synced. The kernel's page
+cache is above it, because memory maps need one. Stores through a map arrive when the kernel writes them
+back: on msync, on fsync and when the file is closed. Before that, a crash loses them. Ordinary writes
+arrive at once.
 
-It is served by a process of its own: one that used its own mount would wait for itself as
-soon as it touched a mapped page, with the interpreter's lock in its hands.
+A separate process serves the mount. A process that used its own mount would deadlock when it touched a
+mapped page, because it would hold the interpreter's lock.
 
-Needs Linux with FUSE: the extra ``[testing]``, libfuse 3 and fusermount3 (Debian's
-package ``fuse3``), and a /dev/fuse that may be used. Without them: `CrashFSUnavailable`.
+Needs Linux with FUSE: the extra ``[testing]``, libfuse 3 and fusermount3 (Debian's package ``fuse3``), and
+access to /dev/fuse. Raises `CrashFSUnavailable` without them.
 """
 
 from __future__ import annotations
@@ -38,29 +38,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from segmentlog.testing.unsynced_model import ORPHAN_PREFIX, ForgetfulDisk, Keep, Node
+from segmentlog.testing.unsynced_model import ORPHAN_PREFIX, ForgetfulDisk, Keep, ModelFile
 
-_PATIENCE_S: Final = 30.0  # for any answer of the serving process
-_UNMOUNT_S: Final = 2.0  # killed processes close their files a little after they were waited for
+_PATIENCE_S: Final = 30.0  # limit for any response of the serving process
+_UNMOUNT_S: Final = 2.0  # the kernel closes files of killed processes shortly after wait() returns
 
 
 class CrashFSUnavailable(RuntimeError):
-    """This machine cannot mount it; the message says what is missing and how to get it."""
+    """This machine cannot mount the folder. The message contains what is missing and how to install it."""
 
 
 class CrashFS:
-    """``backing``'s files mounted at ``mount_point``, until `close`; both folders are made if need be.
+    """The files of ``backing``, mounted at ``mount_point`` until `close`. Missing folders are created.
 
-    What ``backing`` holds at the start is durable. It is written at each `crash`, when it comes
-    to hold exactly what survived, and at `close`, when it comes to hold everything; not between.
-    Files are kept in memory: keep them small.
+    The contents of ``backing`` at the start are durable. ``backing`` is written only at each `crash` (with
+    exactly what survived) and at `close` (with everything). The files are in memory: keep them small.
     """
 
     def __init__(self, backing: str | os.PathLike[str], mount_point: str | os.PathLike[str]) -> None:
         _check_available()
         self.backing = Path(backing)
         self.path = Path(mount_point)
-        """Where processes use it."""
+        """The folder that processes use."""
         self.backing.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
@@ -70,7 +69,7 @@ class CrashFS:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the test, which unmounts
+                start_new_session=True,  # Ctrl-C must reach only the test, which unmounts
             )
         ours.settimeout(_PATIENCE_S)
         self._socket = ours
@@ -83,22 +82,22 @@ class CrashFS:
             raise
 
     def crash(self, seed: int, keep: Keep | None = None) -> list[str]:
-        """The power fails: lose a choice of what was not synced; what was lost, one line each.
+        """Cut the power: lose some of the unsynced data, and return a line for each loss.
 
-        Processes that use the mount must be dead, and this one must have closed its files and
-        given up its maps of them: OSError (EBUSY) otherwise, and nothing is lost. Afterwards
-        the mount shows what survived, and so does ``backing``.
+        Other processes that use the mount must have ended, and this process must have closed its files and
+        memory maps. Otherwise raise OSError (EBUSY), without a loss. After the call both the mount and
+        ``backing`` have what survived.
 
-        keep  "none": only what was synced survives; "all": everything; "some": see
+        keep  "none": only synced data survive; "all": everything survives; "some": see
               `segmentlog.testing.unsynced_model`; None: the seed decides
         """
         lost: list[str] = self._ask("crash", seed, keep)["lost"]
         return lost
 
     def close(self) -> None:
-        """Unmount; ``backing`` then holds everything, synced or not. Does nothing when closed.
+        """Unmount, and write everything to ``backing``, synced or not. Idempotent.
 
-        OSError (EBUSY) if files are still in use: ``backing`` is written when they no longer are.
+        Raise OSError (EBUSY) if files are still in use: ``backing`` is written when they no longer are.
         """
         if not self._closed:
             try:
@@ -115,7 +114,7 @@ class CrashFS:
         if kind is None:
             self.close()
         else:
-            with contextlib.suppress(Exception):  # why the test failed matters more
+            with contextlib.suppress(Exception):  # do not hide the test's own error
                 self.close()
 
     def _ask(self, *command: object) -> dict[str, Any]:
@@ -133,15 +132,15 @@ class CrashFS:
             raise CrashFSUnavailable(f"the process that serves {self.path} ended: {why or self._process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         if "busy" in answer:
-            raise OSError(errno.EBUSY, f"a process still uses it ({answer['busy']})", str(self.path))
+            raise OSError(errno.EBUSY, f"a process still uses the mount ({answer['busy']})", str(self.path))
         return answer
 
     def _end(self) -> None:
-        """The serving process unmounts when nobody listens to it any more, however this one ends."""
+        """Close the connection: the serving process then unmounts, also if this process is killed."""
         self._closed = True
         self._answers.close()
         self._socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # somebody still has a file mapped
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process still has a file mapped
             self._process.wait(_UNMOUNT_S)
         assert self._process.stderr is not None
         self._process.stderr.close()
@@ -157,7 +156,7 @@ def _check_available() -> None:
 
 
 def _unmount(path: Path, *, lazily: bool = False) -> str | None:
-    """None when it is unmounted, and else why not."""
+    """Unmount and return None, or return why that failed."""
     command = ["fusermount3", "-u", *(["-z"] if lazily else []), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode == 0 or not _is_mounted(path):
@@ -166,7 +165,7 @@ def _unmount(path: Path, *, lazily: bool = False) -> str | None:
 
 
 def _is_mounted(path: Path) -> bool:
-    """Asks the kernel and not the path: whose file system may be this very process."""
+    """Return whether ``path`` is a mount point. Reads the kernel's table: this process may serve the path itself."""
     wanted = str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
     with open("/proc/self/mountinfo") as mounts:
         return any(line.split(" ")[4] == wanted for line in mounts)
@@ -176,27 +175,27 @@ def _is_mounted(path: Path) -> bool:
 
 
 class _Operations:
-    """What libfuse calls, by the names it looks for. Handles of open files are node numbers."""
+    """The callbacks of libfuse, by the names that it expects. Handles of open files are node numbers."""
 
     use_ns = True
-    # Not flag_nullpath_ok, with which libfuse leaves out the path where there is a handle: mfusepy 3.1 then hands
-    # ftruncate neither. The price is that an open file cannot be used once its folder was deleted.
+    # Rejected: flag_nullpath_ok, with which libfuse omits the path if there is a handle. mfusepy 3.1 then passes
+    # neither to ftruncate. The cost: an open file cannot be used after its folder was deleted.
 
     def __init__(self, disk: ForgetfulDisk, mounted: Callable[[], None]) -> None:
         self._disk = disk
         self._mounted = mounted
-        self._open: dict[int, tuple[Node, int]] = {}
-        """Number of a node -> it and how many times it is open."""
+        self._open: dict[int, tuple[ModelFile, int]] = {}
+        """By node number: the node, and how many times it is open."""
 
     def init(self, path: str) -> None:
         self._mounted()
 
-    def _node(self, path: str, handle: int | None) -> Node:
+    def _node(self, path: str, handle: int | None) -> ModelFile:
         if handle in self._open:
             return self._open[handle][0]
         return self._disk.find(path)
 
-    def _opened(self, node: Node) -> int:
+    def _opened(self, node: ModelFile) -> int:
         count = self._open.get(node.number, (node, 0))[1]
         self._open[node.number] = (node, count + 1)
         return node.number
@@ -261,7 +260,7 @@ class _Operations:
         return 0
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
-        self._node(path, fh).sync_data()  # fdatasync has to sync the size as well
+        self._node(path, fh).sync_data()  # fdatasync must sync the size, too
         return 0
 
     def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
@@ -308,8 +307,8 @@ class _Operations:
         }
 
 
-class _Server:
-    """Serves one mount point until it is told to stop or nobody can tell it anything any more."""
+class _MountServer:
+    """Serves one mount point until a stop command or the end of the connection."""
 
     def __init__(self, backing: Path, mount_point: Path, link: socket.socket) -> None:
         self._backing = backing
@@ -317,7 +316,7 @@ class _Server:
         self._link = link
         self._commands: queue.Queue[list[Any]] = queue.Queue()
         self._answer: dict[str, object] = {}
-        """What to say once it is mounted."""
+        """The response to send after mounting."""
 
     def run(self) -> None:
         import mfusepy
@@ -330,9 +329,9 @@ class _Server:
                 _Operations(disk, self._mounted),
                 str(self._mount_point),
                 foreground=True,
-                nothreads=True,  # one operation after the other: the order in which they were made is known
+                nothreads=True,  # one operation at a time, so that their order is known
                 use_ino=True,
-                kernel_cache=True,  # nothing changes but through the mount
+                kernel_cache=True,  # files change only through the mount
                 fsname="segmentlog-crashfs",
             )
             command = self._commands.get()
@@ -348,11 +347,11 @@ class _Server:
         self._say(self._answer)
 
     def _say(self, answer: dict[str, object]) -> None:
-        with contextlib.suppress(OSError):  # the thread that listens sees that nobody is there
+        with contextlib.suppress(OSError):  # the listening thread detects the end of the connection
             self._link.sendall(json.dumps(answer).encode() + b"\n")
 
     def _listen(self) -> None:
-        """Unmount for each command, which makes the main thread come back for it."""
+        """Unmount for each command: the main thread then returns from FUSE and reads the command."""
         with contextlib.suppress(OSError), self._link.makefile("rb") as lines:
             for line in lines:
                 command = json.loads(line)
@@ -362,7 +361,7 @@ class _Server:
                         return
                 else:
                     self._say({"busy": why})
-        # Nobody listens any more. Those who still use it may go on, and it ends with the last of them.
+        # The test has ended. Processes that still use the mount can continue; the last one ends it.
         _unmount(self._mount_point, lazily=True)
         self._commands.put(["stop"])
 
@@ -383,6 +382,6 @@ class _Server:
 
 if __name__ == "__main__":
     try:
-        _Server(Path(sys.argv[1]), Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))).run()
-    except (OSError, RuntimeError) as error:  # no libfuse to load, or a mount that was refused
+        _MountServer(Path(sys.argv[1]), Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))).run()
+    except (OSError, RuntimeError) as error:  # libfuse is missing, or the mount was refused
         sys.exit(f"cannot mount: {error}; needs libfuse 3 (apt install fuse3) and the right to mount")

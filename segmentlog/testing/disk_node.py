@@ -1,4 +1,4 @@
-"""A file or folder of a simulated disk: what the page cache shows, and what is on disk so far."""
+"""Files and folders of a simulated disk: their contents in the page cache and on disk."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _CAPACITY = 32 << 10
 
 
 class Effect(NamedTuple):
-    """What one call did to a file: ``data`` written at ``position``, or the size set to it (data None)."""
+    """The effect of a call on a file: writes ``data`` at ``position``, or (data None) sets the size to ``position``."""
 
     position: int
     data: bytes | None
 
 
-Names = dict[str, "Node | None"]
+Names = dict[str, "SimulatedFile | None"]
 
 
-class Node:
-    """A file or a folder, as the page cache shows it, with what the disk knows of it."""
+class SimulatedFile:
+    """A file or a folder: its contents in the page cache, and those on disk."""
 
     __slots__ = (
         "buffer", "durable", "durable_names", "has_place", "is_folder", "locks", "mapped", "marked", "names", "number",
@@ -35,16 +35,16 @@ class Node:
         self.buffer = bytearray()
         self.size = 0
         self.has_place = self.mapped = False
-        """Whether stores through a map may change it unseen."""
+        """Whether the buffer cannot move; whether stores through a map may change the file without a call."""
         self.marked = False
-        """`FileSystem.set_inode_mark`: known for as long as the kernel has the file in memory."""
+        """The mark of `FileSystem.set_inode_mark`, which the kernel keeps while it has the file in memory."""
         self.durable = b""
         self.pending: list[Effect] = []
-        self.names: dict[str, Node] = {}
-        self.durable_names: dict[str, Node] = {}
+        self.names: dict[str, SimulatedFile] = {}
+        self.durable_names: dict[str, SimulatedFile] = {}
         self.pending_names: list[Names] = []
         self.locks: dict[tuple[int, int], int] = {}
-        """By process and descriptor that hold its flock: in which way."""
+        """By process and descriptor: the kind of flock that they hold."""
 
     def resize(self, size: int) -> None:
         if size > len(self.buffer):
@@ -57,7 +57,7 @@ class Node:
         self.size = size
 
     def fix_place(self) -> None:
-        """Have a capacity from now on that will do: what is mapped cannot be moved."""
+        """Reserve capacity for the rest of the file's life: a mapped buffer cannot move."""
         if not self.has_place:
             if len(self.buffer) < _CAPACITY:
                 self.buffer = self.buffer.ljust(_CAPACITY, b"\0")
@@ -77,7 +77,7 @@ class Node:
         self.pending_names.append(changes)
 
 
-def apply_names(names: dict[str, Node], changes: Names) -> None:
+def apply_names(names: dict[str, SimulatedFile], changes: Names) -> None:
     for name, node in changes.items():
         if node is None:
             names.pop(name, None)
@@ -85,7 +85,7 @@ def apply_names(names: dict[str, Node], changes: Names) -> None:
             names[name] = node
 
 
-def do_effect(node: Node, effect: Effect) -> None:
+def do_effect(node: SimulatedFile, effect: Effect) -> None:
     if effect.data is None:
         node.resize(effect.position)
     else:
@@ -101,27 +101,27 @@ def path_parts(path: str) -> list[str]:
 
 
 class Disk:
-    """Disk and page cache of one machine. Not thread-safe: processes take turns."""
+    """Disk and page cache of a machine. Not thread-safe: its processes run in turn."""
 
     def __init__(self, boot: int = 1, mount: int = 1) -> None:
         self.boot = boot
         self.mount = mount
         self.tells_mounts = self.keeps_marks = True
-        """What the kernel has to say of its memory: `FileSystem.mount_id`, `FileSystem.has_inode_mark`."""
-        self.pages: list[Node] = []
-        """Files that are mapped to be stored to."""
+        """Whether the kernel supports `FileSystem.mount_id` and `FileSystem.has_inode_mark`."""
+        self.pages: list[SimulatedFile] = []
+        """Files with a writable map."""
         self.page_versions: dict[int, list[bytes]] = {}
-        """By file number: each content that `note_pages` ever met in it, over crashes too."""
+        """By file number: each content that `record_pages` ever found, also before crashes."""
         self.next_number = 2
-        self.root = Node(1, is_folder=True)
+        self.root = SimulatedFile(1, is_folder=True)
         self.effects = 0
-        """Counts the calls that changed anything, syncs included."""
+        """Number of calls that changed anything, including syncs."""
         self.on_effect: Callable[[], None] | None = None
-        """Called after each of them: the boundary at which a crash may come."""
+        """Called after each of these calls: a test can crash the machine there."""
         self.processes = 0
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and those above it, all durable."""
+        """Create a folder and its parents, all durable."""
         node = self.root
         for name in path_parts(path):
             if name not in node.names:
@@ -129,12 +129,12 @@ class Disk:
             node.sync()
             node = node.names[name]
 
-    def new_node(self, *, is_folder: bool) -> Node:
+    def new_node(self, *, is_folder: bool) -> SimulatedFile:
         self.next_number += 1
-        return Node(self.next_number, is_folder=is_folder)
+        return SimulatedFile(self.next_number, is_folder=is_folder)
 
-    def note_pages(self) -> None:
-        """Remember what mapped files hold now: any of it may be on the disk when that comes back."""
+    def record_pages(self) -> None:
+        """Record the contents of mapped files now: any of them may be on the disk after a remount."""
         for node in self.pages:
             versions = self.page_versions.setdefault(node.number, [])
             content = node.content()
@@ -143,11 +143,11 @@ class Disk:
 
     def changed(self) -> None:
         self.effects += 1
-        self.note_pages()
+        self.record_pages()
         if self.on_effect is not None:
             self.on_effect()
 
-    def find(self, path: str) -> Node:
+    def find(self, path: str) -> SimulatedFile:
         node = self.root
         for name in path_parts(path):
             try:

@@ -2,9 +2,9 @@
 
 fs = FaultyFileSystem()
 fs.fail("fdatasync", errno.EIO, call=2)     # the second call from now on fails
-fs.fail("pwritev", errno.ENOSPC, times=None)  # every call from now on, until `heal`
-fs.short_writes(100)                        # pwritev takes 100 bytes at a time
-fs.room_bytes = 5000                        # then the disk is full: a short write, and ENOSPC
+fs.fail("pwritev", errno.ENOSPC, times=None)  # every call from now on fails, until `heal`
+fs.short_writes(100)                        # pwritev writes at most 100 bytes per call
+fs.room_bytes = 5000                        # after 5000 bytes the disk is full: a short write, then ENOSPC
 fs.before("flock", other_process)           # runs something right before the next call
 fs.calls                                    # [("open", (path, flags, ...)), ...]
 """
@@ -27,11 +27,11 @@ METHODS = (
 
 
 class Died(BaseException):
-    """The process is gone: nothing after this call happened. No handler for errors catches it."""
+    """The simulated process died before this call. A BaseException, so that no error handler catches it."""
 
 
 def is_done_by_death(method: str, args: tuple[Any, ...]) -> bool:
-    """Whether the kernel has done it for a dead process: of those in this test's own, who tidy up for it may try."""
+    """Return whether the kernel does this call for a dead process. The test's cleanup code may call it again."""
     return method == "close" or (method == "flock" and bool(args[1] & fcntl.LOCK_UN))
 
 
@@ -40,19 +40,19 @@ class _Fault(NamedTuple):
     last: float
     error: BaseException
     after: bool
-    """The call is made, and then it fails."""
+    """Whether the real call is made before the failure."""
 
 
 class FaultyFileSystem(FileSystem):
-    """The real file system, with calls that fail. Methods are named as `FileSystem` names them.
+    """The real file system, with calls that fail. Method names are those of `FileSystem`.
 
-    Calls made by other methods count as well: `sync_folder` opens, fsyncs and closes.
+    Calls within other methods count, too: `sync_folder` opens, fsyncs and closes.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.room_bytes: int | None = None
-        """What may still be written or allocated before the disk is full; None: as much as one likes."""
+        """Bytes that can be written or allocated until the disk is full; None: no limit."""
         self._counts = dict.fromkeys(METHODS, 0)
         self._faults: dict[str, list[_Fault]] = {}
         self._actions: dict[str, list[Callable[[], object]]] = {}
@@ -73,7 +73,7 @@ class FaultyFileSystem(FileSystem):
     ) -> None:
         """Fail calls ``call``, ``call + 1``, ... (``times`` of them) of ``method``, counted from now.
 
-        ``error`` is an errno or an exception; ``after`` makes the call before it fails.
+        ``error`` is an errno or an exception. With ``after`` the real call is made before the failure.
         """
         first = self._counts[method] + call
         last = float("inf") if times is None else first + times - 1
@@ -81,28 +81,28 @@ class FaultyFileSystem(FileSystem):
         self._faults.setdefault(method, []).append(_Fault(first, last, raised, after))
 
     def die_at(self, call: int) -> None:
-        """Let the process die at its ``call``-th call of whatever method from now: `Died`, then and ever after.
+        """Simulate the death of the process at its ``call``-th call from now: it and all later calls raise `Died`.
 
-        Its descriptors are closed, as the kernel does it, and so its locks are free. What it mapped stays mapped.
+        The descriptors are closed, as the kernel does, which releases the locks. Memory maps stay.
         """
         self._dead_from = len(self.calls) + call
 
     def short_writes(self, size_bytes: int | None) -> None:
-        """Let `pwritev` write at most so many bytes a call; None ends it."""
+        """Limit `pwritev` to ``size_bytes`` bytes per call; None removes the limit."""
         self._short = size_bytes
 
     def before(self, method: str, action: Callable[[], object]) -> None:
-        """Run ``action`` once, right before the next call of ``method``: what another process does meanwhile."""
+        """Run ``action`` once, directly before the next call of ``method``, in place of another process."""
         self._actions.setdefault(method, []).append(action)
 
     def heal(self) -> None:
-        """Nothing fails any more."""
+        """Remove all faults and limits."""
         self._faults.clear()
         self._actions.clear()
         self._short = self.room_bytes = self._dead_from = None
 
     def count(self, method: str) -> int:
-        """How often ``method`` was called so far."""
+        """Return how often ``method`` was called so far."""
         return self._counts[method]
 
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,10 +124,9 @@ class FaultyFileSystem(FileSystem):
             fault = self._fault_of(name)
             if fault is None:
                 if name == "close" and args[0] not in self._open_fds:
-                    # The descriptors of a process that died are not those of the test's own process, which have
-                    # the same numbers by now.
+                    # A descriptor of the dead process. The test's own process may already use the same number.
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-                if name == "close":  # before: as soon as it is closed another thread may open one of that number
+                if name == "close":  # before the call: after it, another thread may get the same number
                     self._open_fds.discard(args[0])
                 result = real(*args, **options)
                 if name == "open":
@@ -135,7 +134,7 @@ class FaultyFileSystem(FileSystem):
                 return result
             if fault.after:
                 result = real(*args, **options)
-                if name == "open":  # nobody has it, so that nobody else can close it
+                if name == "open":  # the caller never gets this descriptor, so it is closed here
                     os.close(result)
             raise fault.error
 

@@ -1,11 +1,11 @@
-"""What a log told its writers and readers, over any number of crashes, and where it contradicted itself.
+"""A history of the records that a log acknowledged and returned, over any number of crashes, and its contradictions.
 
-The rules are those of any log, whoever implements it:
+The rules apply to every implementation of a log:
 
-* no offset ever names two different records, to anybody;
-* what was acknowledged as durable is there, whole, at its offset;
-* what a durable-only reader was handed is there;
-* what is gone lies in a range that the log itself calls lost.
+* an offset never identifies two different records;
+* a record that was acknowledged as durable still exists at its offset;
+* a record that a durable-only reader received still exists;
+* any other record that no longer exists is in a range that the log reports as lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Somebody was told that this record stands at this offset; ``durable`` if it was promised to stay."""
+    """A log's claim to a producer or reader, ``who``, that an offset has this record; if ``durable``, for good."""
 
     offset: int
     value: bytes | None
@@ -25,7 +25,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """A rule that was broken, with what was said before and what is true now."""
+    """A broken rule, with the earlier claim and the present state."""
 
     rule: str
     offset: int
@@ -37,7 +37,7 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 class History:
-    """Claims about one partition, in the order they were made. Not thread-safe."""
+    """The claims about one partition, in their order. Not thread-safe."""
 
     def __init__(self) -> None:
         self._first: dict[int, Claim] = {}
@@ -48,17 +48,17 @@ class History:
         self.conflicts: list[Conflict] = []
 
     def __len__(self) -> int:
-        """How many offsets were ever named."""
+        """Return the number of offsets with a claim."""
         return len(self._first)
 
     def acknowledged(self, base_offset: int, values: Iterable[bytes | None], *, durable: bool) -> None:
-        """An append returned: its records stand at ``base_offset`` and after."""
+        """Record that an append returned: its records have the offsets from ``base_offset`` on."""
         for offset, value in enumerate(values, base_offset):
             self._acknowledged.add(offset)
             self._claim(Claim(offset, value, "the producer", durable))
 
     def handed(self, reader: str, offset: int, value: bytes | None, *, durable_only: bool = False) -> None:
-        """A reader was handed a record."""
+        """Record that a reader received a record."""
         self._claim(Claim(offset, value, reader, durable_only))
 
     def _claim(self, claim: Claim) -> None:
@@ -76,25 +76,25 @@ class History:
             self._durable.setdefault(claim.offset, claim)
 
     def named(self) -> dict[int, bytes | None]:
-        """Every offset that was ever named, with the record that was named first."""
+        """Return every offset with a claim, and the record of its first claim."""
         return {offset: claim.value for offset, claim in self._first.items()}
 
     def was_acknowledged(self, offset: int) -> bool:
-        """Whether the append of the record that was first named there returned, and nobody cut it off since."""
+        """Return whether an append at this offset returned, and no process has truncated the log below it since."""
         return offset in self._acknowledged and offset not in self._withdrawn
 
     def was_withdrawn(self, offset: int) -> bool:
-        """Whether somebody cut off what stood there, or was about to."""
+        """Return whether a process truncated the log at or below this offset, or was about to."""
         return offset in self._withdrawn
 
     def durable_below(self, end_offset: int) -> None:
-        """The log said that everything below is on disk: what `check` found still there is promised from now on."""
+        """Record that the log reports all offsets below as durable: records that `check` still found must survive."""
         for offset, claim in self._first.items():
             if offset < end_offset and offset not in self._withdrawn and offset not in self._gone:
                 self._durable.setdefault(offset, claim)
 
     def withdrawn(self, offset: int) -> None:
-        """Somebody is about to cut off what stands at and above ``offset``: no promise about it counts any more."""
+        """Record that a process is about to truncate the log at ``offset``: claims from there on no longer count."""
         self._withdrawn.update(named for named in self._first if named >= offset)
         self._durable = {named: claim for named, claim in self._durable.items() if named < offset}
 
@@ -104,11 +104,11 @@ class History:
         lost_ranges: Iterable[tuple[int, int]] = (),
         log_start_offset: int = 0,
     ) -> list[Conflict]:
-        """Compare with what the log holds now; every conflict so far, those found now included.
+        """Compare the claims with the present contents of the log. Return all conflicts, old and new.
 
         contents          offset -> value of every record that a reader gets now
-        lost_ranges       ``[base, end)`` of offsets that the log says are lost
-        log_start_offset  what lies below it was deleted on purpose
+        lost_ranges       ``[base, end)`` of the offsets that the log reports as lost
+        log_start_offset  records below it were deleted on purpose
         """
         ranges = list(lost_ranges)
         for offset, value in contents.items():
@@ -119,12 +119,12 @@ class History:
             self._gone.add(offset)
             if offset in self._durable:
                 promised = self._durable[offset]
-                self._note("a durable record is gone", offset, promised)
+                self._add_conflict("a durable record is gone", offset, promised)
             elif not any(base <= offset < end for base, end in ranges):
-                self._note("a record is gone outside every lost range", offset, claim)
+                self._add_conflict("a record is gone outside every lost range", offset, claim)
         return self.conflicts
 
-    def _note(self, rule: str, offset: int, claim: Claim) -> None:
+    def _add_conflict(self, rule: str, offset: int, claim: Claim) -> None:
         conflict = Conflict(rule, offset, f"{claim.who} was told {_shown(claim.value)}", "it is not there")
         if conflict not in self.conflicts:
             self.conflicts.append(conflict)

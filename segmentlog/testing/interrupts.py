@@ -1,17 +1,17 @@
-"""Interrupts at every place where there can be one: what Ctrl-C may meet, met in turn.
+"""Interrupt an operation at every point at which Ctrl-C can interrupt it, one point per run.
 
     for at in range(1, len(list_points(operation)) + 1):
         outcome = interrupt_at(at, operation)
-        ...                                         # is everything as it should be?
+        ...                                         # check the state
 
-Real signals, not imitations: before an instruction at which CPython may look for signals is executed, a signal
-is made pending from within C; so it is the interpreter itself that decides whether its handler runs right there, and
-to which ``try`` the exception belongs. (An exception that a trace function raises belongs to the *next* instruction:
-that of ``finally`` may be another one's.)
+The signals are real. Before an instruction at which CPython may check for signals, C code makes a signal pending.
+So the interpreter itself decides whether its handler runs at that instruction, and which ``try`` gets the exception.
+(*Rejected:* raising in a trace function. Such an exception belongs to the *next* instruction, which may be outside of
+the ``try``.)
 
-Which instructions those are is in Python/ceval.c of CPython 3.11, wherever it says ``CHECK_EVAL_BREAKER``: RESUME, the
-CALLs, JUMP_BACKWARD and its conditional forms; other versions have them under similar names. Where the guess is wrong,
-the signal is noticed by the trace function before anything else, and does not count.
+The instructions are those with ``CHECK_EVAL_BREAKER`` in Python/ceval.c of CPython 3.11: RESUME, the CALLs,
+JUMP_BACKWARD and its conditional forms; other versions use similar names. If CPython does not check for signals at one
+of them, the trace function notices the signal first, and the point does not count.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _set_pending.restype = ctypes.c_int
 
 
 class Interrupt(BaseException):
-    """What the handler raises unless it is told to raise something else."""
+    """The exception that the handler raises by default."""
 
 
-class Place(NamedTuple):
-    """Where an operation was interrupted."""
+class InterruptPoint(NamedTuple):
+    """The point at which an operation was interrupted."""
 
     function: str
     line: int
@@ -48,19 +48,19 @@ class Place(NamedTuple):
         return f"{self.function}:{self.line} ({self.instruction} at {self.offset})"
 
 
-class Outcome(NamedTuple):
-    """What became of one run."""
+class InterruptOutcome(NamedTuple):
+    """The result of one run of an operation."""
 
     points: int
-    """How many places it passed, this one included."""
-    place: Place | None
-    """Where it was interrupted; None when it was not."""
+    """Number of points that the run passed, including the interrupted one."""
+    place: InterruptPoint | None
+    """The interrupted point, or None."""
     result: Any
     error: BaseException | None
 
 
 class _Trigger:
-    """``+trigger`` makes the signal pending without a CALL: nothing looks for it before the trace function returned."""
+    """``+trigger`` makes the signal pending. It uses no CALL, at which the trace function itself would notice it."""
 
     __pos__ = functools.partial(_set_pending, int(_SIGNAL))
 
@@ -72,7 +72,7 @@ _alike = (_package, os.path.dirname(functools.__file__))
 
 @functools.cache
 def _points(code: CodeType) -> dict[int, str]:
-    """Instructions of a function at which signals may be looked for, by offset."""
+    """Return the instructions of a function at which CPython may check for signals, by offset."""
     found = {}
     for instruction in dis.get_instructions(code):
         name = instruction.opname
@@ -83,13 +83,13 @@ def _points(code: CodeType) -> dict[int, str]:
 
 @functools.cache
 def _is_traced(code: CodeType) -> bool:
-    """Functions of the package, and those of the standard library that it calls; not imports, nor tests."""
+    """Return whether a function is of the package or of the standard library, but not of an import or a test."""
     name = code.co_filename
     return not name.startswith("<") and name.startswith(_alike) and name != __file__ and "site-packages" not in name
 
 
 def _is_called_by_package(frame: FrameType | None) -> bool:
-    """Whether it is a function of the package, or works for one."""
+    """Return whether the package or one of its callees runs in this frame."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_package) and frame.f_code.co_filename != __file__:
             return True
@@ -97,16 +97,16 @@ def _is_called_by_package(frame: FrameType | None) -> bool:
     return False
 
 
-class _Run:
+class _InterruptedRun:
     """One run of an operation, with an interrupt at the n-th point."""
 
     def __init__(self, at: int, error: Callable[[], BaseException]) -> None:
         self.at = at
         self.error = error
         self.count = 0
-        self.aimed: Place | None = None
-        self.place: Place | None = None
-        self.passed: list[Place] | None = None
+        self.aimed: InterruptPoint | None = None
+        self.place: InterruptPoint | None = None
+        self.passed: list[InterruptPoint] | None = None
 
     def enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if not _is_traced(frame.f_code) or not _is_called_by_package(frame):
@@ -115,9 +115,9 @@ class _Run:
         frame.f_trace_lines = False
         self.count += 1
         if self.passed is not None:
-            self.passed.append(Place(_name_of(frame.f_code), frame.f_lineno, "RESUME", frame.f_lasti))
+            self.passed.append(InterruptPoint(_name_of(frame.f_code), frame.f_lineno, "RESUME", frame.f_lasti))
         elif self.count == self.at:
-            self.aimed = Place(_name_of(frame.f_code), frame.f_lineno, "RESUME", frame.f_lasti)
+            self.aimed = InterruptPoint(_name_of(frame.f_code), frame.f_lineno, "RESUME", frame.f_lasti)
             _ = +_trigger
         return self.step
 
@@ -127,22 +127,22 @@ class _Run:
             if name is not None:
                 self.count += 1
                 if self.passed is not None:
-                    self.passed.append(Place(_name_of(frame.f_code), frame.f_lineno, name, frame.f_lasti))
+                    self.passed.append(InterruptPoint(_name_of(frame.f_code), frame.f_lineno, name, frame.f_lasti))
                 elif self.count == self.at:
-                    self.aimed = Place(_name_of(frame.f_code), frame.f_lineno, name, frame.f_lasti)
+                    self.aimed = InterruptPoint(_name_of(frame.f_code), frame.f_lineno, name, frame.f_lasti)
                     _ = +_trigger
         return self.step
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """The signal's handler. In a frame of this file the signal was noticed too early or too late."""
+        """Handle the signal. In a frame of this file the signal was noticed too early or too late, and is ignored."""
         if frame is None or frame.f_code.co_filename == __file__:
             return
         self.place = self.aimed
         raise self.error()
 
-    def run(self, operation: Callable[[], Any]) -> Outcome:
+    def run(self, operation: Callable[[], Any]) -> InterruptOutcome:
         before = signal.signal(_SIGNAL, self.handle)
-        measuring = sys.gettrace()  # coverage's, in a process whose lines are counted: they are again afterwards
+        measuring = sys.gettrace()  # the trace function of coverage, restored afterwards
         result, raised = None, None
         try:
             sys.settrace(self.enter)
@@ -153,21 +153,23 @@ class _Run:
         except BaseException as error:
             raised = error
         signal.signal(_SIGNAL, before)
-        return Outcome(self.count, self.place, result, raised)
+        return InterruptOutcome(self.count, self.place, result, raised)
 
 
 def _name_of(code: CodeType) -> str:
     return f"{os.path.basename(code.co_filename).removesuffix('.py')}.{code.co_qualname}"
 
 
-def interrupt_at(at: int, operation: Callable[[], Any], error: Callable[[], BaseException] = Interrupt) -> Outcome:
-    """Run the operation in this thread, the main one, with an interrupt at its ``at``-th point, counted from 1."""
-    return _Run(at, error).run(operation)
+def interrupt_at(
+    at: int, operation: Callable[[], Any], error: Callable[[], BaseException] = Interrupt
+) -> InterruptOutcome:
+    """Run the operation in this thread, the main thread, with an interrupt at its ``at``-th point, counted from 1."""
+    return _InterruptedRun(at, error).run(operation)
 
 
-def list_points(operation: Callable[[], Any]) -> list[Place]:
-    """The points that an operation passes, in order. Raises what it raises."""
-    run = _Run(0, Interrupt)
+def list_points(operation: Callable[[], Any]) -> list[InterruptPoint]:
+    """Return the points that an operation passes, in order. Raise the operation's errors."""
+    run = _InterruptedRun(0, Interrupt)
     run.passed = []
     outcome = run.run(operation)
     if outcome.error is not None:

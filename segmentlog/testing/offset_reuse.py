@@ -1,17 +1,16 @@
-"""The scenario of a log that takes its word back, the same for every engine.
+"""The scenario in which a log reuses offsets after a crash, the same for every engine.
 
     A producer appends alpha, and it is synced; then beta and gamma, which are acknowledged.
-    Consumer A reads all three. The machine dies, and comes back.
-    The producer goes on with delta, epsilon and zeta, and all of it is synced.
-    Consumer A goes on from where it was; consumer B reads from the start.
+    ScenarioConsumer A reads all three. The machine crashes and restarts.
+    The producer appends delta, epsilon and zeta, and everything is synced.
+    ScenarioConsumer A continues from its position; consumer B reads from the start.
 
-It is the one that kafkaesque's README tells of itself: after the crash its log holds alpha
-alone, and hands the offsets of beta and gamma to delta and epsilon. A then holds alpha, beta,
-gamma, zeta, B holds alpha, delta, epsilon, zeta, and nobody is told.
+kafkaesque's README describes this scenario: after the crash its log has only alpha, and assigns the
+offsets of beta and gamma to delta and epsilon. Then A has alpha, beta, gamma and zeta, B has alpha, delta,
+epsilon and zeta, and neither gets an error.
 
-A log need not keep what it never promised to keep. But who had read it must be told that it
-is gone, and its offsets must not come back with other records. That is what `play` checks,
-and `torment` does many times over, at random.
+A log may lose records that it did not guarantee. But a consumer that had read them must get an error, and
+their offsets must not be assigned to other records. `play` checks this once, `torment` many times at random.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from segmentlog.testing.worst_case import WorstCaseDisk
 if TYPE_CHECKING:
     from segmentlog.log.partition import Ack, Partition
 
-Entry = tuple[int, bytes]
-"""A record as a reader is handed it: offset, value."""
+ReceivedRecord = tuple[int, bytes]
+"""A record as a reader receives it: offset, value."""
 
 
 class LostPosition(Exception):
-    """A reader's position lies in ``[base_offset, end_offset)``, which the log says is lost; go on at its end."""
+    """A reader's position is in ``[base_offset, end_offset)``, which the log reports as lost. Continue at its end."""
 
     def __init__(self, base_offset: int, end_offset: int) -> None:
         super().__init__(base_offset, end_offset)
@@ -45,52 +44,52 @@ class LostPosition(Exception):
 
 
 class CrashableLog(Protocol):
-    """A log on a machine that can die: what the scenario asks of an engine."""
+    """A log on a machine that can crash: the interface between the scenario and an engine."""
 
     name: str
-    """The engine and how it is set, for people."""
+    """The engine and its settings, for reports."""
 
     acks_durably: bool
-    """Whether `append` promises that the records survive the crash."""
+    """Whether `append` guarantees that the records survive a crash."""
 
     reads_durable: bool
-    """Whether `read` hands out nothing but what survives the crash."""
+    """Whether `read` returns only records that survive a crash."""
 
     def append(self, values: list[bytes]) -> int:
-        """Append, and return the offset of the first once the log acknowledges it."""
+        """Append, and return the offset of the first record after the log has acknowledged it."""
 
     def sync(self) -> None:
-        """Make everything so far survive the crash."""
+        """Make all records so far durable."""
 
     def crash(self) -> None:
-        """Die, as this log's machine or process does it, and come back."""
+        """Crash the machine or process of this log, and restart it."""
 
-    def read(self, from_offset: int) -> list[Entry]:
-        """Everything from there to the end. Raises `LostPosition`."""
+    def read(self, from_offset: int) -> list[ReceivedRecord]:
+        """Return all records from ``from_offset`` to the end. Raise `LostPosition`."""
 
     def lost_ranges(self) -> list[tuple[int, int]]:
-        """``[base, end)`` of what the log says is lost."""
+        """Return ``[base, end)`` of each range that the log reports as lost."""
 
 
-class Consumer:
-    """Somebody who reads, remembers what it was handed, and where it is."""
+class ScenarioConsumer:
+    """A consumer that records its position and every record that it received."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.position = 0
-        self.seen: list[Entry] = []
+        self.seen: list[ReceivedRecord] = []
         self.told: list[tuple[int, int]] = []
-        """Ranges that the log told this consumer are lost, in the order in which it was told."""
+        """Ranges that the log has reported to this consumer as lost, in the order of the reports."""
 
-    def go_on(self, log: CrashableLog, history: History) -> None:
-        """Read from the position to the end; where the log says that the position is lost, behind that."""
+    def read_to_end(self, log: CrashableLog, history: History) -> None:
+        """Read from the position to the end. If the log reports the position as lost, continue after the lost range."""
         while True:
             try:
                 entries = log.read(self.position)
                 break
             except LostPosition as lost:
                 if not lost.base_offset <= self.position < lost.end_offset:
-                    raise RuntimeError(f"position {self.position} does not lie in the lost range") from lost
+                    raise RuntimeError(f"position {self.position} is not in the reported lost range") from lost
                 self.told.append((lost.base_offset, lost.end_offset))
                 self.position = lost.end_offset
         for offset, value in entries:
@@ -100,49 +99,49 @@ class Consumer:
             self.position = entries[-1][0] + 1
 
     def kept(self) -> dict[int, bytes]:
-        """What this consumer believes the log to hold: what it was handed, but for what it was told is lost."""
+        """Return the records that this consumer received and that were not reported to it as lost."""
         return {offset: value for offset, value in self.seen if not _is_in(self.told, offset)}
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What came of it.
+class ScenarioOutcome(msgspec.Struct, frozen=True):
+    """The result of a scenario.
 
-    a, b       what consumer A, who lived through the crash, and consumer B, who came after it, were handed
-    told       the ranges that A was told are lost
+    a, b       records that consumer A received, which read before the crash, and those of B, which started after it
+    told       ranges that the log reported to A as lost
     conflicts  every rule of `History` that the log broke
-    agree      whether A and B hold the same records at the same offsets, but for what A was told is lost
+    agree      whether A and B have the same records at the same offsets, except those reported to A as lost
     """
 
     log: str
-    a: tuple[Entry, ...]
-    b: tuple[Entry, ...]
+    a: tuple[ReceivedRecord, ...]
+    b: tuple[ReceivedRecord, ...]
     told: tuple[tuple[int, int], ...]
     conflicts: tuple[Conflict, ...]
     agree: bool
 
     @property
     def told_each_loss(self) -> bool:
-        """Whether every record that A holds and B does not get lies in a range that A was told of."""
+        """Whether each record that A received and B did not is in a range that was reported to A."""
         gone = {offset for offset, _ in self.a} - {offset for offset, _ in self.b}
         return all(_is_in(self.told, offset) for offset in gone)
 
     @property
     def recycled(self) -> list[int]:
-        """Offsets that named two records."""
+        """Offsets that identified two records."""
         return sorted({conflict.offset for conflict in self.conflicts if conflict.rule == "one offset, two records"})
 
     def story_of_a(self) -> str:
-        """A's history as text, with each loss where A was told of it."""
+        """Return A's records and the losses reported to A as text."""
         entries = [(offset, 1, _shown(offset, value)) for offset, value in self.a]
         losses = [(end, 0, f"(told: [{base}, {end}) is lost)") for base, end in self.told]
         return ", ".join(text for _, _, text in sorted([*entries, *losses]))
 
     def story_of_b(self) -> str:
-        """B's history as text."""
+        """Return B's records as text."""
         return ", ".join(_shown(offset, value) for offset, value in self.b)
 
     def verdict(self) -> str:
-        """Whether they agree, in a few words."""
+        """Return in a few words whether A and B agree."""
         if self.recycled:
             offsets = ", ".join(map(str, self.recycled))
             return f"{'agree' if self.agree else 'DISAGREE'}: two records each at {offsets}"
@@ -151,24 +150,24 @@ class Outcome(msgspec.Struct, frozen=True):
         return "agree, A was told of the loss" if self.told else "agree"
 
 
-def play(log: CrashableLog) -> Outcome:
-    """The scenario above, once."""
+def play(log: CrashableLog) -> ScenarioOutcome:
+    """Run the scenario of the module's docstring once."""
     stage = _Stage(log)
     stage.append([b"alpha"])
     stage.sync()
     stage.append([b"beta"])
     stage.append([b"gamma"])
-    stage.a.go_on(log, stage.history)
+    stage.a.read_to_end(log, stage.history)
     stage.crash()
     for value in (b"delta", b"epsilon", b"zeta"):
         stage.append([value])
     return stage.outcome()
 
 
-def torment(log: CrashableLog, rng: random.Random, rounds: int) -> Outcome:
-    """Append, sync and read at random, through ``rounds`` crashes; A lives through all of them.
+def torment(log: CrashableLog, rng: random.Random, rounds: int) -> ScenarioOutcome:
+    """Append, sync and read at random, with ``rounds`` crashes. ScenarioConsumer A continues after each of them.
 
-    What is found after a crash has to stay from then on: it was on the disk, or it would not be there.
+    A record that exists after a crash must survive later crashes: it was on the disk.
     """
     stage = _Stage(log)
     number = 0
@@ -182,7 +181,7 @@ def torment(log: CrashableLog, rng: random.Random, rounds: int) -> Outcome:
                 case "sync":
                     stage.sync()
                 case "read":
-                    stage.a.go_on(log, stage.history)
+                    stage.a.read_to_end(log, stage.history)
         stage.crash()
         for offset, value in _everything(log, stage.history):
             stage.history.acknowledged(offset, [value], durable=True)
@@ -191,12 +190,12 @@ def torment(log: CrashableLog, rng: random.Random, rounds: int) -> Outcome:
 
 
 class _Stage:
-    """The log, the two consumers, and what has been said so far."""
+    """The log, consumer A and the history of a running scenario."""
 
     def __init__(self, log: CrashableLog) -> None:
         self.log = log
         self.history = History()
-        self.a = Consumer("consumer A")
+        self.a = ScenarioConsumer("consumer A")
         self._unsynced: list[tuple[int, list[bytes]]] = []
 
     def append(self, values: list[bytes]) -> None:
@@ -206,7 +205,7 @@ class _Stage:
 
     def sync(self) -> None:
         self.log.sync()
-        # Not `History.durable_below`: below the durable offset lie lost ranges, too.
+        # `History.durable_below` would be wrong: there may be lost ranges below the durable offset.
         for base_offset, values in self._unsynced:
             self.history.acknowledged(base_offset, values, durable=True)
         self._unsynced.clear()
@@ -215,21 +214,21 @@ class _Stage:
         self.log.crash()
         self._unsynced.clear()
 
-    def outcome(self) -> Outcome:
-        """Sync, let A go on and B read everything, and compare."""
+    def outcome(self) -> ScenarioOutcome:
+        """Sync, let A continue and B read everything, and compare."""
         self.sync()
-        self.a.go_on(self.log, self.history)
+        self.a.read_to_end(self.log, self.history)
         found = _everything(self.log, self.history)
         conflicts = self.history.check(dict(found), self.log.lost_ranges())
         agree = self.a.kept() == dict(found)
         a, told = tuple(self.a.seen), tuple(self.a.told)
-        return Outcome(self.log.name, a, tuple(found), told, tuple(conflicts), agree)
+        return ScenarioOutcome(self.log.name, a, tuple(found), told, tuple(conflicts), agree)
 
 
-def _everything(log: CrashableLog, history: History) -> list[Entry]:
-    """What a consumer that comes new is handed."""
-    b = Consumer("consumer B")
-    b.go_on(log, history)
+def _everything(log: CrashableLog, history: History) -> list[ReceivedRecord]:
+    """Return all records that a new consumer receives."""
+    b = ScenarioConsumer("consumer B")
+    b.read_to_end(log, history)
     return b.seen
 
 
@@ -241,7 +240,7 @@ def _shown(offset: int, value: bytes) -> str:
     return f"{offset}:{value.decode(errors='replace')}"
 
 
-# ---------------------------------------------------------------- segmentlog as such a log
+# ---------------------------------------------------------------- the scenario with segmentlog
 
 
 POLICIES = ("always", "everysec", "100records", "1MiB", "never")
@@ -251,7 +250,7 @@ _LEVELS: tuple[tuple[Ack, bool], ...] = (("written", False), ("durable", False),
 
 
 class _StandingClock(Clock):
-    """Time stands still, so that no flush by age comes between: the cut hits before a second is over."""
+    """A clock that stands still, which prevents flushes by age before the crash."""
 
     def __init__(self) -> None:
         self._now_ms = super().now_ms()
@@ -264,15 +263,15 @@ class _StandingClock(Clock):
 
 
 class SegmentlogLog:
-    """A partition of a real store on a `WorstCaseDisk`: a crash takes everything that was not synced.
+    """A partition of a real store on a `WorstCaseDisk`: a crash loses everything that was not synced.
 
-    policy        the topic's fsync policy, as its config spells it
-    ack           what `append` waits for: "written", "durable", or None for what the policy says
-    durable_only  readers end at the durable offset, and so are never handed what a crash can take
+    policy        the topic's fsync policy, as in its config
+    ack           what `append` waits for: "written", "durable", or None for the policy's default
+    durable_only  readers stop at the durable offset, and so never receive records that a crash can lose
     settings      further keys of the topic's configuration
 
-    Use it in a ``with``: it lives in a temporary folder. There is no background flush, so that what
-    a crash takes is what the policy and the scenario leave to it, the same in every run.
+    Use it in a ``with``: it uses a temporary folder. The background flush is off. So the losses depend only on the
+    policy and the scenario, and are the same in every run.
     """
 
     def __init__(self, policy: str, ack: Ack | None = None, *, durable_only: bool = False, **settings: object) -> None:
@@ -308,10 +307,10 @@ class SegmentlogLog:
 
     def _abandon(self) -> None:
         self.partition.abandon()
-        self._store.close()  # with nothing to do any more: the partition was abandoned
+        self._store.close()  # flushes nothing: the partition was abandoned
 
-    def read(self, from_offset: int) -> list[Entry]:
-        entries: list[Entry] = []
+    def read(self, from_offset: int) -> list[ReceivedRecord]:
+        entries: list[ReceivedRecord] = []
         try:
             for batch in self.partition.read(from_offset, durable_only=self.durable_only):
                 entries += zip(batch.offsets.tolist(), (value or b"" for value in batch.values), strict=True)
@@ -331,8 +330,8 @@ class SegmentlogLog:
         self._temporary.cleanup()
 
 
-def play_segmentlog() -> list[Outcome]:
-    """The scenario under each fsync policy: as it is, with appends that wait for the disk, with readers that do."""
+def play_segmentlog() -> list[ScenarioOutcome]:
+    """Run the scenario for each fsync policy: with its defaults, with durable acknowledgements, with durable reads."""
     outcomes = []
     for policy in POLICIES:
         for ack, durable_only in _LEVELS:

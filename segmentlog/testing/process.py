@@ -1,4 +1,4 @@
-"""The file system seam of one process on a simulated machine."""
+"""The file system interface of one process on a simulated machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from segmentlog.storage.fs import Buffer, FileSystem
-from segmentlog.testing.disk_node import Disk, Effect, Node, do_effect, path_parts
+from segmentlog.testing.disk_node import Disk, Effect, SimulatedFile, do_effect, path_parts
 from segmentlog.testing.fault_injection import Died, is_done_by_death
 
 _DEVICE = 77
 
 
 class SimulatedProcess(FileSystem):
-    """The seam as one process of a simulated machine calls it. Errors are those of the system calls.
+    """The file system of one process of a simulated machine. Raises the errors of the system calls.
 
-    ``fail_at`` makes one call fail, counted over all methods from 1: with an errno, by writing
-    half (``"short"``), by writing half and finding the disk full at the next write (``"full"``),
-    or by the process's death before it (``"die"``).
+    ``fail_at`` makes one call fail, counted over all methods from 1: with an errno; with a write of
+    only half the data (``"short"``); with such a write, and a full disk at the next write
+    (``"full"``); or with the death of the process before the call (``"die"``).
     """
 
     takes_descriptors = False
@@ -33,12 +33,12 @@ class SimulatedProcess(FileSystem):
         self.fail_at: tuple[int, int | str] | None = None
         self.failed: str = ""
         """The method that `fail_at` made fail."""
-        self._fds: dict[int, Node] = {}
+        self._fds: dict[int, SimulatedFile] = {}
         self._next_fd = 1000 * number
         self._dead = self._full = False
 
     def _fail_if_asked(self, name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any] | None:
-        """What a call ends in that is not to be made as it is: (its result,). None for all others."""
+        """Raise or return (result,) for a call that must fail; return None for a call to make normally."""
         if self._dead:
             if is_done_by_death(name, args):
                 return (None,)
@@ -61,7 +61,7 @@ class SimulatedProcess(FileSystem):
         return None
 
     def die(self) -> None:
-        """The kernel closes its descriptors, and so frees its locks."""
+        """End the process: the kernel closes its descriptors, which releases its locks."""
         for fd in self._fds.copy():
             self._close(fd)
         self._dead = True
@@ -88,11 +88,11 @@ class SimulatedProcess(FileSystem):
         return self._node(fd).marked
 
     def advise_unneeded(self, fd: int, position: int, size_bytes: int) -> None:
-        """Nothing is ever forgotten of what is cached."""
+        """Do nothing: the simulated page cache keeps all pages."""
 
     # ------------------------------------------------------------ files
 
-    def _node(self, fd: int) -> Node:
+    def _node(self, fd: int) -> SimulatedFile:
         try:
             return self._fds[fd]
         except KeyError:
@@ -116,7 +116,7 @@ class SimulatedProcess(FileSystem):
         self._fds[self._next_fd] = node
         return self._next_fd
 
-    def _parent(self, path: str) -> tuple[Node, str]:
+    def _parent(self, path: str) -> tuple[SimulatedFile, str]:
         parts = path_parts(path)
         folder = self.disk.find("/".join(parts[:-1]))
         return folder, parts[-1]
@@ -148,7 +148,7 @@ class SimulatedProcess(FileSystem):
     def _ftruncate(self, fd: int, size: int) -> None:
         self._set_size(self._node(fd), size)
 
-    def _set_size(self, node: Node, size: int) -> None:
+    def _set_size(self, node: SimulatedFile, size: int) -> None:
         if size != node.size:
             effect = Effect(size, None)
             do_effect(node, effect)
@@ -176,7 +176,7 @@ class SimulatedProcess(FileSystem):
         folder, name = self._parent(source)
         target_folder, target_name = self._parent(target)
         if target_folder.names.get(target_name) is node:
-            return  # two names of one file: both stay, says POSIX
+            return  # two names of the same file: POSIX keeps both
         if folder is target_folder:
             folder.change_names({name: None, target_name: node})
         else:
@@ -243,7 +243,7 @@ class SimulatedProcess(FileSystem):
         elif operation & fcntl.LOCK_NB:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         else:
-            raise OSError(errno.EDEADLK, f"process {self.number} would wait for ever: {others} hold the lock")
+            raise OSError(errno.EDEADLK, f"process {self.number} would wait forever: {others} hold the lock")
 
 
 _CALLS = (
@@ -272,10 +272,10 @@ for _name in _CALLS:
 
 
 _LATER_S = 4_000_000_000
-# No clock runs here; retention takes the time of writing for an upper bound only.
+# The machine has no clock. Retention uses the modification time only as an upper bound.
 
 
-def _stat(node: Node) -> os.stat_result:
+def _stat(node: SimulatedFile) -> os.stat_result:
     kind = stat.S_IFDIR if node.is_folder else stat.S_IFREG
     fields = (kind | 0o755, node.number, _DEVICE, 1, 0, 0, node.size, *3 * (_LATER_S,))
     return os.stat_result(fields, {"st_mtime_ns": _LATER_S * 1_000_000_000})

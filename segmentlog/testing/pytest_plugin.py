@@ -1,7 +1,7 @@
-"""pytest fixtures: a server of Kafka's protocol for each test, and topics in it. How to use them: `docs/testing.md`.
+"""pytest fixtures: a server of Kafka's protocol for each test, and topics in it. See `docs/testing.md`.
 
-pytest loads this file in every run of whoever has the package installed: nothing heavy is imported before a test asks
-for a server.
+pytest loads this file in every run if the package is installed. So it imports large modules only when a test requests
+a server.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Scope = Literal["session", "package", "module", "class", "function"]
 _MARKER = "segmentlog"
 _FIXTURE = "segmentlog_server"
 _MIN_SESSION_TIMEOUT_MS = 100
-"""Of a group's members, where Kafka wants six seconds: a test that has one die does not wait that long."""
+"""Smallest session timeout of group members. Kafka requires six seconds; a test with a dying member need not wait."""
 _SLUG_MAX = 40
 _serial = itertools.count()
 
 
 class ServerOfTests:
-    """A server in threads of this process, over a folder of its own."""
+    """A server in threads of this process, with its own store folder."""
 
     def __init__(self, path: Path, scope: str, node: Any, fixture: str, options: dict[str, Any]) -> None:
         import segmentlog
@@ -40,12 +40,12 @@ class ServerOfTests:
 
         settings, security = _settings(options)
         self.path = path
-        """The folder of the store. It is removed at the end, but kept if a test that used it failed."""
+        """The folder of the store. It is deleted at the end, unless a test that used it failed."""
         self.default_partitions = settings.default_partitions
         self._scope, self._node, self._fixture = scope, node, fixture
         self._failed = self._closed = False
         self.store: LogStore = segmentlog.open(path)
-        """The same store as a library: it reads what clients wrote, and they read what it writes."""
+        """The server's store, for use as a library in the test."""
         try:
             self._server: Server = Server(
                 self.store, host="127.0.0.1", port=0, advertise=None, settings=settings, security=security,
@@ -55,13 +55,13 @@ class ServerOfTests:
             self.store.close()
             raise
         self.bootstrap_servers = self._server.bootstrap_servers
-        """What a Kafka client is to be given."""
+        """The value of a Kafka client's `bootstrap.servers`."""
 
     def __repr__(self) -> str:
         return f"<segmentlog server {self.bootstrap_servers} of {self.path}>"
 
     def close(self) -> None:
-        """Disconnect everybody. Idempotent."""
+        """Close the server and its store, and disconnect all clients. Idempotent."""
         try:
             self._server.close()
         finally:
@@ -69,7 +69,7 @@ class ServerOfTests:
             self._closed = True
 
     def is_used_by(self, item: pytest.Item) -> bool:
-        """Whether it is there for this test, perhaps among others."""
+        """Return whether this test uses the server, perhaps together with other tests."""
         return self._node is item or self._fixture in getattr(item, "fixturenames", ())
 
 
@@ -83,7 +83,7 @@ def _settings(options: dict[str, Any]) -> tuple[ServerSettings, Security]:
     unknown = sorted(options.keys() - of_serving - of_security)
     if unknown:
         known = ", ".join(sorted(of_serving | of_security))
-        raise pytest.UsageError(f"a segmentlog server has no option {', '.join(unknown)}; it has {known}")
+        raise pytest.UsageError(f"unknown options of a segmentlog server: {', '.join(unknown)}; valid are {known}")
     groups = GroupSettings(min_session_timeout_ms=_MIN_SESSION_TIMEOUT_MS)
     settings = ServerSettings(groups=groups, **{name: options[name] for name in options if name in of_serving})
     return settings, Security(**{name: options[name] for name in options if name in of_security})
@@ -115,17 +115,17 @@ def _serve(request: pytest.FixtureRequest, options: dict[str, Any]) -> Iterator[
 
 
 def _options_of(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Of the markers that are about all that the fixture is for, the nearest ones first; and of its parameter."""
+    """Return the options of the fixture's markers, of which the nearest win, and of its parameter."""
     options: dict[str, Any] = {}
     for marker in request.node.iter_markers(_MARKER):
         if marker.args:
-            raise pytest.UsageError(f"@pytest.mark.{_MARKER} takes options by their names")
+            raise pytest.UsageError(f"@pytest.mark.{_MARKER} accepts only keyword arguments")
         options = {**marker.kwargs, **options}
     return {**options, **getattr(request, "param", {})}
 
 
 def server_fixture(scope: Scope = "function", **options: Any) -> Any:
-    """A fixture of a further kind of server: ``durable = server_fixture(scope="session", durable_reads=True)``."""
+    """Return a fixture for another server: ``durable = server_fixture(scope="session", durable_reads=True)``."""
 
     @pytest.fixture(scope=scope)
     def server(request: pytest.FixtureRequest) -> Iterator[ServerOfTests]:
@@ -137,19 +137,19 @@ def server_fixture(scope: Scope = "function", **options: Any) -> Any:
 def _chosen_scope(fixture_name: str, config: pytest.Config) -> Scope:
     chosen = config.getoption("segmentlog_scope") or config.getini("segmentlog_scope")
     if chosen not in get_args(Scope):
-        raise pytest.UsageError(f"segmentlog_scope is {chosen!r}, where one of {', '.join(get_args(Scope))} is wanted")
+        raise pytest.UsageError(f"segmentlog_scope is {chosen!r}, but must be one of {', '.join(get_args(Scope))}")
     return cast(Scope, chosen)
 
 
 @pytest.fixture(scope=_chosen_scope)
 def segmentlog_server(request: pytest.FixtureRequest) -> Iterator[ServerOfTests]:
-    """A server of Kafka's protocol: ``bootstrap_servers`` for clients, ``store`` for looking at it as a library."""
+    """Yield a server of Kafka's protocol: ``bootstrap_servers`` for clients, ``store`` for access as a library."""
     yield from _serve(request, _options_of(request))
 
 
 @pytest.fixture
 def segmentlog_topic(request: pytest.FixtureRequest, segmentlog_server: ServerOfTests) -> str:
-    """The name of a new topic. Its parameter: how many partitions, or all options of `LogStore.create_topic`."""
+    """Return the name of a new topic. Parameter: a number of partitions, or options of `LogStore.create_topic`."""
     wanted = getattr(request, "param", {})
     options = {"partitions": wanted} if isinstance(wanted, int) else dict(wanted)
     options.setdefault("partitions", segmentlog_server.default_partitions)
@@ -158,24 +158,24 @@ def segmentlog_topic(request: pytest.FixtureRequest, segmentlog_server: ServerOf
     return name
 
 
-# ------------------------------------------------------------ what pytest asks for
+# ------------------------------------------------------------ hooks of pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long a server lives."""
+    """Add the option for the scope of a server."""
     text = "how long a segmentlog server of tests lives: function (default), class, module, package or session"
     parser.addini("segmentlog_scope", text, default="function")
     parser.getgroup("segmentlog").addoption("--segmentlog-scope", choices=get_args(Scope), help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker is a known one."""
+    """Register the marker."""
     line = f"{_MARKER}(**options): how the segmentlog server of a test serves, e.g. acks_all='written'"
     config.addinivalue_line("markers", line)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Options that nobody would hear of are a mistake: the server is there already, for others."""
+    """Refuse a marker whose options would be ignored, because other tests share the server."""
     if _FIXTURE not in getattr(item, "fixturenames", ()) or next(item.iter_markers(_MARKER), None) is None:
         return
     callspec = getattr(item, "callspec", None)
@@ -192,13 +192,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     shared = set(kind(item).listchain())
     if any(node not in shared for node, _ in item.iter_markers_with_node(_MARKER)):
         raise pytest.UsageError(
-            f"@pytest.mark.{_MARKER} on what is smaller than the server's scope, {scope}: others have the same server"
+            f"@pytest.mark.{_MARKER} on less than the server's scope, {scope}: other tests share the same server"
         )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Of a test that failed the folder is kept, and told; every other one goes with its server."""
+    """Report the store folder of a failed test, which is kept. Delete the folders of all other closed servers."""
     report: Any = yield
     servers = item.config.stash.get(_servers, None)
     if servers:
@@ -213,7 +213,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Servers that outlived the last test, because the run was ended early."""
+    """Delete the folders of servers that are left because the run ended early."""
     _remove_closed(config.stash.get(_servers, []))
 
 

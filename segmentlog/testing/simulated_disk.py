@@ -1,25 +1,23 @@
-"""A machine in memory: a disk, the page cache above it, processes, and a mains plug to pull.
+"""A simulated machine in memory: a disk, its page cache, processes, and power cuts.
 
     disk = SimulatedDisk()
     partition = Partition("/t/0", "t", 0, config, fs=disk.process())
     ...
-    point = disk.point()                     # this very moment
-    for survivor in point.crashes(rng, 10):  # what the disk may hold if the power fails now
+    point = disk.point()                     # the present state
+    for survivor in point.crashes(rng, 10):  # possible disks after a power cut at that state
         partition = Partition("/t/0", "t", 0, config, fs=survivor.process())
 
-Everything that `FileSystem` does is done here, and written down as effects that are not yet
-on disk: until a file is fsynced, any of its effects may survive alone, sector by sector,
-the new size without the data or the data without the size; until a folder is fsynced, any
-of its new, renamed and deleted names. That is more than most file systems lose, and no less
-than POSIX lets them lose.
+The simulation implements all of `FileSystem`, and records each call as an effect that is not yet on disk.
+Until a file is fsynced, any of its effects may survive alone, sector by sector, or the new size without the
+data, or the data without the size. Until a folder is fsynced, any of its new, renamed and deleted names may
+survive alone. That is more than most file systems lose, and everything that POSIX allows them to lose.
 
-A disk may also go and come back without the machine being started anew (`CrashPoint.remounts`):
-the kernel has written back a page that processes map at whatever moment it liked, so each of its
-versions may be found there, beside any state of the other files.
+A disk may also be detached and attached again while the machine runs (`CrashPoint.remounts`). The kernel
+writes back mapped pages at any time, so the disk may have any version of such a page, with any state of the
+other files.
 
-Nothing here reaches the real file system, so that a crash state is made, recovered and
-checked in about a millisecond: this is where the large numbers come from. That real files
-behave no worse is checked through `CrashFS`.
+The real file system is not used, so a crash state is created, recovered and checked in about a millisecond.
+This allows large numbers of crash states. Tests with `CrashFS` check that real files behave no worse.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from segmentlog.testing.disk_node import Disk, Effect, Node, do_effect
+from segmentlog.testing.disk_node import Disk, Effect, SimulatedFile, do_effect
 from segmentlog.testing.process import SimulatedProcess
 
 SECTOR = 512
@@ -36,20 +34,20 @@ PAGE = 4096
 
 
 class SimulatedDisk(Disk):
-    """Disk and page cache of one machine, to start processes on and to cut the power of. Not thread-safe."""
+    """Disk and page cache of a machine, on which tests start processes and cut the power. Not thread-safe."""
 
     def process(self) -> SimulatedProcess:
-        """The file system as a new process of this machine sees it."""
+        """Return the file system of a new process of this machine."""
         self.processes += 1
         return SimulatedProcess(self, self.processes)
 
     def point(self) -> CrashPoint:
-        """This moment, to crash in later."""
+        """Return a snapshot of the present state, from which a test derives crash states later."""
         return CrashPoint(self)
 
 
 class _Image(NamedTuple):
-    """A node at some moment."""
+    """Snapshot of a file or folder."""
 
     number: int
     is_folder: bool
@@ -62,29 +60,29 @@ class _Image(NamedTuple):
 
 
 Surviving = Callable[[_Image, int, random.Random], bytes]
-"""What of a file is found in the n-th state of a moment."""
+"""Returns the contents of a file in the n-th crash state of a snapshot."""
 
 
 class CrashPoint:
-    """A moment of a disk's life, kept: what is on disk, and what only the page cache has."""
+    """A snapshot of a disk: the contents on disk, and those that only the page cache has."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.effects = disk.effects
         self.boot = disk.boot
         self.mount = disk.mount
-        disk.note_pages()
+        disk.record_pages()
         self._page_versions = {number: versions[:] for number, versions in disk.page_versions.items()}
         self._kernel = (disk.tells_mounts, disk.keeps_marks)
         self._next_number = disk.next_number
         self._images: dict[int, _Image] = {}
         self._collect(disk.root)
 
-    def _collect(self, node: Node) -> None:
+    def _collect(self, node: SimulatedFile) -> None:
         if node.number in self._images:
             return
         pending = node.pending
         if node.mapped and (content := node.content()) != node.durable:
-            # What was stored through the map, whole, as one more effect: nobody saw the single stores.
+            # All stores through the map count as one more effect, because single stores are not observable.
             pending = [*pending, Effect(len(content), None), Effect(0, content)]
         self._images[node.number] = _Image(
             node.number,
@@ -99,7 +97,7 @@ class CrashPoint:
             ),
             self._page_versions.get(node.number, ()),
         )
-        children: list[Node | None] = [*node.names.copy().values(), *node.durable_names.copy().values()]
+        children: list[SimulatedFile | None] = [*node.names.copy().values(), *node.durable_names.copy().values()]
         for change in node.pending_names:
             children += change.values()
         for child in children:
@@ -107,18 +105,18 @@ class CrashPoint:
                 self._collect(child)
 
     def crashes(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
-        """Disks as they may be found after a power cut at this moment: the extreme ones first, then random ones.
+        """Yield possible disks after a power cut at this snapshot: first extreme states, then random states.
 
-        A state that was already there is left out, so there may be fewer than ``count``; with
-        ``seen`` those of other moments, too, for which it was given.
+        Repeated states are skipped, so there may be fewer than ``count``. Snapshots that share ``seen`` also skip
+        each other's states.
         """
         return self._found(rng, count, self.boot + 1, _surviving_data, seen)
 
     def remounts(self, rng: random.Random, count: int, seen: set[int] | None = None) -> Iterator[SimulatedDisk]:
-        """Disks as they may be found when this one went away and came back to the same running machine.
+        """Yield possible disks after this disk was detached from the running machine and attached again.
 
-        As after a power cut, but for the files that processes map: each of them as it was at any
-        moment ever, or its sectors at several.
+        Like `crashes`, except for files that processes map: such a file, or each of its sectors, has the contents of
+        any time in the past.
         """
         return self._found(rng, count, self.boot, _remounted_data, seen)
 
@@ -145,10 +143,10 @@ class CrashPoint:
     def _build(
         self, survivors: dict[int, tuple[bytes, dict[str, int]]], disk: SimulatedDisk
     ) -> tuple[SimulatedDisk, int]:
-        made: dict[int, Node] = {1: disk.root}
+        made: dict[int, SimulatedFile] = {1: disk.root}
         key: list[object] = []
 
-        def fill(node: Node) -> None:
+        def fill(node: SimulatedFile) -> None:
             data, names = survivors[node.number]
             key.append((node.number, data, tuple(sorted(names.items()))))
             if data:
@@ -157,7 +155,7 @@ class CrashPoint:
             for name, number in names.items():
                 child = made.get(number)
                 if child is None:
-                    child = made[number] = Node(number, is_folder=self._images[number].is_folder)
+                    child = made[number] = SimulatedFile(number, is_folder=self._images[number].is_folder)
                     fill(child)
                 node.names[name] = child
             node.sync()
@@ -166,9 +164,9 @@ class CrashPoint:
         return disk, hash(tuple(key))
 
     def process_death(self) -> SimulatedDisk:
-        """The same machine goes on without its processes: nothing is lost, nothing is more durable than before."""
+        """Return the machine after the death of all processes. Unsynced data stay in its page cache."""
         disk = self._new_disk(self.boot, self.mount)
-        made = {image.number: Node(image.number, is_folder=image.is_folder) for image in self._images.values()}
+        made = {image.number: SimulatedFile(image.number, is_folder=image.is_folder) for image in self._images.values()}
         disk.root = made[1]
         for image in self._images.values():
             node = made[image.number]
@@ -195,13 +193,13 @@ def _applied(content: bytes, effect: Effect) -> bytes:
 
 
 def _surviving_data(image: _Image, number: int, rng: random.Random) -> bytes:
-    """What of a file's unsynced effects is found on disk, in the ``number``-th state of a moment."""
+    """Return the contents of a file on disk in the ``number``-th crash state."""
     if not image.pending:
         return image.durable
     how = ("nothing", "all", "all", "nothing", "zeros")[number] if number < 5 else rng.choice(_WAYS)
     if how == "nothing":
         return image.durable
-    if how == "some":  # calls, in any combination
+    if how == "some":  # any combination of calls
         content = image.durable
         for effect in image.pending:
             if rng.random() < 0.5:
@@ -212,11 +210,11 @@ def _surviving_data(image: _Image, number: int, rng: random.Random) -> bytes:
         versions.append(_applied(versions[-1], effect))
     if how == "all":
         return versions[-1]
-    if how == "zeros":  # the size grew, the data did not arrive
+    if how == "zeros":  # only the size arrived, not the data
         return image.durable[: len(versions[-1])].ljust(len(versions[-1]), b"\0")
     if how == "prefix":
         return rng.choice(versions)
-    # Pages or sectors, each as it was at some moment since the last sync; the size likewise.
+    # Each page or sector has a version since the last sync, independent of the others; so has the size.
     unit = PAGE if how == "pages" else SECTOR
     size = len(rng.choice(versions))
     parts = []
@@ -227,7 +225,7 @@ def _surviving_data(image: _Image, number: int, rng: random.Random) -> bytes:
 
 
 def _remounted_data(image: _Image, number: int, rng: random.Random) -> bytes:
-    """`_surviving_data`; of a file that was mapped, what it held at some moment: the first state has the newest."""
+    """Return the contents of a file after a remount: any past version of a mapped file (in state 0 the newest)."""
     if not image.versions:
         return _surviving_data(image, number, rng)
     if number == 0:
@@ -242,7 +240,7 @@ _WAYS = ("nothing", "all", "some", "zeros", "prefix", "pages", "sectors", "secto
 
 
 def _surviving_names(image: _Image, number: int, rng: random.Random) -> dict[str, int]:
-    """The names in a folder that are found on disk; each change whole or not at all."""
+    """Return the names in a folder on disk; each change of names is applied completely or not at all."""
     names = dict(image.durable_names)
     how = ("none", "all", "none", "all", "all")[number] if number < 5 else rng.choice(("none", "all", "some", "prefix"))
     stop = rng.randrange(len(image.pending_names) + 1) if how == "prefix" else 0

@@ -1,12 +1,11 @@
-"""A disk that keeps what was not synced apart from what was: the model behind `CrashFS`, without any mount.
+"""A disk in memory that distinguishes synced and unsynced data: the model that `CrashFS` mounts.
 
-A file is its pages as they are now, and for each page that changed since the file was last
-synced every content it had since, the synced one first; the same for its size. A folder is
-its names as they are now and as they are on disk; between the two lies one journal of
-changes (create, rename, delete), each of which reaches the disk whole or not at all.
+A file has its present pages, and all versions of each page since the last sync, the synced version first; the
+same for its size. A folder has its present names and its names on disk. The difference is a journal of changes
+(create, rename, delete), each of which reaches the disk completely or not at all.
 
-Syncing a file says nothing about its name, and syncing a folder says nothing about what is
-in its files. Most file systems promise more; a log must not count on it.
+A sync of a file does not sync its name. A sync of a folder syncs only its names. Most file systems guarantee
+more, but a log must not rely on it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from typing import Final, Literal, NamedTuple
 PAGE: Final = 4096
 SECTOR: Final = 512
 ORPHAN_PREFIX: Final = ".fuse_hidden"
-"""libfuse renames what is deleted while it is open to such a name, so that it can still be read."""
+"""libfuse renames an open file to such a name instead of deleting it, so that it can still be read."""
 
 Keep = Literal["none", "all", "some"]
-"""How much of what was not synced survives a crash."""
+"""How much of the unsynced data survives a crash."""
 
 _KEEPS: Final[tuple[Keep, ...]] = ("none", "all", "some", "some", "some", "some")
 _ZEROS: Final = bytes(PAGE)
 _VERSIONS_MAX: Final = 64  # of one page; a log rewrites its last page with every append
 
 
-class Node:
-    """A file or a folder; everything in it is as processes see it, unless its name says that it is durable."""
+class ModelFile:
+    """A file or a folder. Attributes have the state that processes see, unless their names contain "durable"."""
 
     __slots__ = (
         "durable_names", "is_folder", "mode", "mtime_ns", "names", "number", "orphans", "pages", "size", "sizes",
@@ -48,15 +47,15 @@ class Node:
         self.mtime_ns = time.time_ns()
         self.size = 0
         self.pages: dict[int, bytes] = {}
-        """Page number -> its 4096 bytes; zeros where there is none."""
+        """By page number: its 4096 bytes. A missing page is zeros."""
         self.versions: dict[int, list[bytes]] = {}
-        """Of the pages that changed since the last sync: every content, the durable one first, the present one last."""
+        """All contents of each page that changed since the last sync, from the durable to the present contents."""
         self.sizes: list[int] = [0]
-        """Every size since the last sync, the durable one first, the present one last."""
-        self.names: dict[str, Node] = {}
-        self.durable_names: dict[str, Node] = {}
-        self.orphans: dict[str, Node] = {}
-        """Files deleted from this folder that somebody has open: no disk knows their names."""
+        """All sizes since the last sync, from the durable to the present size."""
+        self.names: dict[str, ModelFile] = {}
+        self.durable_names: dict[str, ModelFile] = {}
+        self.orphans: dict[str, ModelFile] = {}
+        """Deleted files of this folder that a process still has open. Their names are never on disk."""
 
     def put_page(self, index: int, content: bytes) -> None:
         old = self.pages.get(index, _ZEROS)
@@ -85,31 +84,31 @@ class Node:
         return b"".join(pages)[: self.size]
 
 
-class _Change(NamedTuple):
-    """What one call did to names: all of it reaches the disk, or nothing."""
+class _NameChange(NamedTuple):
+    """The effect of a call on names. It reaches the disk completely or not at all."""
 
     text: str
-    slots: tuple[tuple[Node, str, Node | None], ...]
-    """(folder, name, what it names from now on)"""
+    slots: tuple[tuple[ModelFile, str, ModelFile | None], ...]
+    """(folder, name, the new node of that name or None)"""
 
 
 class ForgetfulDisk:
-    """Files and folders in memory. Paths begin with a slash. Raises OSError as the system calls do. Not thread-safe."""
+    """Files and folders in memory. Paths begin with a slash. Raises the errors of the system calls. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_number = 1
         self.root = self._new_node(0o755, is_folder=True)
-        self._journal: list[_Change] = []
-        """Changes of names that no sync covers yet, in the order in which they were made."""
+        self._journal: list[_NameChange] = []
+        """Changes of names that are not synced yet, in their order."""
 
-    def _new_node(self, mode: int, *, is_folder: bool) -> Node:
-        node = Node(self._next_number, mode, is_folder=is_folder)
+    def _new_node(self, mode: int, *, is_folder: bool) -> ModelFile:
+        node = ModelFile(self._next_number, mode, is_folder=is_folder)
         self._next_number += 1
         return node
 
     # ------------------------------------------------------------ names
 
-    def find(self, path: str) -> Node:
+    def find(self, path: str) -> ModelFile:
         node = self.root
         for name in path.split("/"):
             if name:
@@ -119,25 +118,25 @@ class ForgetfulDisk:
                 node = found
         return node
 
-    def _parent(self, path: str) -> tuple[Node, str]:
+    def _parent(self, path: str) -> tuple[ModelFile, str]:
         folder, _, name = path.rpartition("/")
         node = self.find(folder)
         if not node.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return node, name
 
-    def _change(self, text: str, *slots: tuple[Node, str, Node | None]) -> None:
-        change = _Change(text, slots)
+    def _change(self, text: str, *slots: tuple[ModelFile, str, ModelFile | None]) -> None:
+        change = _NameChange(text, slots)
         _apply(change, durable=False)
         self._journal.append(change)
 
-    def create(self, path: str, mode: int = 0o644) -> Node:
+    def create(self, path: str, mode: int = 0o644) -> ModelFile:
         return self._make(path, mode, is_folder=False)
 
-    def mkdir(self, path: str, mode: int = 0o755) -> Node:
+    def mkdir(self, path: str, mode: int = 0o755) -> ModelFile:
         return self._make(path, mode, is_folder=True)
 
-    def _make(self, path: str, mode: int, *, is_folder: bool) -> Node:
+    def _make(self, path: str, mode: int, *, is_folder: bool) -> ModelFile:
         folder, name = self._parent(path)
         if name in folder.names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -145,8 +144,8 @@ class ForgetfulDisk:
         self._change(f"make {path}", (folder, name, node))
         return node
 
-    def link(self, old: str, new: str) -> Node:
-        """Another name of the same file."""
+    def link(self, old: str, new: str) -> ModelFile:
+        """Give a file another name."""
         node = self.find(old)
         folder, name = self._parent(new)
         if name in folder.names:
@@ -167,7 +166,7 @@ class ForgetfulDisk:
         self._change(f"delete {path}", (folder, name, None))
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic, between folders too; what ``new`` named before is replaced."""
+        """Rename atomically, also between folders, and replace an existing ``new``."""
         node = self.find(old)
         old_folder, old_name = self._parent(old)
         new_folder, new_name = self._parent(new)
@@ -180,16 +179,16 @@ class ForgetfulDisk:
             return
         if target is not None and target.is_folder and target.names:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), new)
-        # libfuse moves what is replaced out of the way first if it is open. That is its own doing, not the
-        # caller's, and would let a crash find neither the old file nor the new one.
+        # libfuse first moves a replaced file away if it is open. Undo this: the caller did not do it, and after a crash
+        # neither the old nor the new file might exist.
         if self._journal and self._journal[-1].slots == ((new_folder, new_name, None),):
             self._journal.pop()
         self._change(f"rename {old} -> {new}", (old_folder, old_name, None), (new_folder, new_name, node))
 
-    def sync_folder(self, folder: Node) -> None:
+    def sync_folder(self, folder: ModelFile) -> None:
         """Make the names in a folder durable.
 
-        A rename between two folders is one change of both: with it go the earlier changes of either.
+        A rename between two folders is one change of both, and also syncs the earlier changes of either.
         """
         folders = {folder.number}
         synced, rest = [], []
@@ -206,7 +205,7 @@ class ForgetfulDisk:
 
     # ------------------------------------------------------------ data
 
-    def read(self, node: Node, position: int, size_bytes: int) -> bytes:
+    def read(self, node: ModelFile, position: int, size_bytes: int) -> bytes:
         end = min(position + size_bytes, node.size)
         if end <= position:
             return b""
@@ -214,13 +213,13 @@ class ForgetfulDisk:
         joined = b"".join(node.pages.get(index, _ZEROS) for index in range(first, -(-end // PAGE)))
         return joined[position - first * PAGE : end - first * PAGE]
 
-    def write(self, node: Node, position: int, data: bytes) -> int:
+    def write(self, node: ModelFile, position: int, data: bytes) -> int:
         self._put(node, position, data)
         node.put_size(max(node.size, position + len(data)))
         node.mtime_ns = time.time_ns()
         return len(data)
 
-    def _put(self, node: Node, position: int, data: bytes) -> None:
+    def _put(self, node: ModelFile, position: int, data: bytes) -> None:
         done = 0
         while done < len(data):
             index, start = divmod(position + done, PAGE)
@@ -229,8 +228,8 @@ class ForgetfulDisk:
             node.put_page(index, page[:start] + part + page[start + len(part) :])
             done += len(part)
 
-    def truncate(self, node: Node, size_bytes: int) -> None:
-        """Set the size; what was cut off is zeros should the file grow again."""
+    def truncate(self, node: ModelFile, size_bytes: int) -> None:
+        """Set the size. Bytes after it become zeros if the file grows again."""
         if size_bytes < node.size:
             last, start = divmod(size_bytes, PAGE)
             for index in [index for index in node.pages if index >= last]:
@@ -238,14 +237,14 @@ class ForgetfulDisk:
         node.put_size(size_bytes)
         node.mtime_ns = time.time_ns()
 
-    def reserve(self, node: Node, position: int, size_bytes: int) -> None:
-        """fallocate: the file is at least so large."""
+    def reserve(self, node: ModelFile, position: int, size_bytes: int) -> None:
+        """Set the size to at least ``position + size_bytes``, like fallocate."""
         node.put_size(max(node.size, position + size_bytes))
 
     # ------------------------------------------------------------ the crash
 
     def crash(self, rng: random.Random, keep: Keep | None = None) -> list[str]:
-        """Lose what was not synced, or a choice of it, and be a disk on which everything is durable; what was lost."""
+        """Lose some of the unsynced data, and make the rest durable. Return a description of each loss."""
         chosen = rng.choice(_KEEPS) if keep is None else keep
         lost = [f"not on disk: {change.text}" for change in self._lose_names(rng, chosen)]
         self._journal.clear()
@@ -259,13 +258,12 @@ class ForgetfulDisk:
                     lost.append(f"{path}: {what}")
         return lost
 
-    def _lose_names(self, rng: random.Random, keep: Keep) -> list[_Change]:
+    def _lose_names(self, rng: random.Random, keep: Keep) -> list[_NameChange]:
         """Apply the changes of names that survive, and return the others.
 
-        Each survives or not by a throw of its own, or all up to some moment do, as with a
-        journal. But never one without those before it that touched the same name: else a
-        new file could take the place of one whose renaming away was lost, and that one be
-        gone although nobody deleted it.
+        Either each change survives independently, or all changes up to some time survive, as with a
+        journal. A change never survives without the earlier changes of the same name: otherwise a new
+        file could replace a file whose rename was lost. That file would then disappear, although it was not deleted.
         """
         in_order = rng.random() < 0.3
         end = rng.randrange(len(self._journal) + 1)
@@ -284,7 +282,7 @@ class ForgetfulDisk:
     # ------------------------------------------------------------ a folder of the real file system
 
     def load(self, folder: Path) -> None:
-        """Take over a folder's files; everything is durable."""
+        """Copy the files of a real folder into this disk, all durable."""
         for path in sorted(folder.rglob("*")):
             name = f"/{path.relative_to(folder)}"
             if path.is_dir():
@@ -298,7 +296,7 @@ class ForgetfulDisk:
         self._journal.clear()
 
     def dump(self, folder: Path) -> None:
-        """Make an empty folder hold what processes see here."""
+        """Write the files as processes see them to an empty real folder."""
         for path, node in _walk(self.root, "", durable=False):
             real = Path(f"{folder}{path}")
             if node.is_folder:
@@ -312,7 +310,7 @@ class ForgetfulDisk:
             real.chmod(node.mode)
 
 
-def _apply(change: _Change, *, durable: bool) -> None:
+def _apply(change: _NameChange, *, durable: bool) -> None:
     for folder, name, node in change.slots:
         names = folder.durable_names if durable else folder.names
         if node is None:
@@ -321,27 +319,27 @@ def _apply(change: _Change, *, durable: bool) -> None:
             names[name] = node
 
 
-def _walk(node: Node, path: str, *, durable: bool) -> Iterator[tuple[str, Node]]:
-    """Every node below and including ``node`` with its path, folders first."""
+def _walk(node: ModelFile, path: str, *, durable: bool) -> Iterator[tuple[str, ModelFile]]:
+    """Yield ``node`` and every node below it with its path, folders first."""
     yield path, node
     for name, child in sorted((node.durable_names if durable else node.names).items()):
         yield from _walk(child, f"{path}/{name}", durable=durable)
 
 
-# What is left of a file's unsynced pages and size. Each takes the versions of a page, the durable one first.
+# The ways in which a file's unsynced pages and size survive; see `_lose_data`.
 _WAYS: Final = ("none", "all", "zeros", "pages", "older", "sectors", "torn", "first", "last")
 
 
-def _lose_data(node: Node, rng: random.Random, keep: Keep) -> str | None:
-    """Choose what survives of a file that was not synced; a description, or None if nothing was at risk or lost.
+def _lose_data(node: ModelFile, rng: random.Random, keep: Keep) -> str | None:
+    """Choose the data of a file that survive. Return a description, or None if no data were lost.
 
-    none     what was synced
+    none     only synced data
     all      everything
-    zeros    the size, and no data: a file that grew ends in zeros
-    pages    each page or not
-    older    each page as it was at some moment since the sync, and the size likewise
-    sectors  each sector as it was at some moment
-    torn     all pages, but within one sector only the bytes up to some point, or only those after it
+    zeros    the size without the data: a file that grew ends in zeros
+    pages    any choice of pages
+    older    any version of each page since the sync, and of the size
+    sectors  any version of each sector since the sync, and of the size
+    torn     all pages, but of one sector only the bytes before some point, or only those after it
     first    the pages before some point
     last     the pages after some point: those that were written first are missing
     """
@@ -382,7 +380,7 @@ def _lose_data(node: Node, rng: random.Random, keep: Keep) -> str | None:
 
 
 def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
-    """One sector that changed is half written: its first bytes are new and the others old, or the other way about."""
+    """Return a page with one half-written sector: its first bytes are new and its other bytes old, or vice versa."""
     changed = [start for start in range(0, PAGE, SECTOR) if old[start : start + SECTOR] != new[start : start + SECTOR]]
     if not changed:
         return new
@@ -394,7 +392,7 @@ def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
     return new[:start] + old[start:middle] + new[middle:]
 
 
-def _cut(node: Node, size: int) -> None:
+def _cut(node: ModelFile, size: int) -> None:
     last, start = divmod(size, PAGE)
     for index in [index for index in node.pages if index >= last]:
         if index == last and start:

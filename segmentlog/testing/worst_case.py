@@ -1,15 +1,14 @@
-"""The worst disk that POSIX allows, on real files: a power cut takes everything that was not synced.
+"""The worst disk that POSIX allows, on real files: a power cut loses everything that was not synced.
 
-    disk = WorstCaseDisk(folder)                  # what is there now counts as durable
+    disk = WorstCaseDisk(folder)                  # the present contents count as durable
     store = LogStore(disk.path("store"), fs=disk)
     ...
-    disk.power_cut()                              # whoever had files open must have let go of them
-    store = LogStore(disk.path("store"), fs=disk)  # under another boot id
+    disk.power_cut()                              # all users must have closed or abandoned their files
+    store = LogStore(disk.path("store"), fs=disk)  # with another boot id
 
-A real disk keeps some of what was never synced, and which part of it is luck; `CrashFS` and
-`SimulatedDisk` try that luck. This one has none to try: it is what an application may count
-on and nothing more, the same in every run, and needs neither root nor FUSE. So it shows
-what a log promises, and is of no use for finding out how it deals with halves.
+A real disk keeps a random part of the unsynced data; `CrashFS` and `SimulatedDisk` simulate this. This disk
+keeps none: it has only what an application can rely on, is the same in every run, and needs neither root nor
+FUSE. So it shows what a log guarantees, but not how a log handles partial writes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from segmentlog.storage.fs import FileSystem
 
 
 class _Inode(NamedTuple):
-    """Which file it is, whatever it is called."""
+    """The identity of a file, independent of its name."""
 
     device: int
     number: int
@@ -35,11 +34,11 @@ def _inode(found: os.stat_result) -> _Inode:
 
 
 class WorstCaseDisk(FileSystem):
-    """A folder in which only fsync and fdatasync make anything last. Not thread-safe; for one process.
+    """A folder in which data survive a power cut only after fsync or fdatasync. Not thread-safe; for one process.
 
-    At each sync of a file its bytes are copied, at each sync of a folder its names; `power_cut`
-    builds the folder anew from the copies. A file whose name was synced and whose bytes never
-    were comes back empty; one whose name was not is gone, bytes and all.
+    Each sync of a file copies its bytes, each sync of a folder copies its names; `power_cut` rebuilds the
+    folder from these copies. A file whose name was synced, but never its bytes, is empty after a power cut. A
+    file whose name was not synced no longer exists.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -47,30 +46,30 @@ class WorstCaseDisk(FileSystem):
         self.boots = 1
         self._bytes: dict[_Inode, bytes] = {}
         self._names: dict[_Inode, dict[str, _Inode]] = {}
-        # Open as long as this disk has to know the file: the number of a deleted one would be given to another.
+        # Kept open, because the inode number of a deleted file could otherwise be reused.
         self._held: dict[_Inode, int] = {}
         os.makedirs(self._folder, exist_ok=True)
         self._root = self._take_as_durable(self._folder)
         self.fsync = self.fdatasync = self._sync
 
     def path(self, name: str) -> str:
-        """Path of a file or folder of that name on this disk."""
+        """Return the path of a file or folder on this disk."""
         return f"{self._folder}/{name}"
 
     def boot_id(self) -> str:
-        """Another one after every power cut."""
+        """Return the boot id, which changes at every power cut."""
         return f"worst-case-{self.boots}"
 
-    # ------------------------------------------------------------ what is remembered
+    # ------------------------------------------------------------ recording syncs
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         fd = os.open(path, flags, mode)
-        if f"{os.path.abspath(path)}/".startswith(f"{self._folder}/"):  # folders that it lies in are not on this disk
+        if f"{os.path.abspath(path)}/".startswith(f"{self._folder}/"):  # parent folders are not on this disk
             self._hold(path, _inode(os.fstat(fd)))
         return fd
 
     def _sync(self, fd: int) -> None:
-        # No sync of the real disk: it is not the real power that is cut.
+        # The real disk is not synced: only a simulated power cut follows.
         found = os.fstat(fd)
         inode = _inode(found)
         if inode not in self._held:
@@ -83,11 +82,11 @@ class WorstCaseDisk(FileSystem):
     def _hold(self, path: str, inode: _Inode) -> None:
         if inode in self._held:
             return
-        # A descriptor of its own, not a duplicate: that would share the locks of the one it was made from.
+        # A separate descriptor: a duplicate would share the locks of the original.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if _inode(os.fstat(fd)) != inode:
             os.close(fd)
-            raise RuntimeError(f"{path} was replaced while it was opened; WorstCaseDisk is for one thread")
+            raise RuntimeError(f"{path} was replaced while it was opened; WorstCaseDisk is not thread-safe")
         self._held[inode] = fd
 
     def _names_in(self, folder_fd: int) -> dict[str, _Inode]:
@@ -114,12 +113,12 @@ class WorstCaseDisk(FileSystem):
                 self._bytes[inode] = _content(fd)
         return root
 
-    # ------------------------------------------------------------ forgetting
+    # ------------------------------------------------------------ power cuts
 
     def power_cut(self) -> None:
-        """Put back what was synced, and nothing else; another boot begins.
+        """Restore the folder to its synced state, and start another boot.
 
-        Whoever had files open has to forget them first (`Partition.abandon`), as processes do that are dead.
+        Users with open files must abandon them first (`Partition.abandon`), like a process that was killed.
         """
         aside = tempfile.mkdtemp(prefix=f"{os.path.basename(self._folder)}-", dir=os.path.dirname(self._folder))
         self._restore(self._root, aside)
@@ -131,16 +130,16 @@ class WorstCaseDisk(FileSystem):
 
     def _restore(self, folder: _Inode, path: str) -> None:
         for name, inode in self._names.get(folder, {}).items():
-            there = f"{path}/{name}"
+            restored = f"{path}/{name}"
             if stat.S_ISDIR(os.fstat(self._held[inode]).st_mode):
-                os.mkdir(there)
-                self._restore(inode, there)
+                os.mkdir(restored)
+                self._restore(inode, restored)
             else:
-                with open(there, "wb") as file:
+                with open(restored, "wb") as file:
                     file.write(self._bytes.get(inode, b""))
 
     def close_held(self) -> None:
-        """Close the descriptors that this disk keeps; call it when the disk is no longer needed."""
+        """Close the descriptors of this disk. Call this when the disk is no longer needed."""
         while self._held:
             os.close(self._held.popitem()[1])
         self._bytes.clear()

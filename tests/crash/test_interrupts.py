@@ -32,7 +32,7 @@ from segmentlog.inspection.store_inspection import inspect_store
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.storage.fs import FileSystem
-from segmentlog.testing.interrupts import Interrupt, Place, interrupt_at, list_points
+from segmentlog.testing.interrupts import Interrupt, InterruptPoint, interrupt_at, list_points
 
 POINTS = int(os.environ.get("SEGMENTLOG_INTERRUPT_POINTS", "8"))
 SEED = int(os.environ.get("SEGMENTLOG_SEED", str(random.randrange(1_000_000))))
@@ -647,7 +647,7 @@ CASES: list[tuple[Callable[[World], Operation], dict[str, Any]]] = [
 ]
 
 
-def points_to_try(passed: list[Place], rng: random.Random) -> list[int]:
+def points_to_try(passed: list[InterruptPoint], rng: random.Random) -> list[int]:
     """Numbers of points, counted from 1: a sample, and each place in a critical function once."""
     every = list(range(1, len(passed) + 1))
     if not POINTS or len(every) <= POINTS:

@@ -199,7 +199,7 @@ class KilledSegmentlogLog:
         self.process.communicate()
         assert self.process.returncode == -signal.SIGKILL
 
-    def read(self, from_offset: int) -> list[offset_reuse.Entry]:
+    def read(self, from_offset: int) -> list[offset_reuse.ReceivedRecord]:
         return [
             (record.offset, record.value or b"")
             for batch in self._store.topic("t").partition(0).read(from_offset)
@@ -349,7 +349,7 @@ def test_what_was_not_synced_is_gone(tmp_path: Path) -> None:
 class _Forgetful(SegmentlogLog):
     """A log that is blind to lost ranges, as if the engine had never heard of them."""
 
-    def read(self, from_offset: int) -> list[offset_reuse.Entry]:
+    def read(self, from_offset: int) -> list[offset_reuse.ReceivedRecord]:
         try:
             return super().read(from_offset)
         except offset_reuse.LostPosition as lost:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, MAGIC
-from segmentlog.format.scan import Around, Resumed, looks_like_batch, step_over, walk
+from segmentlog.format.scan import ResumePoint, SegmentContext, looks_like_batch, scan_batches, skip_damage
 
 
 def segment(*batches: bytes) -> tuple[memoryview, list[int]]:
@@ -26,7 +26,7 @@ def segment(*batches: bytes) -> tuple[memoryview, list[int]]:
 
 def walked(view: memoryview, position: int = 0, **options: object) -> list[int]:
     """Base offsets of the batches up to the end of the view."""
-    return [header.base_offset for _, header in walk(view, position, len(view), "s.log", **options)]
+    return [header.base_offset for _, header in scan_batches(view, position, len(view), "s.log", **options)]
 
 
 @given(given=st.lists(columns(max_size=4), min_size=1, max_size=6), base_offset=st.integers(0, 2**40))
@@ -38,7 +38,7 @@ def test_a_walk_meets_every_batch_where_it_lies(given, base_offset):
         offset += (one.offset_deltas or range(len(one)))[-1] + 1
     view, positions = segment(*batches)
     for payloads in (False, True):
-        found = list(walk(view, 0, len(view), payloads=payloads, expected_offset=base_offset))
+        found = list(scan_batches(view, 0, len(view), payloads=payloads, expected_offset=base_offset))
         assert [position for position, _ in found] == positions
         assert found[-1][1].next_offset == offset
 
@@ -46,15 +46,15 @@ def test_a_walk_meets_every_batch_where_it_lies(given, base_offset):
 def test_a_walk_ends_at_the_end_position():
     """What lies behind the end of the log is not looked at, though the file goes on."""
     view, positions = segment(batch_bytes([b"a"], 0), batch_bytes([b"b"], 1), b"\xff" * 500)
-    assert [position for position, _ in walk(view, 0, positions[2])] == positions[:2]
-    assert list(walk(view, positions[2], positions[2])) == []
+    assert [position for position, _ in scan_batches(view, 0, positions[2])] == positions[:2]
+    assert list(scan_batches(view, positions[2], positions[2])) == []
 
 
 def test_a_batch_that_reaches_beyond_the_end_position_is_torn():
     """A batch whose last bytes lie behind the end of the log is not whole, though the file has them."""
     view, positions = segment(batch_bytes([b"a"], 0), batch_bytes([b"b"], 1))
     with pytest.raises(CorruptBatch) as caught:
-        list(walk(view, 0, len(view) - 1, "s.log"))
+        list(scan_batches(view, 0, len(view) - 1, "s.log"))
     assert caught.value.position == positions[1]
 
 
@@ -72,7 +72,7 @@ def test_offsets_that_go_back_are_damage(second_offset, expected):
     view, positions = segment(batch_bytes([b"a", b"b"], 10), batch_bytes([b"c"], second_offset))
     met = []
     with pytest.raises(CorruptBatch, match=expected) as caught:
-        met.extend(header.base_offset for _, header in walk(view, 0, len(view), "s.log"))
+        met.extend(header.base_offset for _, header in scan_batches(view, 0, len(view), "s.log"))
     assert (caught.value.path, caught.value.position, caught.value.offset) == ("s.log", positions[1], second_offset)
 
 
@@ -108,11 +108,13 @@ def test_payloads_are_checked_when_asked_for():
 # ---------------------------------------------------------------- over damage
 
 
-def resumed(view: bytes | bytearray | memoryview, position: int, expected_offset: int = 0, **around: Any) -> Resumed:
+def resumed(
+    view: bytes | bytearray | memoryview, position: int, expected_offset: int = 0, **around: Any
+) -> ResumePoint:
     """Where the batches go on behind the damaged one at ``position``."""
     if isinstance(known := around.pop("known", ()), list):
         around["known"] = lambda behind: [one for one in known if one[0] > behind]
-    return step_over(memoryview(view), position, expected_offset, Around(**around))
+    return skip_damage(memoryview(view), position, expected_offset, SegmentContext(**around))
 
 
 def three(*values: bytes, codec: int = 0) -> tuple[bytearray, list[int]]:

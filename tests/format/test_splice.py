@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmentlog.format.columns import MalformedColumn, decode_blobs
-from segmentlog.format.splice import as_table, cut_rows, encode_items, join_items, null_items, those
+from segmentlog.format.splice import as_table, cut_rows, encode_items, join_items, null_items, select_items
 
 MARKS = st.sampled_from([b"\xc4", b"\xc0", b"\xc4\x02", b"\xc4\xc4\x00", b"\x00\xc4"])
 MIXED = st.lists(st.none() | st.binary(max_size=300) | MARKS, min_size=1, max_size=40)
@@ -34,7 +34,7 @@ def test_what_is_cut_out_decodes_to_what_was_there(given: tuple[list[bytes | Non
     if table is None:
         return
     kept = np.array(wanted)
-    expected = those(items, kept)
+    expected = select_items(items, kept)
     assert expected == [item for item, want in zip(items, wanted, strict=True) if want]
     whole = join_items([cut_rows(table, None), cut_rows(table, kept)], count + len(expected))
     assert decode_blobs(memoryview(whole), count + len(expected)) == items + expected

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL
 from segmentlog.format.batch_codecs import CODEC_LZ4, CODEC_NONE, CODECS
-from segmentlog.format.encode import encoded_gap
-from segmentlog.format.stored_batch import read_encoded
+from segmentlog.format.encode import encode_gap
+from segmentlog.format.stored_batch import read_stored_batch
 
 
 def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
@@ -28,7 +28,7 @@ def placed(batch: object, base_offset: int = 0, epoch: int = 0) -> bytes:
 def test_what_is_read_back_is_what_was_encoded(one: Columns, codec: int, base_offset: int, epoch: int) -> None:
     """It is placed anywhere as the one that was encoded would be, byte for byte."""
     data = batch_bytes(one, 0, codec=codec)
-    batch = read_encoded(memoryview(data), 0, "file")
+    batch = read_stored_batch(memoryview(data), 0, "file")
     assert batch.size_bytes == len(data)
     assert batch.record_count == len(one)
     assert placed(batch, base_offset, epoch) == batch_bytes(one, base_offset, epoch=epoch, codec=codec)
@@ -41,7 +41,7 @@ def test_batches_one_after_another() -> None:
     view = memoryview(b"".join(parts))
     position = 0
     for n, part in enumerate(parts):
-        batch = read_encoded(view, position, "file")
+        batch = read_stored_batch(view, position, "file")
         assert (batch.record_count, batch.size_bytes) == (n + 1, len(part))
         position += batch.size_bytes
     assert position == len(view)
@@ -57,7 +57,7 @@ def test_every_byte_counts(data: st.DataObject) -> None:
     else:
         del bad[data.draw(st.integers(0, len(bad) - 1)) :]
     with pytest.raises(CorruptBatch) as told:
-        read_encoded(memoryview(b"." * 7 + bytes(bad)), 7, "the file")
+        read_stored_batch(memoryview(b"." * 7 + bytes(bad)), 7, "the file")
     assert told.value.path == "the file"
     assert told.value.position >= 7
 
@@ -66,9 +66,9 @@ def test_every_byte_counts(data: st.DataObject) -> None:
 def test_stamps(producer_id: int, epoch: int, sequence: int, transactional: bool, codec: int) -> None:
     """The producer's numbers are in the header, the rest is as it was, and both checksums are right."""
     plain = batch_bytes([b"v" * 100] * 5, codec=(CODEC_NONE, CODEC_LZ4)[codec])
-    batch = read_encoded(memoryview(plain), 0, "")
-    batch.stamp(7, 7, 7, transactional=not transactional)  # what was tried before leaves nothing behind
-    batch.stamp(producer_id, epoch, sequence, transactional=transactional)
+    batch = read_stored_batch(memoryview(plain), 0, "")
+    batch.set_producer(7, 7, 7, transactional=not transactional)  # what was tried before leaves nothing behind
+    batch.set_producer(producer_id, epoch, sequence, transactional=transactional)
     found, before = unpack_header(placed(batch, 0)), unpack_header(plain)
     assert (found["producer_id"], found["producer_epoch"], found["base_sequence"]) == (producer_id, epoch, sequence)
     assert bool(found["attributes"] & TRANSACTIONAL) == transactional
@@ -83,7 +83,7 @@ def test_stamps(producer_id: int, epoch: int, sequence: int, transactional: bool
 @pytest.mark.parametrize("count", [1, 2, 1000, 2**32])
 def test_gaps(count: int) -> None:
     """A batch of so many offsets and no record: a reader steps over it."""
-    batch = encoded_gap(count)
+    batch = encode_gap(count)
     assert batch.size_bytes == HEADER_SIZE + 1
     read = read_batch(placed(batch, 100, 3))
     assert len(read) == 0
@@ -93,4 +93,4 @@ def test_gaps(count: int) -> None:
 def test_a_forged_batch_is_read_as_it_says() -> None:
     """A header with a right checksum and a wrong size is damage all the same."""
     with pytest.raises(CorruptBatch):
-        read_encoded(memoryview(forge(batch_bytes([b"x"] * 3), payload_size=2**31)), 0, "")
+        read_stored_batch(memoryview(forge(batch_bytes([b"x"] * 3), payload_size=2**31)), 0, "")

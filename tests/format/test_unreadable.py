@@ -16,11 +16,11 @@ from raw_batches import record
 from wire import CODECS, NOW_MS, Sent, foreign, forged, sent, stored
 
 from segmentlog.errors import UnreadableBatch
-from segmentlog.format.batch import WIRE_HEADER_SIZE, claimed_header, flaw_of
+from segmentlog.format.batch import WIRE_HEADER_SIZE, claimed_header, header_flaw
 from segmentlog.format.decoded_batch import record_batch
-from segmentlog.format.examine import Whole, examine
+from segmentlog.format.examine import IntactBatch, examine_segment
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.log.recovery.truncate_tail import split_batch
 
 ACCESSES: dict[str, Callable[[RecordBatch], Any]] = {
@@ -38,7 +38,7 @@ ACCESSES: dict[str, Callable[[RecordBatch], Any]] = {
     "slice": lambda batch: list(batch.slice(1, 3).records()),
     "slice's end": lambda batch: batch.slice(1, 2).next_offset,
     "skip": lambda batch: record_batch(batch.header, batch.payload).skip_to(batch.header.base_offset + 1),
-    "wire": lambda batch: b"".join(as_wire(batch)),
+    "wire": lambda batch: b"".join(to_wire_batches(batch)),
     "split": lambda batch: split_batch(batch, batch.header.next_offset),
 }
 if importlib.util.find_spec("pyarrow"):
@@ -46,7 +46,7 @@ if importlib.util.find_spec("pyarrow"):
 
 
 def check_every_access(data: bytes, order: list[str]) -> bool:
-    """Whether the batch can be read: `RecordBatch.check`, `examine` and every access agree."""
+    """Whether the batch can be read: `RecordBatch.check`, `examine_segment` and every access agree."""
     try:
         read_batch(data).check()
     except UnreadableBatch as error:
@@ -61,8 +61,8 @@ def check_every_access(data: bytes, order: list[str]) -> bool:
         except UnreadableBatch as error:
             refused = error
         assert refused is None or unreadable is not None, (name, refused)
-    (item,) = examine(memoryview(data), 0, len(data), "", expected_offset=0)
-    assert isinstance(item, Whole)
+    (item,) = examine_segment(memoryview(data), 0, len(data), "", expected_offset=0)
+    assert isinstance(item, IntactBatch)
     assert (item.unreadable is None) == (unreadable is None)
     if unreadable is not None:
         with pytest.raises(UnreadableBatch):
@@ -97,7 +97,7 @@ def test_columns(made: Columns, codec: int, order: list[str], data: st.DataObjec
     payload = changed(data, whole[96:])
     fields = {"payload_size": len(payload)} | ({"raw_size": len(payload)} if not whole[4] & 7 else {})
     spoilt = forge(whole, payload=payload, **fields)
-    if flaw_of(claimed_header(memoryview(spoilt), 0)) is None:  # else it is damage
+    if header_flaw(claimed_header(memoryview(spoilt), 0)) is None:  # else it is damage
         check_every_access(spoilt, order)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segmentlog.format.columns import MalformedColumn, array_of
-from segmentlog.format.splice import places_of
+from segmentlog.format.splice import find_item_positions
 from segmentlog.format.wire_encode import encode_wire_batch
 from segmentlog.format.wire_pieces import encode_pieces, find_blobs
 
@@ -30,7 +30,7 @@ def both(keys: Sequence[bytes] | None, values: Sequence[bytes]) -> tuple[memoryv
 def test_items_lie_where_they_are_found(items: list[bytes]) -> None:
     """Whatever the items look like: those that are found are the items."""
     column = memoryview(array_of(items))
-    found = places_of(column, len(items))
+    found = find_item_positions(column, len(items))
     if found is not None:
         spans = zip(found.starts.tolist(), found.sizes.tolist(), strict=True)
         assert [bytes(column[start : start + size]) for start, size in spans] == items
@@ -45,25 +45,25 @@ def test_texts_and_random_bytes_are_found(size: int) -> None:
         [chosen.randbytes(size + number % 3) for number in range(200)],
     ):
         column = memoryview(array_of(items))
-        found = places_of(column, len(items))
+        found = find_item_positions(column, len(items))
         assert found is not None
         assert found.sizes.tolist() == list(map(len, items))
 
 
 def test_nulls_are_not_found_and_wrong_counts_are_told() -> None:
     """A column with a null, or a long item, is for others; one of another number of items is damaged."""
-    assert places_of(memoryview(array_of([b"a", None, b"b"])), 3) is None
-    assert places_of(memoryview(array_of([b"a", b"x" * 70_000])), 2) is None
-    assert places_of(memoryview(array_of([])), 0) is None
+    assert find_item_positions(memoryview(array_of([b"a", None, b"b"])), 3) is None
+    assert find_item_positions(memoryview(array_of([b"a", b"x" * 70_000])), 2) is None
+    assert find_item_positions(memoryview(array_of([])), 0) is None
     with pytest.raises(MalformedColumn):
-        places_of(memoryview(array_of([b"a", b"b"])), 3)
+        find_item_positions(memoryview(array_of([b"a", b"b"])), 3)
 
 
 @given(st.binary(min_size=1, max_size=30), st.integers(1, 3), st.data())
 def test_any_bytes_for_a_column(data: bytes, count: int, drawn: st.DataObject) -> None:
     """Damage makes no error but the one that is named, and nothing is found outside of the column."""
     column = memoryview(array_of([b"", b"a", b"bb"][:count])[:1] + data)
-    found = places_of(column, count)
+    found = find_item_positions(column, count)
     if found is not None:
         assert int((found.starts + found.sizes).max()) <= len(column)
         assert len(found.starts) == count

@@ -18,7 +18,7 @@ from segmentlog.format.batch import HEADER_SIZE, WIRE_HEADER_SIZE, decode_header
 from segmentlog.format.columns import MalformedColumn
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_records import MalformedRecord, WireRecords, decode_records, varint
 from segmentlog.speedups import COMPILED
 
@@ -184,7 +184,7 @@ def test_every_way_makes_the_same_of_what_the_library_wrote(made: Columns, base_
         for name in ways:
             with pytest.MonkeyPatch.context() as patch:
                 use_way(name, patch)
-                found.append([bytes(one) for one in as_wire(batch.slice(0))])
+                found.append([bytes(one) for one in to_wire_batches(batch.slice(0))])
         assert found[1:] == found[:1] * (len(ways) - 1)
 
 
@@ -194,10 +194,10 @@ def test_columns_that_do_not_decode_are_told_with_their_place(way: str, damage: 
     values, keys, headers = b"\x92\xc4\x01a\xc0", b"\x92\xc4\x01k\xc0", b"\x92\x90\x91\x92\xa1n\xc0"
     forged = {"values": values, "keys": keys, "headers": headers}
     assert forged_batch(**forged).values == [b"a", None]
-    assert len(as_wire(forged_batch(**forged))) == 1
+    assert len(to_wire_batches(forged_batch(**forged))) == 1
     forged[damage] = forged[damage][:-1] + b"\x93"
     with pytest.raises(CorruptBatch, match=r"somewhere\.log"):
-        as_wire(forged_batch(**forged))
+        to_wire_batches(forged_batch(**forged))
 
 
 def forged_batch(values: bytes, keys: bytes, headers: bytes) -> RecordBatch:

@@ -13,7 +13,7 @@ from wire import stored
 
 from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.format.wire_encode import encode_wire_batch
-from segmentlog.format.wire_run import WireRun, walk
+from segmentlog.format.wire_run import WireRun, scan_wire_run
 
 ALL = 1 << 62
 
@@ -41,7 +41,7 @@ def test_every_part_of_a_run_is_what_lies_there(sizes: list[int], data: st.DataO
     """However long the batches are, and wherever it is begun and ended, what is taken is what lies there."""
     log, sent = lying(sizes)
     view = memoryview(log)
-    run, _ = walk(view, 0, len(view), 0, 0, ALL, ALL)
+    run, _ = scan_wire_run(view, 0, len(view), 0, 0, ALL, ALL)
     assert run is not None
     assert (run.batch_count, run.base_offset, run.end_offset) == (len(sizes), 0, len(sizes))
     assert (run.position, run.end_position) == (0, len(view))
@@ -58,7 +58,7 @@ def test_every_part_of_a_run_is_what_lies_there(sizes: list[int], data: st.DataO
     assert (first, stop) == (offset, offset + len(wanted))
     assert taken(run, view, first, stop) == b"".join(wanted)
     assert is_full == (offset + len(wanted) < min(bound, len(sent)))
-    walked, is_full = walk(view, 0, len(view), 0, offset, bound, sum(map(len, wanted)))
+    walked, is_full = scan_wire_run(view, 0, len(view), 0, offset, bound, sum(map(len, wanted)))
     assert is_full == (offset + len(wanted) < min(bound, len(sent)))
     assert (walked.batch_count if walked else 0) == len(wanted)
     if walked is not None:
@@ -70,7 +70,7 @@ def test_one_very_long_batch_among_small_ones() -> None:
     sizes = [10] * 2000 + [400_000] + [20] * 2000
     log, sent = lying(sizes)
     view = memoryview(log)
-    run, _ = walk(view, 0, len(view), 0, 0, ALL, ALL)
+    run, _ = scan_wire_run(view, 0, len(view), 0, 0, ALL, ALL)
     assert run is not None
     assert taken(run, view, 0, run.batch_count) == b"".join(sent)
     (alone,) = run.take(view, 2000, 2001)
@@ -81,7 +81,7 @@ def test_large_batches_are_not_copied() -> None:
     """They are views of the map."""
     log, sent = lying([10_000] * 20)
     view = memoryview(log)
-    run, _ = walk(view, 0, len(view), 0, 0, ALL, ALL)
+    run, _ = scan_wire_run(view, 0, len(view), 0, 0, ALL, ALL)
     assert run is not None
     buffers = run.take(view, 3, 9)
     assert buffers == sent[3:9]
@@ -92,11 +92,11 @@ def test_runs_that_follow_are_joined() -> None:
     """Two parts of one run are that run again."""
     log, sent = lying([30, 9, 200, 8, 1], base_offset=100)
     view = memoryview(log)
-    whole, _ = walk(view, 0, len(view), 100, 100, ALL, ALL)
-    head, _ = walk(view, 0, len(view), 100, 100, 102, ALL)
+    whole, _ = scan_wire_run(view, 0, len(view), 100, 100, ALL, ALL)
+    head, _ = scan_wire_run(view, 0, len(view), 100, 100, 102, ALL)
     assert whole is not None
     assert head is not None
-    tail, _ = walk(view, head.end_position, len(view), 102, 102, ALL, ALL)
+    tail, _ = scan_wire_run(view, head.end_position, len(view), 102, 102, ALL, ALL)
     assert tail is not None
     joined = head.joined(tail)
     assert joined.position == whole.position
@@ -115,7 +115,7 @@ def test_a_walk_ends_before_damage(seed: int) -> None:
     for at in range(begin, begin + HEADER_SIZE + len(sent[2])):
         damaged = bytearray(log)
         damaged[at] ^= 1 << chosen.randrange(8)
-        run, _ = walk(memoryview(damaged), 0, len(damaged), 0, 0, ALL, ALL)
+        run, _ = scan_wire_run(memoryview(damaged), 0, len(damaged), 0, 0, ALL, ALL)
         assert run is not None
         assert run.batch_count == 2, at
 

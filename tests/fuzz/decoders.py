@@ -40,20 +40,20 @@ from segmentlog.format.columns import (
 from segmentlog.format.control import Marker, decode_marker
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.encode import encode_batch
-from segmentlog.format.examine import Whole, examine
+from segmentlog.format.examine import IntactBatch, examine_segment
 from segmentlog.format.file_names import check_topic_name, parse_segment_name, segment_name
 from segmentlog.format.index_file import decode_entries
 from segmentlog.format.producer_snapshot import (
     KEPT_RUNS,
     AbortedTransaction,
-    Malformed,
+    MalformedProducerFile,
     ProducerEntry,
     decode_aborted,
     decode_snapshot,
 )
-from segmentlog.format.scan import Around, step_over, walk
+from segmentlog.format.scan import SegmentContext, scan_batches, skip_damage
 from segmentlog.format.wire import check_wire_batch, parse_wire_batch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_records import decode_records
 from segmentlog.inspection.finding import Tally
 from segmentlog.inspection.partition_inspection import inspect_partition
@@ -87,7 +87,7 @@ def batch(data: bytes) -> None:
             whole.skip_to(header.base_offset + header.last_offset_delta // 2)
             _ = whole.base_offset, whole.next_offset, list(whole)
         with contextlib.suppress(CorruptBatch):
-            for wire in as_wire(whole) if not header.is_kafka else ():
+            for wire in to_wire_batches(whole) if not header.is_kafka else ():
                 assert parse_wire_batch(wire).size_bytes == len(wire)
 
 
@@ -144,17 +144,17 @@ def walks(data: bytes) -> None:
     view = memoryview(data)
     for payloads in (False, True):
         with contextlib.suppress(CorruptBatch):
-            for position, header in walk(view, 0, len(view), "path", expected_offset=0, payloads=payloads):
+            for position, header in scan_batches(view, 0, len(view), "path", expected_offset=0, payloads=payloads):
                 assert position + header.size_bytes <= len(view)
     for limit in (1, 100, 1 << 20):
-        found, offset = step_over(view, 0, 0, Around(batch_limit=limit))
+        found, offset = skip_damage(view, 0, 0, SegmentContext(batch_limit=limit))
         assert 0 < found <= len(view) or not data
         assert offset is None or found < len(view)
     position = 0
-    for item in examine(view, 0, len(view), "path", expected_offset=0):
+    for item in examine_segment(view, 0, len(view), "path", expected_offset=0):
         assert item.position == position < item.end_position
         position = item.end_position
-        if isinstance(item, Whole) and item.unreadable is None:
+        if isinstance(item, IntactBatch) and item.unreadable is None:
             assert len(list(item.batch.records())) == len(item.batch.key_identities().low) == len(item.batch)
     assert position == len(view)
 
@@ -222,14 +222,14 @@ def forged_marker(data: bytes) -> None:
 
 
 def producers(data: bytes) -> None:
-    """A ``.snapshot`` and a ``.txnindex``: what they hold, or `Malformed`."""
+    """A ``.snapshot`` and a ``.txnindex``: what they hold, or `MalformedProducerFile`."""
     for file in (data, forged_file(b"SLP\x01", data), forged_file(b"SLP\x01", data[16:])):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedProducerFile):
             for entry in decode_snapshot(file):
                 assert isinstance(entry, ProducerEntry)
                 _ = entry.next_sequence, entry.last_number, entry.runs[:KEPT_RUNS]
     for file in (data, forged_file(b"SLT\x01", data), forged_file(b"SLT\x01", data[16:])):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedProducerFile):
             size_bytes, aborted = decode_aborted(file)
             assert isinstance(size_bytes, int)
             assert all(isinstance(one, AbortedTransaction) for one in aborted)

@@ -23,7 +23,7 @@ from segmentlog.cli.common import run
 from segmentlog.errors import InvalidRecord, InvalidWireBatch
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.format.wire import crc32c_of, parse_wire_batch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_records import varint
 from segmentlog.http.rest.record_json import lines
 from segmentlog.inspection.store_inspection import inspect_store
@@ -99,7 +99,7 @@ def read(found: RecordBatch, as_arrow: Callable[[RecordBatch], object]) -> int:
     as_arrow(found)
     for value_encoding in ("text", "json", "base64"):
         assert lines(found, value_encoding).count(b"\n") == count  # type: ignore[arg-type]
-    for wire in as_wire(found):
+    for wire in to_wire_batches(found):
         header = parse_wire_batch(wire)
         assert (header.crc, header.record_count) == (crc32c_of(memoryview(wire)[21:]), count)
     return count

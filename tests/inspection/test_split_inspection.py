@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import segmentlog
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.control import Marker
-from segmentlog.format.examine import Broken
+from segmentlog.format.examine import DamagedRange
 from segmentlog.inspection.finding import Finding, Tally
 from segmentlog.inspection.segment_inspection import Flaw, Gap, SegmentFindings, Tracked
 from segmentlog.inspection.split_inspection import (
@@ -73,7 +73,7 @@ def test_what_is_packed_comes_back(
     for *fields, has_marker in tracked:
         found.tracked.append(Tracked(*fields, Marker(1, 2, True, 3, 4) if has_marker else None))
     assert unpack(pack(found)) == found
-    found.broken = [Broken(10, 20, 30, None, CorruptBatch("x", 10, "this", "that", 30), blank=True)]
+    found.broken = [DamagedRange(10, 20, 30, None, CorruptBatch("x", 10, "this", "that", 30), blank=True)]
     again = unpack(pack(found))
     assert broken_error(again) == broken_error(found)
     assert again.broken[0].blank

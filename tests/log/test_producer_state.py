@@ -21,9 +21,9 @@ from segmentlog.format.producer_snapshot import (
     NAMED_ID_END,
     SEQUENCE_END,
     AbortedTransaction,
-    Malformed,
+    MalformedProducerFile,
     ProducerEntry,
-    Run,
+    SequenceRun,
     decode_aborted,
     decode_snapshot,
     encode_aborted,
@@ -109,7 +109,7 @@ def test_a_marker_may_begin_an_epoch(tmp_path: Path) -> None:
                 put(again, 3, who=UNNAMED, epoch=epoch, txn=True)
     log.roll()
     (entry,) = decode_snapshot((tmp_path / f"{log.log_end_offset:020}{SNAPSHOT_SUFFIX}").read_bytes())
-    assert (entry.epoch, entry.runs, entry.begins_anew) == (3, (), True)
+    assert (entry.epoch, entry.runs, entry.restarts_sequence) == (3, (), True)
     assert len(values_of(log)) == 9
 
 
@@ -172,7 +172,7 @@ def test_a_call_of_many_batches_counts_as_one(tmp_path: Path) -> None:
     assert put(log, 75, 30) == 75
     assert log.log_end_offset == 105
     fresh = open_log(tmp_path, segment_records=10, segment_bytes=600, max_message_bytes=300)
-    assert known(fresh) == known(log) == [(NAMED, 0, (Run(0, 0, 105),), 0, -1)]
+    assert known(fresh) == known(log) == [(NAMED, 0, (SequenceRun(0, 0, 105),), 0, -1)]
 
 
 def test_threads_with_producers_of_their_own(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def test_a_producer_with_a_name_outlives_its_batches_and_a_power_cut() -> None:
 
 # ---------------------------------------------------------------- the files
 
-RUNS = st.lists(st.builds(Run, st.integers(0, 2**31), st.integers(0, 2**63), st.integers(0, 2**31))).map(tuple)
+RUNS = st.lists(st.builds(SequenceRun, st.integers(0, 2**31), st.integers(0, 2**63), st.integers(0, 2**31))).map(tuple)
 ENTRIES = st.lists(st.builds(ProducerEntry, st.integers(0, 2**63), st.integers(0, 2**15), RUNS))
 
 
@@ -642,9 +642,9 @@ def test_files_come_back_or_are_refused(entries: list[ProducerEntry], noise: byt
     assert decode_aborted(encode_aborted(7, aborted)) == (7, aborted)
     at %= len(data)
     for damaged in (noise, data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], data + b"\0"):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedProducerFile):
             decode_snapshot(damaged)
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedProducerFile):
             decode_aborted(damaged)
 
 

@@ -15,7 +15,7 @@ from wire import Sent, foreign
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import HEADER_SIZE
 from segmentlog.format.wire import Buffer
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.partition import Partition
 from segmentlog.log.read import open_segments
@@ -49,7 +49,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
         run, reached, _ = log.read_wire(offset, log.log_end_offset, FEW_BYTES)
         if not run:
             batch = next(iter(log.read(offset)))
-            run, reached = as_wire(batch), batch.header.next_offset
+            run, reached = to_wire_batches(batch), batch.header.next_offset
         found += run
         offset = reached
     return b"".join(found)
@@ -57,7 +57,7 @@ def served(log: Partition, offset: int = 0) -> bytes:
 
 def read(log: Partition, offset: int = 0) -> bytes:
     """Read the same with the library, which caches no positions."""
-    return b"".join(wire for batch in log.read(offset) for wire in as_wire(batch))
+    return b"".join(wire for batch in log.read(offset) for wire in to_wire_batches(batch))
 
 
 def kept(log: Partition) -> int:
@@ -70,7 +70,7 @@ def test_what_was_checked_is_found_again(tmp_path: Path, segment_bytes: str) -> 
     """A fetch of any position and size returns the stored bytes, the first time and every later time."""
     log = open_log(tmp_path, **{"segment.bytes": segment_bytes})
     append(log, 300)
-    expected = [wire for batch in log.read(0) for wire in as_wire(batch)]
+    expected = [wire for batch in log.read(0) for wire in to_wire_batches(batch)]
     chosen = random.Random(1)
     for _ in range(40):
         offset = chosen.randrange(300)

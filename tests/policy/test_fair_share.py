@@ -70,7 +70,7 @@ def test_turns_reach_everybody(count: int, data: st.DataObject) -> None:
         order = turns.order(data.draw(st.permutations(range(count))))
         assert sorted(order) == list(range(count))
         served.append(order[0])
-        turns.note_served(order[0])
+        turns.record_served(order[0])
     for begin in range(2 * count):
         assert set(served[begin : begin + count]) == set(range(count))
 
@@ -79,11 +79,11 @@ def test_keys_come_and_go() -> None:
     """A key that is new, or returns, waits from then on: those that come and go never overtake one that waits."""
     turns: Turns[str] = Turns()
     assert turns.order("abc") == ["a", "b", "c"]
-    turns.note_served("a")
+    turns.record_served("a")
     assert turns.order("abc") == ["b", "c", "a"]
-    turns.note_served("b")
+    turns.record_served("b")
     assert turns.order("xabc") == ["c", "a", "x", "b"]
-    turns.note_served("c")
+    turns.record_served("c")
     assert turns.order("xbc") == ["x", "b", "c"]
     assert turns.order("axbc") == ["x", "b", "a", "c"]
 
@@ -96,5 +96,5 @@ def test_nobody_is_overtaken_twice(count: int, data: st.DataObject) -> None:
         order = turns.order([*data.draw(st.lists(st.integers(1, count), unique=True)), 0])
         if order[0] == 0:
             return
-        turns.note_served(order[0])
+        turns.record_served(order[0])
     raise AssertionError("key 0 was never first")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from segmentlog.policy.lost_ranges import (
     add_lost_ranges,
     advance,
-    containing,
     count_offsets,
-    first_behind,
+    find_containing,
+    find_overlapping,
     is_lost,
-    overlapping,
+    skip_lost_ranges,
     with_lost_range,
 )
 from segmentlog.records import LostRange
@@ -55,7 +55,7 @@ def is_history(ranges: tuple[LostRange, ...]) -> bool:
 def test_what_overlaps_is_the_first_with_an_offset_in_common(ranges: tuple[LostRange, ...], span: tuple[int, int]):
     """And there is none exactly if no offset is in common."""
     common = numbers(ranges) & set(range(*span))
-    found = overlapping(ranges, *span)
+    found = find_overlapping(ranges, *span)
     assert (found is None) == (not common)
     if found is not None:
         assert found.base_offset <= min(common) < found.end_offset
@@ -68,8 +68,8 @@ def test_where_history_goes_on(ranges: tuple[LostRange, ...], offset: int):
     wanted = offset
     while wanted in lost:
         wanted += 1
-    assert first_behind(ranges, offset) == wanted
-    assert (containing(ranges, offset) is not None) == (offset in lost)
+    assert skip_lost_ranges(ranges, offset) == wanted
+    assert (find_containing(ranges, offset) is not None) == (offset in lost)
 
 
 @given(histories(), spans())
@@ -91,7 +91,7 @@ def test_new_ranges_take_what_no_other_covers(known: tuple[LostRange, ...], new:
 @given(histories(), st.integers(0, END))
 def test_a_truncation_absorbs_what_it_covers(known: tuple[LostRange, ...], base: int):
     """A range from an offset that is not lost to beyond the end."""
-    lost = LostRange(first_behind(known, base), END + 10, 99, "truncated")
+    lost = LostRange(skip_lost_ranges(known, base), END + 10, 99, "truncated")
     both = with_lost_range(known, lost)
     assert is_history(both)
     assert both[-1] == lost

@@ -87,7 +87,7 @@ def test_older_records_go_where_newer_ones_leave_no_place(
     low = np.array(keys, np.uint64)
     found.add(low[border:], low[border:], np.array(offsets[border:], np.int64), np.array(dead[border:], np.bool_))
     found.finish()
-    found.note_older(low[older], low[older], np.array([offsets[at] for at in older], np.int64))
+    found.add_older(low[older], low[older], np.array([offsets[at] for at in older], np.int64))
     left = before - set(found.superseded().tolist())
     assert sorted(left | set(found.kept(0, 10_000).tolist())) == last_ones(keys, offsets, dead, keep_last)
 

@@ -100,7 +100,7 @@ def test_a_partition_that_does_not_exist_is_refused(partition_count, sticky):
 
 def test_no_partitions_for_a_single_key():
     """The same for one key."""
-    with pytest.raises(ValueError, match="partition 0 is not one of 0"):
+    with pytest.raises(ValueError, match="partition 0 is not one of the 0 partitions"):
         partition_for_key(b"k", 0)
 
 
@@ -134,7 +134,7 @@ def test_range_bounds_must_be_bytes():
 
 def test_ranges_fit_the_topic():
     """One bound makes two partitions: a topic of three is refused."""
-    with pytest.raises(ValueError, match="1 bounds divide keys among 2 partitions, and the topic has 3"):
+    with pytest.raises(ValueError, match="1 bounds divide keys among 2 partitions, but the topic has 3"):
         RangePartitioner([b"m"]).partitions([b"a"], 3, 0)
 
 

@@ -39,7 +39,7 @@ ROWS = [
     ("clean, nothing ever appended", checkpoint(0, 0, clean=True), False, True, 0, 0, 0, 3, "cleanly"),
     ("clean, but records are gone", CLEAN, False, True, 60, 3, 100, 4, "ceiling 100"),
     ("clean, but all segments are gone", CLEAN, False, False, 100, 3, 100, 3, "cleanly"),
-    ("clean, but records came after it", CLEAN, False, True, 130, 3, 130 + GAP, 4, "past the checkpoint's"),
+    ("clean, but records came after it", CLEAN, False, True, 130, 3, 130 + GAP, 4, "beyond the checkpoint's"),
     (
         "clean, a ceiling above its end",
         checkpoint(100, 500, clean=True),
@@ -55,7 +55,7 @@ ROWS = [
     ("unclean, nothing was handed out", checkpoint(100, 100, clean=False), False, True, 100, 3, 100, 4, "survived"),
     ("unclean, some may be lost", UNCLEAN, False, True, 499, 3, 500, 4, "ceiling 500"),
     ("unclean, nothing above the point", UNCLEAN, False, True, 100, 3, 500, 4, "ceiling 500"),
-    ("unclean, end beyond the ceiling", UNCLEAN, False, True, 501, 3, 501 + GAP, 4, "past the checkpoint's"),
+    ("unclean, end beyond the ceiling", UNCLEAN, False, True, 501, 3, 501 + GAP, 4, "beyond the checkpoint's"),
     ("unclean, the log knows a newer epoch", UNCLEAN, False, True, 300, 9, 500, 10, "ceiling 500"),
     ("one slot damaged, end below the ceiling", UNCLEAN, True, True, 300, 3, 500 + GAP, 4, "one slot"),
     ("one slot damaged, end beyond the ceiling", UNCLEAN, True, True, 700, 3, 700 + GAP, 4, "one slot"),

@@ -13,7 +13,7 @@ from logs import NoSyncFileSystem, open_log
 from server.wire_client import Desk, request_bytes
 
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.security.acls import OpenAuthorizer
 from segmentlog.server import converted_batch_cache
 from segmentlog.server.broker import Broker
@@ -70,7 +70,7 @@ def ask(kept: ConvertedBatchCache, batches: list[RecordBatch]) -> int:
     """Ask for all of them; how many had to be made."""
     before = kept.miss_count
     for batch in batches:
-        assert joined(kept.convert("topic", batch)) == joined(as_wire(batch))
+        assert joined(kept.convert("topic", batch)) == joined(to_wire_batches(batch))
     return kept.miss_count - before
 
 
@@ -106,7 +106,7 @@ def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskBatchCache, c
     for _ in range(3):
         made = ask(kept, batches[-8:])
     assert made == 0
-    assert joined(held) == joined(as_wire(batches[0]))  # whoever is being sent it
+    assert joined(held) == joined(to_wire_batches(batches[0]))  # whoever is being sent it
 
 
 def test_a_full_disk_is_no_error(batches: list[RecordBatch], tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
         assert go_on.wait(10)
         if len(calls) == 1:
             raise MemoryError
-        return as_wire(batch)
+        return to_wire_batches(batch)
 
     def first() -> None:
         with pytest.raises(MemoryError):
             kept.convert("topic", batches[0])
 
     found: list[bytes] = []
-    with mock.patch.object(converted_batch_cache, "as_wire", slowly):
+    with mock.patch.object(converted_batch_cache, "to_wire_batches", slowly):
         threads = [threading.Thread(target=first)]
         threads[0].start()
         assert begun.wait(10)
@@ -150,7 +150,7 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
         go_on.set()
         for thread in threads:
             thread.join(10)
-    assert found == [joined(as_wire(batches[0]))]
+    assert found == [joined(to_wire_batches(batches[0]))]
     assert len(calls) == 2
     assert ask(kept, batches[:1]) == 0
 
@@ -181,7 +181,7 @@ def test_beyond_the_share_it_goes_to_disk_at_once(batches: list[RecordBatch], tm
     disk = DiskBatchCache(str(tmp_path), 1 << 20, 1 << 20)
     kept = ConvertedBatchCache(0, disk, held_max_bytes=2 * SIZE)
     held = [kept.convert("topic", batch) for batch in batches]
-    assert [joined(wire) for wire in held] == [joined(as_wire(batch)) for batch in batches]
+    assert [joined(wire) for wire in held] == [joined(to_wire_batches(batch)) for batch in batches]
     assert kept.held_bytes <= 3 * SIZE + 10_000
     assert kept.disk_bytes == 1 << 20
     kept.close()

@@ -10,7 +10,7 @@ import pytest
 from logs import machine_dies, open_log
 from wire import Sent, foreign
 
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.server.converted_batch_cache import ConvertedBatchCache
@@ -28,7 +28,7 @@ def append(log: Partition, count: int, start: int = 0) -> None:
 
 def there(log: Partition, offset: int = 0) -> bytes:
     """Return the bytes that Kafka's clients would read, from an independent read of all batches."""
-    return b"".join(wire for batch in log.read(offset) for wire in as_wire(batch))
+    return b"".join(wire for batch in log.read(offset) for wire in to_wire_batches(batch))
 
 
 class Fetches:
@@ -77,7 +77,7 @@ def test_nothing_is_looked_at_twice(tmp_path: Path, fetch: Fetches) -> None:
         assert fetch(log, offset) == expected(log, fetch, offset)
         assert fetch(log, offset)
         assert not fetch.looked
-    first, second = (len(b"".join(as_wire(batch))) for batch in list(log.read(0))[:2])
+    first, second = (len(b"".join(to_wire_batches(batch))) for batch in list(log.read(0))[:2])
     assert fetch(log, 0, first + second - 1) == expected(log, fetch)[:first]
     assert fetch(log, 0, 1) == expected(log, fetch)[:first], "at least one"
     append(log, 2, 20)

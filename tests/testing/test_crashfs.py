@@ -266,9 +266,9 @@ def test_open_files_outlive_their_names(disk: CrashFS) -> None:
 
 
 def test_a_disk_in_use_does_not_crash(disk: CrashFS) -> None:
-    """Whoever forgot to kill a process is told so, and nothing is lost."""
+    """A crash while a process still uses the mount raises an error, and loses nothing."""
     with open(disk.path / "f", "wb") as file:
-        with pytest.raises(OSError, match="still uses it"):
+        with pytest.raises(OSError, match="still uses the mount"):
             disk.crash(1)
         file.write(b"data")
     assert (disk.path / "f").read_bytes() == b"data"

@@ -30,7 +30,7 @@ def test_one_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ports, "_LOWEST", base)
     monkeypatch.setattr(ports, "_ephemeral_from", lambda: base + 4)
     assert free_ports(3) == base
-    with socket.create_server(("127.0.0.1", base + 1)), pytest.raises(OSError, match="no 3 ports in a row are free"):
+    with socket.create_server(("127.0.0.1", base + 1)), pytest.raises(OSError, match="no 3 consecutive ports are free"):
         free_ports(3)
 
 

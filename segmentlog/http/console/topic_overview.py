@@ -150,7 +150,9 @@ class OverviewCache:
                 samples.append(RateSample(overview.at_s, topic.rate))
         if len(self._rates) > 2 * len(overview.topics):
             existing = {topic.id for topic in overview.topics.values()}
-            self._rates = {topic_id: samples for topic_id, samples in self._rates.copy().items() if topic_id in existing}
+            self._rates = {
+                topic_id: samples for topic_id, samples in self._rates.copy().items() if topic_id in existing
+            }
 
     def rates(self, topic_id: str) -> list[RateSample]:
         """Return recent samples of a topic's records/s, oldest first. Each refresh adds one."""

@@ -89,7 +89,7 @@ class AppendPipeline:
         if stamp is not None:
             following = stamp
             for batch in batches:
-                batch.stamp(
+                batch.set_producer(
                     following.producer_id, following.epoch, following.sequence, transactional=stamp.transactional
                 )
                 following = following.after(batch.last_offset_delta + 1)

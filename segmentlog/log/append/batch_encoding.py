@@ -13,7 +13,7 @@ import numpy as np
 from segmentlog.config import TopicConfig
 from segmentlog.errors import InvalidRecord, RecordTooLarge
 from segmentlog.format.batch import TRANSACTIONAL
-from segmentlog.format.batch_split import encode_until_it_fits
+from segmentlog.format.batch_split import encode_in_parts
 from segmentlog.format.columns import (
     Int64Array,
     as_timestamps,
@@ -167,7 +167,7 @@ def encode_columns_as_batches(
     encode_part = partial(_encode_part, columns, config, now_ms, stamp)
     batches: list[EncodedBatch] = []
     for start in range(0, count, limit):
-        batches += encode_until_it_fits(encode_part, start, min(start + limit, count))
+        batches += encode_in_parts(encode_part, start, min(start + limit, count))
     return batches
 
 

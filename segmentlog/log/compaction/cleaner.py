@@ -16,7 +16,7 @@ from segmentlog.log.handle import Handle
 from segmentlog.log.lease import CleanerLease, CleanerNote
 from segmentlog.log.read.segment_catalog import SegmentCatalogs
 from segmentlog.log.swap import finish_swaps
-from segmentlog.policy.compaction import Dirt, cleanable_end, measure, why_due
+from segmentlog.policy.compaction import Dirt, cleanable_end, measure_dirt, why_due
 from segmentlog.records import CompactionReport, SegmentInfo
 
 
@@ -44,7 +44,7 @@ class Cleaner:
     def measure_dirt(self, now_ms: int) -> Dirt:
         """Return how much there is to compact."""
         plan = self._plan(now_ms)
-        return measure(plan.segments, plan.dirty_offset, plan.end_offset)
+        return measure_dirt(plan.segments, plan.dirty_offset, plan.end_offset)
 
     def read_note(self) -> CleanerNote:
         """Return the result that the last lease holder wrote."""

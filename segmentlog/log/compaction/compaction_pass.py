@@ -26,7 +26,7 @@ from segmentlog.format.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, che
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.file_names import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, copy_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import walk
+from segmentlog.format.scan import scan_batches
 from segmentlog.format.splice import Flags
 from segmentlog.log.compaction.segment_copy import SegmentCopy
 from segmentlog.log.compaction.survivors import Survivors, tombstones_among
@@ -215,7 +215,7 @@ class CompactionPass:
         """
         mapped = self._handle.map_segment(segment.base_offset)
         view = mapped.view
-        for position, header in walk(view, 0, len(view), mapped.path, expected_offset=segment.base_offset):
+        for position, header in scan_batches(view, 0, len(view), mapped.path, expected_offset=segment.base_offset):
             if header.next_offset <= from_offset:
                 continue
             if checked_from and header.base_offset >= checked_from:

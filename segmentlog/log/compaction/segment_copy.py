@@ -33,10 +33,19 @@ from segmentlog.format.batch import (
 from segmentlog.format.batch_codecs import Compression
 from segmentlog.format.columns import Int64Array, MalformedColumn, array_of, decode_blobs
 from segmentlog.format.encode import EncodedBatch, join_batch
-from segmentlog.format.header_edit import emptied, extended_header, gap_batch
+from segmentlog.format.header_edit import emptied_batch, extended_header, gap_batch
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.splice import Flags, Table, as_table, cut_rows, encode_items, join_items, null_items, those
-from segmentlog.format.wire_batch import cut_wire, stored_wire
+from segmentlog.format.splice import (
+    Flags,
+    Table,
+    as_table,
+    cut_rows,
+    encode_items,
+    join_items,
+    null_items,
+    select_items,
+)
+from segmentlog.format.wire_batch import filter_wire_batch, stored_wire_batch
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.compaction.survivors import UNDECIDED
 from segmentlog.records import Headers
@@ -152,15 +161,15 @@ class SegmentCopy:
         """
         header = batch.header
         if unchanged:
-            made = stored_wire(header, payload)
+            made = stored_wire_batch(header, payload)
         else:
             horizon_ms = None if horizon_ms == UNDECIDED else horizon_ms
-            made = cut_wire(header, batch.wire_records, kept, header.last_offset_delta, horizon_ms)
+            made = filter_wire_batch(header, batch.wire_records, kept, header.last_offset_delta, horizon_ms)
             if made.size_bytes - HEADER_SIZE > self._batch_limit:
                 if header.producer_id < 0:
                     return False
                 # a producer's batch is not split: all of it stays until its numbers are removed
-                made = stored_wire(header, payload)
+                made = stored_wire_batch(header, payload)
         self._flush_pending()
         self._hold(header.base_offset, header.partition_epoch, made)
         return True
@@ -168,7 +177,7 @@ class SegmentCopy:
     def add_empty(self, header: BatchHeader) -> None:
         """Add a producer's batch without records, to keep its numbers."""
         self._flush_pending()
-        self._hold(header.base_offset, header.partition_epoch, emptied(header))
+        self._hold(header.base_offset, header.partition_epoch, emptied_batch(header))
 
     def _gather(self, batch: RecordBatch, kept: Flags | None, count: int, horizon_ms: int | None) -> None:
         header = batch.header
@@ -190,10 +199,12 @@ class SegmentCopy:
         if horizon_ms is not None:
             pending.horizon_ms = horizon_ms
         table = _table_of(batch.values_column, header.record_count)
-        pending.values.append(encode_items(those(batch.values, kept)) if table is None else cut_rows(table, kept))
+        pending.values.append(
+            encode_items(select_items(batch.values, kept)) if table is None else cut_rows(table, kept)
+        )
         pending.keys.append(_cut_keys(batch, kept, count))
         pending.has_keys |= batch.has_keys
-        pending.headers += those(batch.headers, kept) if batch.has_headers else [()] * count
+        pending.headers += select_items(batch.headers, kept) if batch.has_headers else [()] * count
         pending.has_headers |= batch.has_headers
         pending.timestamps.append(batch.timestamps if kept is None else batch.timestamps[kept])
         pending.offsets.append(batch.offsets if kept is None else batch.offsets[kept])
@@ -365,4 +376,4 @@ def _cut_keys(batch: RecordBatch, kept: Flags | None, count: int) -> bytes:
     if not batch.has_keys:
         return null_items(count)
     table = _table_of(batch.keys_column, header.record_count)
-    return encode_items(those(batch.keys, kept)) if table is None else cut_rows(table, kept)
+    return encode_items(select_items(batch.keys, kept)) if table is None else cut_rows(table, kept)

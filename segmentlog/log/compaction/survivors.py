@@ -116,7 +116,7 @@ class Survivors:
             wanted = batch.offsets < self.dirty_offset
             if is_null is not None:
                 wanted &= ~is_null
-            self._map.note_older(low[wanted], high[wanted], batch.offsets[wanted])
+            self._map.add_older(low[wanted], high[wanted], batch.offsets[wanted])
         self._superseded = self._map.superseded()
 
     def _holds_nothing(self, header: BatchHeader) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.file_names import LOG_SUFFIX, REMOTE_SUFFIX
-from segmentlog.format.scan import Around, KnownBatches
+from segmentlog.format.scan import KnownBatches, SegmentContext
 from segmentlog.format.wire_run import WireRun
 from segmentlog.log.handle import Handle
 from segmentlog.log.read.verified_batches import VerifiedBatches
@@ -108,20 +108,24 @@ class OpenSegments:
             if not index.is_complete(len(mapped.view)):
                 if mapped.ranges is not None:
                     mapped.ranges.need(index.scanned_position, len(mapped.view))
-                index.catch_up(mapped.view, len(mapped.view), lambda: self.around(segment, bases[at + 1], _no_batches))
+                index.catch_up(
+                    mapped.view, len(mapped.view), lambda: self.segment_context(segment, bases[at + 1], _no_batches)
+                )
                 index.complete(len(mapped.view))
         elif index.scanned_position < log.end_position:
             with contextlib.suppress(CorruptBatch):  # the file is too short, which reading reports
                 view, end = mapped.view_to(log.end_position), log.end_position
                 if mapped.ranges is not None:
                     mapped.ranges.need(index.scanned_position, end)
-                index.catch_up(view, end, lambda: self.around(segment, log.log_end_offset, _no_batches))
+                index.catch_up(view, end, lambda: self.segment_context(segment, log.log_end_offset, _no_batches))
         return segment
 
-    def around(self, segment: OpenSegment, end_offset: int, known: KnownBatches | None = None) -> Around:
-        """Return `Handle.around` for a segment whose index is in memory."""
+    def segment_context(
+        self, segment: OpenSegment, end_offset: int, known: KnownBatches | None = None
+    ) -> SegmentContext:
+        """Return `Handle.segment_context` for a segment whose index is in memory."""
         base = segment.mapped.base_offset
-        return self._handle.around(base, end_offset, known or segment.index.batches_after)
+        return self._handle.segment_context(base, end_offset, known or segment.index.batches_after)
 
     def known_batches(self, base: int) -> KnownBatches | None:
         """Return the batches in the index in memory, which may know more than its file; None if it is not open."""

@@ -12,9 +12,9 @@ from segmentlog.format.batch import CONTROL, HEADER_SIZE, KAFKA_LAYOUT, TRANSACT
 from segmentlog.format.batch_codecs import Buffer
 from segmentlog.format.file_names import LOG_SUFFIX, parse_copy_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import step_over
+from segmentlog.format.scan import skip_damage
 from segmentlog.format.wire_record_batch import WireRecordBatch
-from segmentlog.format.wire_run import walk
+from segmentlog.format.wire_run import scan_wire_run
 from segmentlog.log.handle import Handle
 from segmentlog.log.read.open_segments import OpenSegment, OpenSegments
 from segmentlog.log.recovery.open_partition import finish_interrupted_append
@@ -194,7 +194,9 @@ class Reader:
                     continue
                 if ranges is not None:
                     ranges.need(position, end)
-                position, found = step_over(view, position, expected, self._opened.around(segment, next_base))
+                position, found = skip_damage(
+                    view, position, expected, self._opened.segment_context(segment, next_base)
+                )
                 following = next_base if found is None else found
                 if following > offset:
                     self._report_damage(max(expected, offset), following, damage, log, on_skip)
@@ -258,7 +260,7 @@ class Reader:
             if mapped.ranges is not None:
                 end = min(end, position + max_bytes + _WIRE_AHEAD_BYTES)
                 mapped.ranges.need(position, end)
-            run, is_full = walk(view, position, end, expected, offset, upto, max_bytes)
+            run, is_full = scan_wire_run(view, position, end, expected, offset, upto, max_bytes)
             if run is None:
                 return [], offset, is_full
             first, stop = 0, run.batch_count

@@ -13,7 +13,7 @@ from segmentlog.format.checkpoint import Checkpoint
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.file_names import segment_name
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.scan import walk
+from segmentlog.format.scan import scan_batches
 from segmentlog.log.handle import Handle
 from segmentlog.policy.lost_ranges import is_lost
 from segmentlog.records import LostRange
@@ -89,7 +89,7 @@ def _scan_segment(mapped: MappedSegment, tail: LogTail, known: Checkpoint) -> bo
     """Advance ``tail`` through one segment. Return False if the log ends in it before its written end."""
     size = len(mapped.view)
     start = tail.position
-    batches = walk(mapped.view, start, size, mapped.path, expected_offset=tail.end_offset, payloads=True)
+    batches = scan_batches(mapped.view, start, size, mapped.path, expected_offset=tail.end_offset, payloads=True)
     try:
         for position, header in batches:
             if (cut := _truncated_at(header, known)) is not None:

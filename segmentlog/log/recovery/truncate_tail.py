@@ -17,7 +17,7 @@ from segmentlog.format.encode import EncodedBatch, encode_batch
 from segmentlog.format.file_names import CACHE_SUFFIXES, LOG_SUFFIX
 from segmentlog.format.header_edit import gap_batch
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.format.wire_batch import cut_wire
+from segmentlog.format.wire_batch import filter_wire_batch
 from segmentlog.format.wire_record_batch import WireRecordBatch
 from segmentlog.log.handle import Handle
 from segmentlog.log.recovery.tail_scan import LogTail
@@ -119,7 +119,9 @@ def _split_wire(part: WireRecordBatch, end_offset: int) -> EncodedBatch:
     """Cut a batch in Kafka's format, which it keeps."""
     header = part.header
     kept = np.arange(header.record_count) < len(part)
-    return cut_wire(header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms)
+    return filter_wire_batch(
+        header, part.wire_records, kept, end_offset - header.base_offset - 1, header.delete_horizon_ms
+    )
 
 
 def open_active_segment(handle: Handle, bases: Sequence[int], tail: LogTail, resume_offset: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from segmentlog.format.checkpoint import Checkpoint, point_at
+from segmentlog.format.checkpoint import Checkpoint, recovery_point_at
 from segmentlog.inspection.partition_findings import Cut, PartitionFindings
 from segmentlog.policy.lost_ranges import add_lost_ranges
 from segmentlog.policy.recovery_policy import UNKNOWN_CEILING_GAP
@@ -55,7 +55,7 @@ def rebuilt_checkpoint(found: PartitionFindings, lost: Iterable[LostRange]) -> C
     if known is None or known.recovery_segment not in bases:
         # Begin with the next segment: everything before is below the recovery point.
         later = [base for base in bases if known is not None and base > known.recovery_segment] or bases or [0]
-        checkpoint = replace(checkpoint, clean=False, **point_at(later[0]))
+        checkpoint = replace(checkpoint, clean=False, **recovery_point_at(later[0]))
     return replace(
         checkpoint,
         offset_ceiling=ceiling,

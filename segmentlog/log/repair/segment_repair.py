@@ -6,7 +6,12 @@ import contextlib
 
 from segmentlog.errors import SegmentGone
 from segmentlog.format.file_names import ABORTED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_name
-from segmentlog.format.producer_snapshot import AbortedTransaction, Malformed, decode_aborted, encode_aborted
+from segmentlog.format.producer_snapshot import (
+    AbortedTransaction,
+    MalformedProducerFile,
+    decode_aborted,
+    encode_aborted,
+)
 from segmentlog.inspection.partition_findings import Cut
 from segmentlog.inspection.segment_inspection import read_segment
 from segmentlog.log.handle import Handle
@@ -56,7 +61,7 @@ def cut_out(handle: Handle, cuts: list[Cut], *, keep_empty: bool = False) -> lis
 
 def _aborts_among(handle: Handle, base: int, size_bytes: int, cuts: list[Cut]) -> list[AbortedTransaction]:
     """Return the aborts that only the segment's ``.txnindex`` still records, because their markers are damaged."""
-    with contextlib.suppress(FileNotFoundError, Malformed):
+    with contextlib.suppress(FileNotFoundError, MalformedProducerFile):
         size, aborted = decode_aborted(read_file(handle.fs, segment_stem(handle.folder, base) + ABORTED_SUFFIX))
         if size == size_bytes:
             return [
@@ -74,7 +79,7 @@ def _rewrite_txn_index(handle: Handle, base: int, cut_out: list[AbortedTransacti
         return
     mapped = MappedSegment(handle.fs, handle.folder, base)
     size = len(mapped.view)
-    left = read_aborted(mapped, 0, size, lambda: handle.around(base, None))
+    left = read_aborted(mapped, 0, size, lambda: handle.segment_context(base, None))
     aborted = sorted([*cut_out, *left], key=lambda abort: abort.last_offset)
     replace_file(handle.fs, path, encode_aborted(size, aborted))
 

@@ -368,7 +368,7 @@ class LocalPartition:
 
     def _aborted(self, segment: LocalSegment) -> SegmentAborts:
         handle, base = self._handle, segment.base_offset
-        return read_sealed_aborts(handle, base, lambda: handle.around(base, segment.end_offset))
+        return read_sealed_aborts(handle, base, lambda: handle.segment_context(base, segment.end_offset))
 
     def complete_indexes(self, log: LocalLog, segment: LocalSegment) -> None:
         """Store all indexes of a sealed segment, so that lookups and reads of committed records do not need its bytes.

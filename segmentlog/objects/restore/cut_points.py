@@ -20,7 +20,7 @@ from segmentlog.format.batch import check_payload
 from segmentlog.format.decoded_batch import record_batch
 from segmentlog.format.file_names import INTERNAL_TOPICS
 from segmentlog.format.manifest import Chunk, ShippedPartition, ShippedSegment, ShippedTopic, Snapshot
-from segmentlog.format.scan import walk
+from segmentlog.format.scan import scan_batches
 from segmentlog.log.recovery.tail_scan import part_below
 from segmentlog.log.recovery.truncate_tail import split_batch
 from segmentlog.objects.local.transaction_ends import PartitionKey
@@ -99,7 +99,7 @@ def cut_at_time(part: ShippedPartition, at_ms: int, read: Callable[[Piece], byte
         if 0 <= piece.max_timestamp <= at_ms or piece.end_offset <= part.log_start_offset:
             continue
         view = memoryview(read(piece))
-        for position, header in walk(view, 0, len(view)):
+        for position, header in scan_batches(view, 0, len(view)):
             if header.max_timestamp > at_ms and header.next_offset > part.log_start_offset:
                 batch = record_batch(header, check_payload(view, position, header))
                 try:
@@ -168,7 +168,7 @@ def cut_partition(part: ShippedPartition, offset: int, reason: str, now_ms: int)
 def bytes_below(data: bytes, offset: int, path: str) -> bytes:
     """Return a segment's batches before ``offset``. The batch that contains the offset is split."""
     view = memoryview(data)
-    for position, header in walk(view, 0, len(view), path):
+    for position, header in scan_batches(view, 0, len(view), path):
         if header.next_offset > offset:
             if header.base_offset >= offset:
                 return data[:position]

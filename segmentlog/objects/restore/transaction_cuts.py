@@ -23,7 +23,7 @@ import msgspec
 from segmentlog.format.batch import check_payload
 from segmentlog.format.control import decode_marker
 from segmentlog.format.decoded_batch import record_batch
-from segmentlog.format.scan import walk
+from segmentlog.format.scan import scan_batches
 from segmentlog.objects.local.transaction_ends import PartitionKey
 from segmentlog.objects.restore.cut_points import Cuts
 from segmentlog.transactions.transaction_log import decode_state
@@ -93,7 +93,7 @@ def find_ends(data: bytes, start_offset: int) -> list[TransactionEnd]:
     """Return the markers in a piece after the log start. Records of a marker at the log start have been deleted."""
     view = memoryview(data)
     found = []
-    for position, header in walk(view, 0, len(view)):
+    for position, header in scan_batches(view, 0, len(view)):
         if header.is_control and header.base_offset > start_offset:
             marker = decode_marker(header, check_payload(view, position, header))
             if marker is not None:
@@ -108,7 +108,7 @@ def find_commits(data: bytes) -> list[CommitDecision]:
     """Return the commit decisions in a piece of the transaction log."""
     view = memoryview(data)
     found = []
-    for position, header in walk(view, 0, len(view)):
+    for position, header in scan_batches(view, 0, len(view)):
         for value in record_batch(header, check_payload(view, position, header)).values:
             state = None if value is None else decode_state(value)
             if state is None:

@@ -68,7 +68,7 @@ class Evictor:
                     done = self._evict_due(state, entry, left, now_ms) if is_enabled else self._recall_one(state.local)
                     left -= done
                     if done:
-                        self._turns.note_served(partition_key)
+                        self._turns.record_served(partition_key)
                         self._checked.pop(partition_key, None)  # there may be more
                         self.has_more |= left <= 0 or not is_enabled
                 self.errors.pop(name, None)

@@ -140,7 +140,7 @@ class UploadPlanner:
                 continue
             room_bytes -= plan.size_bytes
             if plan.size_bytes:
-                self._turns.note_served(partition_key)
+                self._turns.record_served(partition_key)
             if plan.is_incomplete:
                 state.mark_dirty()
             offset_grant = max(scanned.offset_grant, state.offset_grant)

@@ -81,7 +81,7 @@ class SegmentUploader:
             upload = self._prepare_upload(partition_key, planned[partition_key], segment)
             if not self._pool.start((partition_key, segment.base_offset), upload):
                 break  # the pool is full
-            self._turns.note_served(partition_key)
+            self._turns.record_served(partition_key)
             left -= 1
         self.left_bytes = self._multipart.missing_bytes(_planned_segments(planned))
         return len(self._pool) + left

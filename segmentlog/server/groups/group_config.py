@@ -9,7 +9,7 @@ import msgspec
 
 from segmentlog.errors import InvalidConfig
 from segmentlog.format.file_names import folder_name_of
-from segmentlog.policy.kafka_configs import TYPE_BOOLEAN, TYPE_INT, Entry
+from segmentlog.policy.kafka_configs import TYPE_BOOLEAN, TYPE_INT, ConfigEntry
 from segmentlog.server.groups.classic_types import GroupSettings
 
 _SESSION: Final = "consumer.session.timeout.ms"
@@ -68,8 +68,10 @@ def configured(settings: GroupSettings, config: Mapping[str, int]) -> GroupSetti
     return msgspec.structs.replace(settings, **changes)
 
 
-def describe(settings: GroupSettings, config: Mapping[str, int]) -> list[Entry]:
+def describe(settings: GroupSettings, config: Mapping[str, int]) -> list[ConfigEntry]:
     """Return every key with its value, sorted by key."""
     now = configured(settings, config)
-    entries = [Entry(key, str(getattr(now, field)), key not in config, TYPE_INT) for key, field in _FIELDS.items()]
-    return sorted(entries + [Entry(key, value, True, kind) for key, (value, kind) in _FIXED.items()])
+    entries = [
+        ConfigEntry(key, str(getattr(now, field)), key not in config, TYPE_INT) for key, field in _FIELDS.items()
+    ]
+    return sorted(entries + [ConfigEntry(key, value, True, kind) for key, (value, kind) in _FIXED.items()])

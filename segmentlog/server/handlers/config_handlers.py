@@ -17,7 +17,7 @@ from segmentlog.policy.kafka_configs import (
     TYPE_BOOLEAN,
     TYPE_INT,
     TYPE_LONG,
-    Entry,
+    ConfigEntry,
     describe,
     is_list,
     known_keys,
@@ -66,7 +66,7 @@ def describe_configs(call: RequestContext, request: DescribeConfigsRequest) -> D
 
 def _describe(
     call: RequestContext, request: DescribeConfigsRequest, resource: DescribeConfigsResource,
-    default: Callable[[Entry, int], DescribeConfigsResourceResult],
+    default: Callable[[ConfigEntry, int], DescribeConfigsResourceResult],
 ) -> DescribeConfigsResult:  # fmt: skip
     kind, name = resource.resource_type, resource.resource_name
     result = DescribeConfigsResult(error_message=None, resource_type=kind, resource_name=name)
@@ -120,7 +120,7 @@ def _describe(
     return result
 
 
-def _entry_response(request: DescribeConfigsRequest, entry: Entry, kind: int) -> DescribeConfigsResourceResult:
+def _entry_response(request: DescribeConfigsRequest, entry: ConfigEntry, kind: int) -> DescribeConfigsResourceResult:
     source = SOURCE_DEFAULT if entry.is_default else SOURCE_GROUP if kind == _GROUP else SOURCE_TOPIC
     synonyms = [DescribeConfigsSynonym(entry.name, entry.value, source)] if request.include_synonyms else []
     documentation = entry.documentation if request.include_documentation else None
@@ -129,7 +129,7 @@ def _entry_response(request: DescribeConfigsRequest, entry: Entry, kind: int) ->
     )
 
 
-def _of_broker(call: RequestContext) -> list[Entry]:
+def _of_broker(call: RequestContext) -> list[ConfigEntry]:
     settings, limits = call.broker.settings, call.broker.settings.limits
     values = [
         ("auto.create.topics.enable", str(settings.auto_create).lower(), TYPE_BOOLEAN),
@@ -144,7 +144,7 @@ def _of_broker(call: RequestContext) -> list[Entry]:
         ("offsets.topic.replication.factor", "1", TYPE_INT),
         ("socket.request.max.bytes", str(limits.request_bytes), TYPE_INT),
     ]
-    return [Entry(name, value, True, kind, read_only=True) for name, value, kind in values]
+    return [ConfigEntry(name, value, True, kind, read_only=True) for name, value, kind in values]
 
 
 class _Resource(Protocol):

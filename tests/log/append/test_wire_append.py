@@ -22,7 +22,7 @@ from segmentlog.errors import (
 )
 from segmentlog.format.batch import PLACE_SIZE
 from segmentlog.format.wire import WireHeader, parse_wire_batch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.log.append.wire_append import SMALL_RAW_BYTES, SMALL_STORED_BYTES
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
@@ -44,7 +44,7 @@ def served(log: Partition, **options: Any) -> list[tuple[int, Sent]]:
     return [
         one
         for batch in log.read(log.log_start_offset, **options)
-        for wire in as_wire(batch)
+        for wire in to_wire_batches(batch)
         for one in read_foreign(bytes(wire))
     ]
 
@@ -77,7 +77,7 @@ def test_what_is_served_is_what_was_sent(tmp_path: Path) -> None:
     data = foreign(RECORDS, 4)
     log.append_wire(data)
     *_, batch = log.read(0)
-    (wire,) = as_wire(batch)
+    (wire,) = to_wire_batches(batch)
     assert bytes(wire)[PLACE_SIZE:] == data[PLACE_SIZE:]
 
 
@@ -189,7 +189,7 @@ def test_aborted_transactions(tmp_path: Path) -> None:
     assert log.aborted_transactions(0, 2) == [(8, 0)]
     assert log.aborted_transactions(9, 10) == [(7, 2)]
     assert log.aborted_transactions(10, 100) == []
-    batches = [bytes(wire) for batch in log.read(0, control=True) for wire in as_wire(batch)]
+    batches = [bytes(wire) for batch in log.read(0, control=True) for wire in to_wire_batches(batch)]
     kinds = [record.key for data in batches for _, record in read_foreign(data) if data[22] & 1 << 5]
     assert kinds == [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\0\1"]
 
@@ -228,7 +228,7 @@ def test_the_largest_timestamp_is_corrected(tmp_path: Path) -> None:
         assert given == data
     for one, batch in zip(right, log.read(0), strict=True):
         assert batch.header.max_timestamp == NOW_MS + 4
-        (wire,) = as_wire(batch)
+        (wire,) = to_wire_batches(batch)
         assert bytes(wire)[PLACE_SIZE:] == one[PLACE_SIZE:]
     assert {segment.max_timestamp for segment in log.segments()} == {NOW_MS + 4}
 
@@ -316,7 +316,7 @@ def test_segments_roll_before_a_batch(tmp_path: Path) -> None:
 
 def header_of(log: Partition, index: int = 0) -> WireHeader:
     """Return the header of Kafka's of a stored batch."""
-    (wire,) = as_wire(list(log.read(0))[index])
+    (wire,) = to_wire_batches(list(log.read(0))[index])
     return parse_wire_batch(bytes(wire))
 
 
@@ -328,7 +328,7 @@ def test_the_topic_decides_on_the_codec(tmp_path: Path, wanted: str, sent: str) 
     data = foreign(RECORDS, CODECS[sent], producer=(9, 1, 0))
     log.append_wire(memoryview(data))
     assert seen(log) == served(log) == list(enumerate(RECORDS))
-    (wire,) = as_wire(next(iter(log.read(0))))
+    (wire,) = to_wire_batches(next(iter(log.read(0))))
     before, after = parse_wire_batch(data), parse_wire_batch(bytes(wire))
     assert after.codec == CODECS.get(wanted, CODECS[sent])
     assert (bytes(wire)[PLACE_SIZE:] == data[PLACE_SIZE:]) == (wanted in ("producer", sent))

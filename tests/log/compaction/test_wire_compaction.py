@@ -17,7 +17,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch
 from segmentlog.format.batch import PLACE_SIZE, WIRE_HEADER_SIZE
 from segmentlog.format.wire import pack_wire_batch, parse_wire_batch
-from segmentlog.format.wire_conversion import as_wire
+from segmentlog.format.wire_conversion import to_wire_batches
 from segmentlog.format.wire_records import decode_records, varint
 from segmentlog.inspection.partition_inspection import inspect_partition
 from segmentlog.inspection.store_inspection import Tally
@@ -52,7 +52,7 @@ def served(log: Partition) -> list[tuple[int, Sent]]:
     found: list[tuple[int, Sent]] = []
     expected = log.log_start_offset
     for batch in log.read(expected):
-        for wire in as_wire(batch):
+        for wire in to_wire_batches(batch):
             header = parse_wire_batch(wire)
             assert header.base_offset >= expected
             expected = header.base_offset + header.last_offset_delta + 1

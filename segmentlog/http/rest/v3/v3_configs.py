@@ -13,7 +13,7 @@ from segmentlog.http.rest.responses import RestResponse, json_response, no_conte
 from segmentlog.http.rest.v3 import v3_models
 from segmentlog.http.rest.v3.v3_links import Links
 from segmentlog.http.rest.v3.v3_topics import visible_topic
-from segmentlog.policy.kafka_configs import Entry, describe, known_keys, to_engine, without_effect
+from segmentlog.policy.kafka_configs import ConfigEntry, describe, known_keys, to_engine, without_effect
 from segmentlog.security.principals import Operation
 from segmentlog.security.viewer import Thing
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("segmentlog.http")
 _DEFAULT, _TOPIC = "DEFAULT_CONFIG", "DYNAMIC_TOPIC_CONFIG"
 
 
-def _data(links: Links, topic: str, entry: Entry, default: Entry) -> v3_models.TopicConfigData:
+def _data(links: Links, topic: str, entry: ConfigEntry, default: ConfigEntry) -> v3_models.TopicConfigData:
     synonyms = [v3_models.Synonym(entry.name, default.value, _DEFAULT)]
     if not entry.is_default:
         synonyms.insert(0, v3_models.Synonym(entry.name, entry.value, _TOPIC))
