@@ -349,7 +349,7 @@ def test_a_topic_that_exists_is_kept_where_that_is_wanted(store: LogStore) -> No
         again = store.create_topic("t", partitions, {"retention.ms": 1}, exist_ok=True)
         assert (again.id, again.partition_count, again.config) == (topic.id, 2, topic.config)
     for partitions in (1, 3):
-        with pytest.raises(TopicExists, match=rf"it has 2 partitions, and {partitions} were asked for; nothing was"):
+        with pytest.raises(TopicExists, match=rf"it has 2 partitions, but {partitions} were asked for; nothing was"):
             store.create_topic("t", partitions, exist_ok=True)
     assert values(store.topic("t").partition(1)) == [b"kept"]
     assert store.create_topic("u", exist_ok=True).partition_count == 1

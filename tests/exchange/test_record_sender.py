@@ -103,7 +103,7 @@ def test_what_some_partitions_have_of_a_list_is_counted(store: LogStore, fs: Fau
     assert (f"--skip {sender.number}" in advice) == (sender.number > 0)
     if beyond:
         assert f"{len(beyond)} later record" in advice
-        named = re.search(r"partitions? ([\d, ]+):", advice)
+        named = re.search(r"partitions? ([\d, ]+);", advice)
         assert named is not None
         assert {int(number) for number in named[1].split(", ")} == {
             partition_for_key(value[-1:], 3) for value in beyond
@@ -202,7 +202,7 @@ def test_records_after_the_one_that_is_too_large_are_counted(store: LogStore) ->
     assert _appended(store, "three") == [[b"0", b"3"], [], []]
     assert sender.records == 2
     assert sender.number == 1
-    assert "1 later record is appended, too, in partition 0" in sender.how_to_resume(error)
+    assert "1 later record was also appended, in partition 0" in sender.how_to_resume(error)
 
 
 @pytest.mark.parametrize("separate", [0, 3])
