@@ -105,6 +105,9 @@ _SECTIONS: Final = {
         "replica",
         "Replica",
         "segmentlog.objects.replica.replica.ReplicaStatus",
+        "restore",
+        "segmentlog.objects.restore.restore.Restored",
+        "open_bucket",
     ),
     "A server for Kafka's clients": (
         "serve",

@@ -152,7 +152,9 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition as Partition
     from segmentlog.log.producer_state import ProducerStamp as ProducerStamp
     from segmentlog.logs.handler import LogHandler as LogHandler
+    from segmentlog.objects.bucket.url import open_bucket as open_bucket
     from segmentlog.objects.replica.replica import Replica as Replica
+    from segmentlog.objects.restore.restore import restore as restore
     from segmentlog.policy.partitioner import HashPartitioner as HashPartitioner
     from segmentlog.policy.partitioner import RangePartitioner as RangePartitioner
     from segmentlog.producing.async_producer import AsyncProducer as AsyncProducer
@@ -219,7 +221,9 @@ _HOMES = {
     "segmentlog.log.partition": ("Partition",),
     "segmentlog.log.producer_state": ("ProducerStamp",),
     "segmentlog.logs.handler": ("LogHandler",),
+    "segmentlog.objects.bucket.url": ("open_bucket",),
     "segmentlog.objects.replica.replica": ("Replica",),
+    "segmentlog.objects.restore.restore": ("restore",),
     "segmentlog.policy.partitioner": ("HashPartitioner", "RangePartitioner"),
     "segmentlog.producing.async_producer": ("AsyncProducer",),
     "segmentlog.producing.producer": ("Producer",),

@@ -35,7 +35,7 @@ from segmentlog.topics.topic_registry import Topics
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
-    from segmentlog.groups.committed_offsets import CommittedOffsets
+    from segmentlog.groups.committed_offsets import CommittedOffsetsView
     from segmentlog.groups.group_admin import Groups
     from segmentlog.log.partition import Isolation
     from segmentlog.objects.replica.remote_store import RemoteStore
@@ -114,7 +114,7 @@ class LogStore(Clients):
         clock = clock or Clock()
         clock.steady_ms()  # from now on, a jump of the wall clock is detected
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._group_offsets: CommittedOffsets | None = None
+        self._group_offsets: CommittedOffsetsView | None = None
         self._groups: Groups | None = None
         self._transactions: Transactions | None = None
         self._schemas: SchemaRegistry | None = None
@@ -334,13 +334,13 @@ class LogStore(Clients):
         return True
 
     @property
-    def group_offsets(self) -> CommittedOffsets:
+    def group_offsets(self) -> CommittedOffsetsView:
         """The committed offsets of all groups."""
         if self._group_offsets is None:
-            from segmentlog.groups.committed_offsets import CommittedOffsets
+            from segmentlog.groups.committed_offsets import CommittedOffsetsView
 
             with self._mutex:
-                self._group_offsets = self._group_offsets or CommittedOffsets(self._topics)
+                self._group_offsets = self._group_offsets or CommittedOffsetsView(self._topics)
         return self._group_offsets
 
     @property

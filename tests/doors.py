@@ -1,4 +1,5 @@
-"""A client of the HTTP door without a port: requests go straight to the application, from a loop of its own."""
+"""A client of the HTTP server without a port: requests go straight to the application, from an event loop of its
+own."""
 
 import asyncio
 import threading
@@ -14,7 +15,7 @@ from segmentlog.http.context import HttpContext
 
 
 class Client:
-    """``client.get("/topics")`` and the like, as httpx has them; from any thread."""
+    """Sends requests like httpx: ``client.get("/topics")``. Thread-safe."""
 
     def __init__(self, context: HttpContext, accounts: Accounts | None = None, **options: Any) -> None:
         self.context = context
@@ -36,27 +37,27 @@ class Client:
         self.close()
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """One request and all of its answer."""
+        """Send one request and return the complete response."""
         return asyncio.run_coroutine_threadsafe(self._client.request(method, path, **options), self._loop).result(60)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        """As httpx's."""
+        """Send a GET request."""
         return self.request("GET", path, **options)
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        """As httpx's."""
+        """Send a POST request."""
         return self.request("POST", path, **options)
 
     def put(self, path: str, **options: Any) -> httpx.Response:
-        """As httpx's."""
+        """Send a PUT request."""
         return self.request("PUT", path, **options)
 
     def delete(self, path: str, **options: Any) -> httpx.Response:
-        """As httpx's."""
+        """Send a DELETE request."""
         return self.request("DELETE", path, **options)
 
     def close(self) -> None:
-        """Its loop and the threads of that end."""
+        """Stop the event loop and its threads."""
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(60)
         asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(60)
         if self._accounts is not None:

@@ -1,4 +1,4 @@
-"""A client of an event stream, on a bare socket: what it is sent, and what it has not taken yet."""
+"""A client of an event stream on a plain socket, which controls how much it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segmentlog.http.serving import HttpServer
 
 
 class Listener:
-    """``with Listener(server, "/topics/t/stream") as events: next(events)``: (event, id, data) each."""
+    """Reads events: ``with Listener(server, "/topics/t/stream") as events: next(events)`` returns (event, id, data)."""
 
     def __init__(self, server: HttpServer, path: str, last_id: str | None = None, *, receive_bytes: int = 0) -> None:
         host, _, port = server.address.rpartition(":")
@@ -45,26 +45,26 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._file.close()
         self._sock.close()
 
     def body(self) -> Any:
-        """The document of an answer that is no stream."""
+        """Return the JSON body of a response that is not a stream."""
         return msgspec.json.decode(self._file.read(int(self.headers["content-length"])))
 
     def __iter__(self) -> Iterator[tuple[str, str, Any]]:
         return self
 
     def __next__(self) -> tuple[str, str, Any]:
-        """The next event that has data; StopIteration at the end of the stream."""
+        """Return the next event with data. Raises StopIteration at the end of the stream."""
         while True:
             kind, event_id, data = self._event()
             if data is not None:
                 return kind, event_id, data
 
     def values(self, count: int) -> list[Any]:
-        """Values of the next records."""
+        """Return the values of the next records."""
         return [next(self)[2]["value"] for _ in range(count)]
 
     def _event(self) -> tuple[str, str, Any]:

@@ -22,7 +22,7 @@ from segmentlog.format.file_names import CHECKPOINT_FILE
 from segmentlog.storage.checkpoint_file import CheckpointFile
 from segmentlog.storage.fs import FileSystem
 from segmentlog.store import LogStore
-from segmentlog.topics.background_threads import Worker, Workers
+from segmentlog.topics.background_threads import BackgroundThread, BackgroundThreads
 
 
 def _descriptors(below: Path) -> list[str]:
@@ -261,7 +261,7 @@ def test_a_worker_that_is_dropped_ends(tmp_path: Path) -> None:
         return 3600.0
 
     before = _threads()
-    workers = Workers()
+    workers = BackgroundThreads()
     workers.add("slow", tick)
     workers.add("idle", lambda: 3600.0, 3600.0)
     for worker in workers:
@@ -282,7 +282,7 @@ def test_a_finalizer_may_wake_the_thread_it_runs_in() -> None:
 
     def tick() -> float:
         nonlocal rounds
-        Worker("dropped", lambda: 0.0).ensure_running()
+        BackgroundThread("dropped", lambda: 0.0).ensure_running()
         rounds += 1
         if rounds == 200:
             done.set()
@@ -292,7 +292,7 @@ def test_a_finalizer_may_wake_the_thread_it_runs_in() -> None:
     gc.enable()
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
-    worker = Worker("test", tick)
+    worker = BackgroundThread("test", tick)
     try:
         worker.ensure_running()
         assert done.wait(30)

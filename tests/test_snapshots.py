@@ -334,7 +334,7 @@ def test_the_collector_runs_in_between() -> None:
     assert len(copies[-1]) > 1000
 
 
-@pytest.mark.parametrize("name", ["recovery_reports", "opened_partitions", "let_go_of_moved", "health"])
+@pytest.mark.parametrize("name", ["recovery_reports", "opened_partitions", "close_moved_partitions", "health"])
 def test_partitions_are_opened_while_those_are_listed_that_are_open(tmp_path: Path, name: str) -> None:
     """By another thread, in the middle of it: here by a finalizer. What is open already is seen."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))

@@ -1,4 +1,4 @@
-"""``segmentlog objects``: what lies in an object store that a store is shipped to."""
+"""``segmentlog objects``: list, verify and garbage-collect the objects of a shipped store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from segmentlog.cli.table_output import show_json
 
 @click.group()
 def objects() -> None:
-    """What lies in an object store: list it, check every byte of it, delete what nobody refers to."""
+    """List, verify and garbage-collect the objects of a shipped store."""
 
 
 @objects.command("ls")
 @click.argument("url")
 @json_option
 def list_(url: str, as_json: bool) -> None:
-    """List what the manifest at URL refers to, and the manifest. Few new records are in the manifest itself."""
+    """List the manifest at URL and every object that it refers to. A few new records may be in the manifest itself."""
     with loading():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import describe_manifest, describe_objects, stored_manifest
@@ -29,16 +29,18 @@ def list_(url: str, as_json: bool) -> None:
     bucket = open_bucket(url)
     manifest, _ = require_manifest(bucket)
     count = size_bytes = 0
-    for what, stored in (*describe_objects(manifest), (describe_manifest(manifest), stored_manifest(bucket))):
+    for description, stored in (*describe_objects(manifest), (describe_manifest(manifest), stored_manifest(bucket))):
         if as_json:
-            show_json({"key": stored.key, "size_bytes": stored.size_bytes, "what": what, "xxh3_64": stored.xxh3_64})
+            document = {"key": stored.key, "size_bytes": stored.size_bytes, "what": description}
+            show_json(document | {"xxh3_64": stored.xxh3_64})
         else:
-            click.echo(f"{stored.size_bytes:>14,}  {stored.key}  {what}")
+            click.echo(f"{stored.size_bytes:>14,}  {stored.key}  {description}")
         count, size_bytes = count + 1, size_bytes + stored.size_bytes
-    ended = ", who has ended shipping" if manifest.ended else ""
+    ended = ", which has ended shipping" if manifest.ended else ""
     say(
         f"{count:,} objects, {size_bytes:,} bytes, {len(manifest.topics):,} topics;"
-        f" put {manifest.sequence:,} by {manifest.owner}{ended}; {len(manifest.condemned):,} objects are condemned"
+        f" manifest {manifest.sequence:,} by {manifest.owner}{ended};"
+        f" {len(manifest.condemned):,} objects are marked for deletion"
     )
 
 
@@ -46,7 +48,7 @@ def list_(url: str, as_json: bool) -> None:
 @click.argument("url")
 @json_option
 def verify(url: str, as_json: bool) -> int:
-    """Read the manifest at URL and every object that it refers to, and compare checksums."""
+    """Read the manifest at URL and every object that it refers to, and compare their checksums."""
     with loading():
         from segmentlog.objects.bucket.url import open_bucket
         from segmentlog.objects.manifest.garbage_collection import verify as check
@@ -64,13 +66,13 @@ def verify(url: str, as_json: bool) -> int:
 
 @objects.command()
 @click.argument("url")
-@click.option("--grace", type=DURATION_S, default="24h", show_default=True, help="Leave alone what is younger.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--grace", type=DURATION_S, default="24h", show_default=True, help="Ignore objects younger than this.")
+@click.option("--dry-run", is_flag=True, help="Print what would be marked and deleted, and change nothing.")
 @json_option
 def gc(url: str, grace: int, dry_run: bool, as_json: bool) -> None:
-    """Condemn what the manifest at URL does not refer to, and delete what was condemned --grace ago.
+    """Mark unreferenced objects at URL for deletion, and delete objects that were marked at least --grace ago.
 
-    Shipping deletes by itself what it needs no more; this is for what killed processes have left there.
+    Shipping deletes its own objects when they are not needed any more. This command removes what killed processes left.
     """
     with loading():
         from segmentlog.objects.bucket.url import open_bucket
@@ -82,7 +84,7 @@ def gc(url: str, grace: int, dry_run: bool, as_json: bool) -> None:
             if as_json:
                 show_json({"key": key, "done": done, "dry_run": dry_run})
             else:
-                click.echo(f"{done}  {key}")
+                click.echo(f"{'marked' if done == 'condemned' else done}  {key}")
     would = "would be " if dry_run else ""
-    condemned, deleted = len(swept.condemned), len(swept.deleted)
-    say(f"{condemned:,} objects {would}condemned, {deleted:,} {would}deleted ({swept.size_bytes:,} bytes)")
+    marked, deleted = len(swept.condemned), len(swept.deleted)
+    say(f"{marked:,} objects {would}marked for deletion, {deleted:,} {would}deleted ({swept.size_bytes:,} bytes)")

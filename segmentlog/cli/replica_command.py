@@ -1,4 +1,4 @@
-"""``segmentlog replica``: a read-only store that keeps up with one that is shipped."""
+"""``segmentlog replica``: a local, read-only store that follows a shipped store."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from segmentlog.cli.table_output import show_json
 if TYPE_CHECKING:
     from segmentlog.objects.replica.replica import Replica, ReplicaStatus
 
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 
 
 @click.command()
 @click.argument("url")
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--interval", type=DURATION_S, default="1s", show_default=True, help="Look for what is new so often.")
-@click.option("--once", is_flag=True, help="Bring what lies there now, and exit.")
-@click.option("--status", is_flag=True, help="Only tell how far the replica in FOLDER is; exit 1 if it is not kept up.")
+@click.option("--interval", type=DURATION_S, default="1s", show_default=True, help="Time between refreshes.")
+@click.option("--once", is_flag=True, help="Download the current state once and exit.")
+@click.option("--status", is_flag=True,
+              help="Print how far the replica in FOLDER has followed; exit 1 if it does not follow.")  # fmt: skip
 @json_option
 def replica(
     url: str, folder: str, topics: tuple[str, ...], interval: int, once: bool, status: bool, as_json: bool
 ) -> int:
-    """Keep in FOLDER a read-only store equal to the one that is shipped to URL, all topics or those that match.
+    """Keep a read-only copy of the store that is shipped to URL in FOLDER: all topics, or those that match.
 
-    Whoever opens FOLDER reads it as any other store, and follows it: offsets, epochs, lost ranges, transactions and
-    committed positions are the owner's. Nothing is appended to it. Until interrupted; run again it goes on.
+    Any process can open FOLDER as a store and follow it. Offsets, epochs, lost ranges, transactions and committed
+    offsets are those of the owner. The replica cannot be appended to. The command runs until it is interrupted; run it
+    again to continue.
 
     \b
       segmentlog replica s3://bucket/store ./copy
@@ -46,41 +48,41 @@ def replica(
     if status:
         found = replica_status(path)
         if found is None or found.url != open_bucket(url).url:
-            raise click.UsageError(f"{folder} is no replica of {url}")
-        _tell(found, folder, as_json)
+            raise click.UsageError(f"{folder} is not a replica of {url}")
+        _print_status(found, folder, as_json)
         return 1 if found.error else 0
-    with stoppable() as stopped, Replica(url, path, topics=topics, interval_ms=interval, threads=False) as kept:
+    with stoppable() as stopped, Replica(url, path, topics=topics, interval_ms=interval, threads=False) as copy:
         with Progress("partitions", None) as progress:
-            kept.turn(shown(progress))
-        _tell(kept.status, folder, as_json)
+            copy.refresh(shown(progress))
+        _print_status(copy.status, folder, as_json)
         if not once:
-            _follow(kept, interval, stopped)
+            _follow(copy, interval, stopped)
     return 0
 
 
-def _follow(kept: Replica, interval: int, stopped: list[int]) -> None:
-    """Turn by turn; an error is told once, and when it is over."""
+def _follow(copy: Replica, interval: int, stopped: list[int]) -> None:
+    """Refresh until stopped. Print an error once, and when it is over."""
     from segmentlog.errors import SegmentlogError
 
-    said, due_s = "", time.monotonic() + interval / 1000
+    last_error, due_s = "", time.monotonic() + interval / 1000
     while not stopped:
-        time.sleep(max(min(due_s - time.monotonic(), _LOOK_S), 0))
+        time.sleep(max(min(due_s - time.monotonic(), _POLL_S), 0))
         if time.monotonic() < due_s:
             continue
         due_s = time.monotonic() + interval / 1000
         try:
-            kept.turn()
+            copy.refresh()
         except (SegmentlogError, OSError) as error:
-            if str(error) != said:
-                said = str(error)
-                say(f"error: {said}; trying again")
+            if str(error) != last_error:
+                last_error = str(error)
+                say(f"error: {last_error}; trying again")
             continue
-        if said:
-            said = ""
+        if last_error:
+            last_error = ""
             say("up to date again")
 
 
-def _tell(status: ReplicaStatus, folder: str, as_json: bool) -> None:
+def _print_status(status: ReplicaStatus, folder: str, as_json: bool) -> None:
     if as_json:
         show_json({
             "folder": folder,

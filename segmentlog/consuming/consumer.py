@@ -488,8 +488,15 @@ def _join(
         max_poll_interval_ms=options.max_poll_interval_ms,
     )  # fmt: skip
     return GroupSession(
-        all_topics, groups.committed_offsets, finish_transactions, group, member, cursors,
+        all_topics,
+        groups.committed_offsets,
+        finish_transactions,
+        group,
+        member,
+        cursors,
         auto_commit=options.auto_commit,
         auto_commit_interval_ms=options.auto_commit_interval_ms,
-        on_assigned=options.on_assigned, on_revoked=options.on_revoked, on_lost=options.on_lost,
-    )  # fmt: skip
+        on_assigned=options.on_assigned,
+        on_revoked=options.on_revoked,
+        on_lost=options.on_lost,
+    )

@@ -3,7 +3,7 @@
     key    MessagePack array: version (2), group, topic id, partition
     value  MessagePack array: offset, epoch, metadata, committed_ms, generation, member; null: deleted
 
-The topic is the only source; `CommittedOffsets` is a view of it, which reads the new records at each call. Offsets
+The topic is the only source; `CommittedOffsetsView` is a view of it, which reads the new records at each call. Offsets
 committed in a transaction take effect when the transaction is committed. Until then they are pending, and no member
 starts to read their partitions.
 
@@ -26,7 +26,7 @@ from segmentlog.format.file_names import OFFSETS_TOPIC, topic_id_of_name
 from segmentlog.format.record_batch import RecordBatch
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import fork_safety
-from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.internal_compaction import InternalCompaction
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ class _StoredOffset(msgspec.Struct, frozen=True):
     record_offset: int
 
 
-class CommittedOffsets:
+class CommittedOffsetsView:
     """The committed offsets of all groups, as one open store sees them. Thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._log: Partition | None = None
-        self._tidy = Tidy()
+        self._compaction = InternalCompaction()
         self._mutex = fork_safety.lock(self, "_mutex")
         self._reset_view()
         fork_safety.on_fork(self, "_reset_view")
@@ -234,8 +234,8 @@ class CommittedOffsets:
         log = self.open_or_create_log()
         end_offset = log.append(values, keys, ack="written", producer=stamp) + len(values)
         with self._mutex:
-            self._tidy.count()
-            self._tidy.tidy(log)
+            self._compaction.count()
+            self._compaction.compact_if_due(log)
         return end_offset
 
     def sync(self, end_offset: int) -> None:
@@ -271,10 +271,7 @@ class CommittedOffsets:
             self._generation = generation
             try:
                 self._read(log)
-            except (
-                OffsetOutOfRange,
-                LogTruncated,
-            ):  # the log was truncated: records that were read may no longer exist
+            except (OffsetOutOfRange, LogTruncated):  # a truncation has removed records that were read
                 self._reset_view()
                 self._position = log.log_start_offset
                 self._read(log)
@@ -290,7 +287,7 @@ class CommittedOffsets:
             else:
                 self._add_batch(batch)
             self._position = batch.next_offset
-            self._tidy.count()
+            self._compaction.count()
 
     def _add_batch(self, batch: RecordBatch) -> None:
         entries = []

@@ -12,7 +12,7 @@ import msgspec
 from segmentlog.arguments import as_bool, as_positions, as_text
 from segmentlog.errors import GroupNotEmpty, InvalidConfig, SegmentlogError, UnknownTopic
 from segmentlog.format.file_names import DELETED_PREFIX, GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsetsView, encode
 from segmentlog.groups.group_config_file import GroupConfigs
 from segmentlog.groups.group_folder import GroupFolder
 from segmentlog.groups.group_member import GroupMember
@@ -87,7 +87,7 @@ class _LogExtents(NamedTuple):
 class Groups:
     """The consumer groups of a store. Thread-safe; get it from `LogStore.groups`."""
 
-    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView) -> None:
         self._topics = topics
         self._fs = topics.fs
         self._clock = topics.clock
@@ -301,6 +301,9 @@ class Groups:
         if end_offset:
             self.committed_offsets.sync(end_offset)
         return len(gone)
+
+    forget = delete_offsets
+    """Former name of `delete_offsets`."""
 
     def delete(self, group: str) -> None:
         """Delete a group without live members: its committed offsets and its folder.

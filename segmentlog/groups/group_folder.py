@@ -13,13 +13,13 @@ import msgspec
 
 from segmentlog.errors import GroupInUse, UnknownTopic
 from segmentlog.format.file_names import GROUPS_FOLDER, folder_name_of
-from segmentlog.groups.committed_offsets import CommittedOffsets
+from segmentlog.groups.committed_offsets import CommittedOffsetsView
 from segmentlog.groups.server_group_file import (
     SAVED_GROUP_FILE,
     WORKER_PREFIX,
     DamagedGroupFile,
     SavedGroup,
-    ServerWorkerState,
+    WorkerLiveness,
     is_held,
     read_saved_group,
     read_worker_state,
@@ -99,7 +99,7 @@ Version = tuple[int, int, int]
 class GroupFolder:
     """The files of a group. Thread-safe: every lock uses a descriptor of its own."""
 
-    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, group: str) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView, group: str) -> None:
         self.topics = topics
         self.fs = topics.fs
         self._committed_offsets = committed_offsets
@@ -247,7 +247,7 @@ class GroupFolder:
             return None
         return saved, _holder_text(saved.described, worker)
 
-    def _workers(self) -> Iterator[ServerWorkerState]:
+    def _workers(self) -> Iterator[WorkerLiveness]:
         for name in self.fs.listdir(self.groups_path):
             if name.startswith(WORKER_PREFIX):
                 state = read_worker_state(self.fs, f"{self.groups_path}/{name}")
@@ -270,7 +270,7 @@ class GroupFolder:
     # ------------------------------------------------------------ the assignment
 
     def assignment_version(self) -> Version | None:
-        """Return a value that changes whenever the assignment is replaced; None if there is no assignment."""
+        """Return a value that changes whenever the assignment is replaced, or None."""
         return self._version(self.assignment_path)
 
     def _version(self, path: str) -> Version | None:
@@ -281,7 +281,7 @@ class GroupFolder:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read_assignment(self) -> Assignment | None:
-        """Return the current assignment; None if there is none, or it cannot be read."""
+        """Return the current assignment; None if it is missing or unreadable."""
         try:
             return _assignment_decoder.decode(read_file(self.fs, self.assignment_path))
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -342,7 +342,7 @@ class GroupFolder:
         return found
 
 
-def _holder_text(who: str, worker: ServerWorkerState | None) -> str:
+def _holder_text(who: str, worker: WorkerLiveness | None) -> str:
     if worker is None:
         return f"{who} of a server that does not run, whose members may still return"
     process = f"pid {worker.worker.pid} on {worker.worker.host}"

@@ -326,7 +326,7 @@ class GroupMember:
                 with failures_ignored():
                     self._fs.ftruncate(fd, 0)
                 close_lockable(self._fs, fd, self.owned, tp)
-            self.owned.pop(tp, None)  # last: an interrupt must not leave a lock without an owner
+            self.owned.pop(tp, None)  # last: an interrupt must leave every lock with an owner
             self.topic_ids.pop(tp, None)
 
     # ------------------------------------------------------------ committing

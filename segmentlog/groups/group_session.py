@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from segmentlog.arguments import as_positions
 from segmentlog.errors import ConsumerFenced, UnknownTopic
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, Encoded, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsetsView, Encoded, encode
 from segmentlog.groups.group_member import GroupMember
 from segmentlog.records import PartitionId, TopicPartition
 from segmentlog.storage import fork_safety
@@ -70,7 +70,7 @@ class GroupSession:
     def __init__(
         self,
         topics: Topics,
-        committed_offsets: CommittedOffsets,
+        committed_offsets: CommittedOffsetsView,
         finish_transactions: Callable[[], object],
         group: str,
         member: GroupMember,
@@ -270,8 +270,7 @@ class GroupSession:
         return end_offset
 
     def commit_soon(self, positions: Mapping[Any, int] | None, *, metadata: str) -> None:
-        """Commit within `_SOON_S`, or at the next call if that is later. Of several commits only the last one
-        counts."""
+        """Commit within `_SOON_S`, or at the next call if that is later. The last of several commits counts."""
         self.member.check_process()
         with self._mutex:
             named = self.with_epochs(positions)

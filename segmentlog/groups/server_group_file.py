@@ -1,16 +1,19 @@
 """The file of a group whose members are clients of a server, and the rule for when it belongs to them.
 
     @groups/@server-<n>          flock EX by worker n of a server, as long as it may coordinate groups;
-                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `ServerWorker`
+                                 20 digits: time of its last heartbeat (monotonic ms), a newline, JSON: `WorkerIdentity`
     @groups/<group>/remote       16 hex digits: XXH3-64 of the rest; a newline; JSON: `SavedGroup`
 
 The file is replaced durably before the server answers a client. After a crash, a worker continues from it with the same
 generation and the same members, and no member has to join again.
 
 All members of a group are of one kind: members of the library, or clients of a server. Clients *hold* a group if its
-file says so, and
-- the lock of the worker that wrote the file is taken, or
-- the worker's last heartbeat is no older than the longest session time-out of a member. So no member of the library can
+file says so, and one of these is true:
+
+- The lock of the worker that wrote the file is taken.
+- The worker's last heartbeat is at most as old as the longest session time-out of a member.
+
+So no member of the library can
   join while a server restarts. A server that does not return blocks the group only for as long as its members could
   have waited for it. The process that takes the group over then writes to the file that it is no longer held.
 
@@ -112,7 +115,7 @@ class SavedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{count} {'member' if count == 1 else 'members'}" if count else "clients that are joining"
 
 
-class ServerWorker(msgspec.Struct, frozen=True):
+class WorkerIdentity(msgspec.Struct, frozen=True):
     """A worker process of a server that coordinates groups."""
 
     pid: int
@@ -120,11 +123,11 @@ class ServerWorker(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class ServerWorkerState(msgspec.Struct, frozen=True):
+class WorkerLiveness(msgspec.Struct, frozen=True):
     """A worker as other processes see it."""
 
     is_alive: bool
-    worker: ServerWorker
+    worker: WorkerIdentity
     alive_ms: int
     """Time of its last heartbeat: monotonic, in the time of its boot id."""
 
@@ -134,7 +137,7 @@ class DamagedGroupFile(ValueError):
 
 
 _decoder = msgspec.json.Decoder(SavedGroup)
-_worker_decoder = msgspec.json.Decoder(ServerWorker)
+_worker_decoder = msgspec.json.Decoder(WorkerIdentity)
 
 
 def encode_saved_group(group: SavedGroup) -> bytes:
@@ -172,7 +175,7 @@ def worker_path(groups_path: str, number: int) -> str:
     return f"{groups_path}/{WORKER_PREFIX}{number}"
 
 
-def read_worker_state(fs: FileSystem, path: str) -> ServerWorkerState | None:
+def read_worker_state(fs: FileSystem, path: str) -> WorkerLiveness | None:
     """Return a worker's state; None if there never was one, or its file is incomplete. Reads only."""
     try:
         with opened_lockable(fs, path, os.O_RDONLY) as fd:
@@ -185,15 +188,13 @@ def read_worker_state(fs: FileSystem, path: str) -> ServerWorkerState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return ServerWorkerState(
-            is_alive, _worker_decoder.decode(text[HEARTBEAT_DIGITS:]), int(text[:HEARTBEAT_DIGITS])
-        )
+        return WorkerLiveness(is_alive, _worker_decoder.decode(text[HEARTBEAT_DIGITS:]), int(text[:HEARTBEAT_DIGITS]))
     except (ValueError, msgspec.DecodeError):
         # The worker has the lock and is writing the file, or a power cut left it incomplete.
-        return ServerWorkerState(True, ServerWorker(0, "", ""), 0) if is_alive else None
+        return WorkerLiveness(True, WorkerIdentity(0, "", ""), 0) if is_alive else None
 
 
-def silence_ms(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> int:
+def silence_ms(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, now_ms: int) -> int:
     """Return for how long, at least, the group's worker has sent no heartbeat. ``now_ms``: monotonic, since boot."""
     seen = [group.alive_ms] if group.boot_id == boot_id else []
     if worker is not None and worker.worker.boot_id == boot_id:
@@ -202,7 +203,7 @@ def silence_ms(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str
     return now_ms - max(seen, default=0)
 
 
-def is_held(group: SavedGroup, worker: ServerWorkerState | None, boot_id: str, now_ms: int) -> bool:
+def is_held(group: SavedGroup, worker: WorkerLiveness | None, boot_id: str, now_ms: int) -> bool:
     """Return whether clients hold the group, by the rule at the top of this file."""
     if not group.held:
         return False

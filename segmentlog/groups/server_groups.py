@@ -17,12 +17,12 @@ import msgspec
 
 from segmentlog.errors import GroupInUse
 from segmentlog.format.file_names import GROUPS_FOLDER
-from segmentlog.groups.committed_offsets import CommittedOffsets, encode
+from segmentlog.groups.committed_offsets import CommittedOffsetsView, encode
 from segmentlog.groups.group_folder import GroupFolder, encode_heartbeat
 from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
-    ServerWorker,
+    WorkerIdentity,
     read_saved_group,
     worker_path,
     write_saved_group,
@@ -61,7 +61,7 @@ class ServerGroups:
     The caller must not make two calls for the same group at the same time.
     """
 
-    def __init__(self, topics: Topics, committed_offsets: CommittedOffsets, worker: int) -> None:
+    def __init__(self, topics: Topics, committed_offsets: CommittedOffsetsView, worker: int) -> None:
         self._fd: int = -1
         self._topics = topics
         self._fs = topics.fs
@@ -91,7 +91,7 @@ class ServerGroups:
                 if not lock_within(self._fs, self._fd, _LOCK_WAIT_S):
                     self._release_lock()
                     return False
-                worker = ServerWorker(os.getpid(), socket.gethostname(), self._fs.boot_id())
+                worker = WorkerIdentity(os.getpid(), socket.gethostname(), self._fs.boot_id())
                 text = [encode_heartbeat(self._clock.monotonic_ms()), b"\n", msgspec.json.encode(worker), b"\n"]
                 write_all(self._fs, self._fd, text, 0)
                 self._fs.ftruncate(self._fd, sum(map(len, text)))

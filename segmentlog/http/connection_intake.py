@@ -66,7 +66,7 @@ class ConnectionIntake(asyncio.Protocol):
                 self._hand_over(encrypted, slot)
                 return
         except (OSError, ValueError) as error:  # OSError from TLS, ValueError for a certificate without a name
-            self._refusals.note(slot.host, error)
+            self._refusals.report(slot.host, error)
         except BaseException:
             self._abort(transport, slot)
             raise

@@ -65,7 +65,7 @@ class HttpServer:
         sock: socket.socket | None = None,
     ) -> None:
         settings = settings or HttpSettings()
-        security = (security or Security()).with_those_of(store.path)
+        security = (security or Security()).completed_from_store(store.path)
         check_http_security(host, security)
         tls = None
         if security.tls_cert is not None and security.tls_key is not None:

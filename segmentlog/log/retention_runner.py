@@ -65,7 +65,7 @@ class RetentionRunner:
         """Return whether there may be retired files to delete. Trims and compactions of any process retire files."""
         if generation != self._swept_generation:
             return True
-        # Due, or the clock went back: then the sweep finds nothing yet.
+        # Due, or the clock went back: without this check the next sweep would wait for a long time.
         delay_ms = self._handle.config.file_delete_delay_ms
         return self._sweep_ms is not None and not 0 < self._sweep_ms - now_ms <= delay_ms
 

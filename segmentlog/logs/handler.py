@@ -32,7 +32,7 @@ from segmentlog.records import Headers
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_safe import try_lock
 from segmentlog.store import LogStore
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 from segmentlog.weak_sets import members_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class LogHandler(logging.Handler):
         """Held while appending: by the thread, or by the caller of `flush` if there is no thread."""
         self._path = None if isinstance(store, LogStore) else os.fspath(store)
         self._store = store if isinstance(store, LogStore) else LogStore(store)
-        self._worker = Worker("logs", self._tick)
+        self._worker = BackgroundThread("logs", self._tick)
         fork_safety.on_fork(self, "_forget_parent")
         try:
             self._ensure_topic()

@@ -85,7 +85,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class PartitionPlan(msgspec.Struct, frozen=True):
-    """What to upload of a partition, and what its next entry contains.
+    """The next upload of a partition, and the content of its next entry.
 
     segments_to_upload  sealed segments to upload whole, oldest first
     pieces              bytes to upload in the next tail
@@ -123,10 +123,12 @@ def plan_upload(
 ) -> PartitionPlan:
     """Plan the next upload of a partition.
 
-    shipped       its entry in the current manifest uploaded      uploaded segments that match their local files, by
-    base offset chunks        uploaded chunks to continue from: those of ``shipped``, or newer ones is_unchanged
-    whether a chunk matches the local file is_wasted     whether the tail with this number is to be emptied room_bytes
-    space left in the next tail. What does not fit waits, except an active segment that is alone in its tail
+    shipped       its entry in the current manifest
+    uploaded      uploaded segments that match their local files, by base offset
+    chunks        uploaded chunks to continue from: those of ``shipped``, or newer ones
+    is_unchanged  whether a chunk matches the local file
+    is_wasted     whether the tail with this number is to be emptied
+    room_bytes    space left in the next tail. Other data waits, except an active segment that is alone in its tail
     """
     upload: list[LocalSegment] = []
     pieces: list[Piece] = []

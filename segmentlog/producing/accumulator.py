@@ -19,7 +19,7 @@ from segmentlog.producing.producer_options import ProducerOptions
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.interrupt_safe import InterruptSafeCondition
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 from segmentlog.topics.topic_registry import Topics
 from segmentlog.transactions.producer_identity import ProducerIdentity
 
@@ -73,7 +73,7 @@ class Accumulator:
         self._sent = InterruptSafeCondition()
         self.hooks: AccumulatorHooks | None = None
         """Set if other threads send the chunks, and other code waits for them."""
-        self._lingerer = Worker("linger", self.send_lingering) if background and options.linger_ms else None
+        self._lingerer = BackgroundThread("linger", self.send_lingering) if background and options.linger_ms else None
         self._lingerer_sleeps = True
         fork_safety.on_fork(self, "_forget_sent")
 

@@ -32,7 +32,7 @@ from segmentlog.storage import fork_safety
 from segmentlog.storage.file_locks import ProcessLock
 from segmentlog.storage.file_operations import read_file, replace_file
 from segmentlog.storage.interrupt_safe import interrupt_safe_context
-from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.internal_compaction import InternalCompaction
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -52,7 +52,7 @@ class SchemaJournal:
         self._path = f"{topics.path}/{SCHEMAS_FILE}"
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._lock = ProcessLock(topics.fs, self._path + FILE_LOCK_SUFFIX)
-        self._tidy = Tidy()
+        self._compaction = InternalCompaction()
         self._unreadable: set[int] = set()
         """Offsets of unreadable batches that were logged."""
         self._begin_anew()
@@ -99,7 +99,7 @@ class SchemaJournal:
             for batch in log.read(self._position, on_skip=self._skip):
                 for key, value in zip(batch.keys, batch.values, strict=True):
                     self._state.take_in(key, value)
-                self._tidy.count()
+                self._compaction.count()
                 self._position = batch.next_offset
             if self._position == before:
                 break
@@ -157,7 +157,7 @@ class SchemaJournal:
         except RecordTooLarge as error:
             raise SchemaTooLarge(f"the schema is too large for topic {SCHEMAS_TOPIC}: {error}") from None
         self._follow(log)
-        self._tidy.tidy(log)
+        self._compaction.compact_if_due(log)
 
     def make_durable(self) -> None:
         """Return once what was read is on disk: another process may have died between its append and its fsync."""

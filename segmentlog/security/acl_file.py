@@ -1,22 +1,22 @@
-"""The file of access rules, for people: a rule a line.
+"""ACL file: access rules in a format for people, one rule a line.
 
-    super User:admin                                                # everything, whatever else is said
+    super User:admin                                                # may do everything, whatever the rules say
     allow User:ann   read,write   topic:clicks
-    allow User:ann   read         group:*                           # all of them
-    allow User:etl   all          topic:raw-*    from 10.0.0.7      # all that begin so
+    allow User:ann   read         group:*                           # all groups
+    allow User:etl   all          topic:raw-*    from 10.0.0.7      # all topics with this prefix
     deny  User:*     delete       topic:raw-*
     allow User:etl   write        transactional-id:etl-1
     allow User:etl   describe     cluster
     allow "User:CN=Ann Lee,O=Acme"  read  "topic:clicks"
 
 Operations: all read write create delete alter describe cluster-action describe-configs alter-configs idempotent-write.
-A word with spaces, quotes or a ``#`` at its start is written as a JSON string. ``topic:`` takes a star at the end for a
-prefix; ``group=raw*`` is the one group whose name ends with a star. What starts with ``#`` is a comment, and stays when
-a Kafka client adds or deletes rules.
+A word with spaces or quotes, or with a ``#`` at its start, is written as a JSON string. ``topic:`` takes a star at the
+end for a prefix; ``group=raw*`` is the one group whose name ends with a star. Text after ``#`` is a comment, which
+stays when a Kafka client adds or deletes rules.
 
-A line that is no rule is refused with its whole file. A rule that can never apply, or is most likely a mistake, is a
-doubt: a topic by a name that no topic can have, an address that no client has, a group with a comma. Clients cannot add
-a rule that can never apply. It is no error of the file, because older servers wrote such rules.
+A malformed line makes the whole file invalid. A rule that can never apply, or is probably a mistake, causes a warning:
+a topic name that no topic can have, an address that no client has, a group name with a comma. Clients cannot add a rule
+that can never apply; in a file it is not an error, because older servers wrote such rules.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ _PRINCIPAL: Final = "User:"
 
 
 class Acls(NamedTuple):
-    """What such a file says."""
+    """Parsed contents of an ACL file."""
 
     rules: tuple[Rule, ...]
     super_users: frozenset[str]
-    doubts: tuple[str, ...] = ()
-    """Sentences about rules that are legal and most likely a mistake, each with its line."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about rules that are valid but probably a mistake, each with its line."""
 
     def changes_from(self, before: Acls) -> str:
-        """Say how many rules and super users there are now, and how many came and went. Names nobody."""
+        """Return how many rules and super users there are now, and how many were added and removed, without their
+        names.
+        """
         rules, had = set(self.rules), set(before.rules)
         return (
             f"{len(self.rules):,} rules, {len(self.super_users):,} super users;"
@@ -64,7 +66,7 @@ class Acls(NamedTuple):
 
 
 class _Malformed(ValueError):
-    """What is wrong with a line."""
+    """A line is malformed; the message is the reason."""
 
 
 class _Line(NamedTuple):
@@ -74,31 +76,31 @@ class _Line(NamedTuple):
 
 
 def parse_acls(path: str, data: bytes) -> Acls:
-    """The rules in a file. Raises `SecurityFileError`, which tells the line and what would be right."""
+    """Return the rules of a file. Raise `SecurityFileError` with the line and a remedy."""
     rules: list[Rule] = []
     super_users: list[str] = []
-    doubts: list[str] = []
+    warnings: list[str] = []
     for number, line in enumerate(_lines(path, data), 1):
         rules += line.rules
         super_users += line.super_users
-        doubts += [f"{path}, line {number}: {doubt}" for doubt in _doubts(line)]
-    return Acls(tuple(rules), frozenset(super_users), tuple(doubts))
+        warnings += [f"{path}, line {number}: {warning}" for warning in _warnings(line)]
+    return Acls(tuple(rules), frozenset(super_users), tuple(warnings))
 
 
 def with_rules(path: str, data: bytes, added: Iterable[Rule]) -> bytes:
-    """The file with rules added at its end, but for those that it has."""
-    there = set(parse_acls(path, data).rules)
+    """Return the file with rules added at its end, except those that it contains."""
+    existing = set(parse_acls(path, data).rules)
     text = data.decode()
     if text and not text.endswith("\n"):
         text += "\n"
-    new = list(dict.fromkeys(rule for rule in added if rule not in there))
+    new = list(dict.fromkeys(rule for rule in added if rule not in existing))
     for _, alike in groupby(new, key=_but_operation):
         text += f"{format_rules(list(alike))}\n"
     return text.encode()
 
 
 def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -> tuple[bytes, list[Rule]]:
-    """The file without some rules, all else as it stands there; and the rules that were taken out."""
+    """Return (the file without the matching rules and otherwise unchanged, the removed rules)."""
     removed: list[Rule] = []
     kept: list[str] = []
     for text, line in zip(data.decode().split("\n"), _lines(path, data), strict=True):
@@ -113,37 +115,37 @@ def without_rules(path: str, data: bytes, is_unwanted: Callable[[Rule], bool]) -
 
 
 def check_rule(rule: Rule) -> None:
-    """Raises ValueError, which says why, for a rule that must not be added: it is malformed or can never apply."""
+    """Raise ValueError, with the reason, for a rule that must not be added: it is malformed or can never apply."""
     _check_form(rule)
     _check_applies(rule)
 
 
 def _check_form(rule: Rule) -> None:
-    """Raises `_Malformed` for a rule that no file may hold."""
+    """Raise `_Malformed` for a rule that a file must not contain."""
     if not rule.principal.startswith(_PRINCIPAL) or rule.principal == _PRINCIPAL:
-        raise _Malformed(f"{rule.principal!r} is nobody: User:NAME, or User:* for everybody")
+        raise _Malformed(f"{rule.principal!r} is not a principal; use User:NAME, or User:* for all users")
     if rule.operation is not Operation.ALL and rule.operation not in SUPPORTED[rule.resource_type]:
         possible = ", ".join(map(_text_of, (Operation.ALL, *SUPPORTED[rule.resource_type])))
         what = _text_of(rule.operation)
-        raise _Malformed(f"{what} is nothing that is done with a {_text_of(rule.resource_type)}: {possible}")
+        raise _Malformed(f"{what} is not an operation of a {_text_of(rule.resource_type)}; use {possible}")
     if not rule.name:
         raise _Malformed("the name is empty")
     if rule.resource_type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER_NAME, Pattern.LITERAL):
-        raise _Malformed(f"there is one cluster, {CLUSTER_NAME}")
+        raise _Malformed(f"the only cluster is {CLUSTER_NAME}")
     if rule.host != ANYTHING and (not rule.host or normal_host(rule.host) != rule.host):
-        raise _Malformed(f"{rule.host!r} is no address of a machine, as 10.0.0.7, nor * for all")
+        raise _Malformed(f"{rule.host!r} is not an IP address such as 10.0.0.7, or * for all addresses")
 
 
 def _check_applies(rule: Rule) -> None:
-    """Raises `_Malformed` for a rule that can never apply."""
+    """Raise `_Malformed` for a rule that can never apply."""
     if rule.resource_type is ResourceType.TOPIC:
         _check_topic(rule)
     if rule.host != ANYTHING and not _may_be_a_client(rule.host):
-        raise _Malformed(f"no client comes from {rule.host}, so the rule would never apply. Leave 'from' out for all.")
+        raise _Malformed(f"no client has the address {rule.host}, so the rule never applies. Leave 'from' out for all.")
 
 
 def _check_topic(rule: Rule) -> None:
-    """Raises `_Malformed` for a name, or the beginning of one, that no topic can have."""
+    """Raise `_Malformed` for a name or prefix that no topic can have."""
     if rule.name == ANYTHING and rule.pattern is Pattern.LITERAL:
         return
     is_whole = rule.pattern is Pattern.LITERAL or len(rule.name) >= MAX_NAME_LENGTH
@@ -156,8 +158,8 @@ def _check_topic(rule: Rule) -> None:
             parts = [part for part in rule.name.split(",") if part]
             advice = f" A rule has one name: write a line each for {' and '.join(f'topic:{part}' for part in parts)}."
         elif "*" in rule.name:
-            advice = " A star stands for any characters at the end of a name only: topic:raw-*; topic:* is all topics."
-        raise _Malformed(f"{why} ({error.rule}), so the rule would never apply.{advice}") from None
+            advice = " A star is a wildcard only at the end of a name: topic:raw-*; topic:* is all topics."
+        raise _Malformed(f"{why} ({error.rule}), so the rule never applies.{advice}") from None
 
 
 def _may_be_a_client(host: str) -> bool:
@@ -165,8 +167,8 @@ def _may_be_a_client(host: str) -> bool:
     return not (address.is_unspecified or address.is_multicast)
 
 
-def _doubts(line: _Line) -> Iterator[str]:
-    """What is legal on a line, and most likely not what was meant."""
+def _warnings(line: _Line) -> Iterator[str]:
+    """Yield warnings about a line that is valid but probably a mistake."""
     for rule in line.rules[:1]:
         try:
             _check_applies(rule)
@@ -177,14 +179,14 @@ def _doubts(line: _Line) -> Iterator[str]:
             kind = _text_of(rule.resource_type)
             yield f"the rule is about the one {kind} {rule.name!r}; a rule has one name, so write a line for each"
         elif rule.name != ANYTHING and "*" in rule.name:
-            yield f"the star in {rule.name!r} stands for itself; only at the end, after ':', it stands for the rest"
+            yield f"the star in {rule.name!r} is a literal; only at the end, after ':', it is a wildcard"
     for principal in dict.fromkeys((*(rule.principal for rule in line.rules), *line.super_users)):
         if f",{_PRINCIPAL}" in principal:
             yield f"{principal!r} is one user with a comma in the name; write a line for each user"
 
 
 def normal_host(host: str) -> str:
-    """The one spelling of an address; an IPv4 address stays one, whatever socket it came through."""
+    """Return the canonical form of an address; "" if it is not one. A mapped IPv4 address becomes IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -194,7 +196,7 @@ def normal_host(host: str) -> str:
 
 
 def format_rules(alike: list[Rule]) -> str:
-    """One line for rules that differ in their operations only."""
+    """Return one line for rules that differ only in their operations."""
     rule = alike[0]
     words = [
         rule.permission.name.lower(),
@@ -206,7 +208,7 @@ def format_rules(alike: list[Rule]) -> str:
     return " ".join(map(_quoted, words))
 
 
-# ------------------------------------------------------------ a line
+# ------------------------------------------------------------ lines
 
 
 def _lines(path: str, data: bytes) -> list[_Line]:
@@ -231,9 +233,9 @@ def _parse_line(text: str) -> _Line:
     if words[0] == "super":
         for principal in words[1:]:
             if not principal.startswith(_PRINCIPAL) or principal in (_PRINCIPAL, f"{_PRINCIPAL}*"):
-                raise _Malformed(f"{principal!r} is nobody in particular: User:NAME")
+                raise _Malformed(f"{principal!r} is not a single user; use User:NAME")
         if len(words) < 2:
-            raise _Malformed("super User:NAME")
+            raise _Malformed("'super' needs a user: super User:NAME")
         return _Line((), tuple(words[1:]), comment)
     return _Line(tuple(_parse_rules(words)), (), comment)
 
@@ -241,7 +243,7 @@ def _parse_line(text: str) -> _Line:
 def _parse_rules(words: list[str]) -> list[Rule]:
     has_host = len(words) == 6 and words[4] == "from"
     if words[0] not in _PERMISSIONS or not (len(words) == 4 or has_host):
-        raise _Malformed("a rule is: allow|deny User:NAME OPERATIONS TYPE:NAME [from ADDRESS]")
+        raise _Malformed("a rule has the form: allow|deny User:NAME OPERATIONS TYPE:NAME [from ADDRESS]")
     permission, principal, operations, resource = words[:4]
     host = words[5] if has_host else ANYTHING
     resource_type, name, pattern = _parse_resource(resource)
@@ -249,7 +251,7 @@ def _parse_rules(words: list[str]) -> list[Rule]:
     for text in operations.split(","):
         operation = _OPERATIONS.get(text)
         if operation is None:
-            raise _Malformed(f"{text!r} is no operation: {', '.join(_OPERATIONS)}")
+            raise _Malformed(f"{text!r} is not an operation; use {', '.join(_OPERATIONS)}")
         host = host if host == ANYTHING else normal_host(host) or host
         rule = Rule(principal, _PERMISSIONS[permission], operation, resource_type, name, pattern, host)
         _check_form(rule)
@@ -262,8 +264,8 @@ def _parse_resource(text: str) -> tuple[ResourceType, str, Pattern]:
         return ResourceType.CLUSTER, CLUSTER_NAME, Pattern.LITERAL
     found = re.match(r"([a-z-]+)([:=])(.+)", text, re.DOTALL)
     if found is None or found[1] not in _TYPES or found[1] == "cluster":
-        raise _Malformed(f"{text!r} is nothing that there are rules for: topic:NAME, group:NAME, transactional-id:NAME,"
-                         " cluster; NAME* for all that begin so")  # fmt: skip
+        raise _Malformed(f"{text!r} is not a resource; use topic:NAME, group:NAME, transactional-id:NAME or cluster;"
+                         " NAME* for a prefix")  # fmt: skip
     name = found[3]
     if found[2] == ":" and name != ANYTHING and name.endswith("*"):
         return _TYPES[found[1]], name[:-1], Pattern.PREFIXED
@@ -276,12 +278,12 @@ def _words(text: str) -> tuple[list[str], str]:
     while at < len(text):
         found = _WORD.match(text, at)
         if found is None:
-            raise _Malformed("a quote that does not end, or stands in a word: such a word is a JSON string")
+            raise _Malformed("a quote is not closed, or is inside a word; write such a word as a JSON string")
         if found["comment"]:
             return words, found["comment"]
         if found["quoted"]:
             word = json.loads(found["quoted"])
-            word.encode()  # half of a pair of surrogates is no text
+            word.encode()  # raises for half of a surrogate pair
             words.append(word)
         elif found["plain"]:
             words.append(found["plain"])

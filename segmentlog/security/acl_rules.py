@@ -1,7 +1,8 @@
-"""What an access rule says, which of them a filter means, and what they come to together. As in Kafka.
+"""Access rules, their filters, and the decisions that follow from them, as in Kafka.
 
-A rule is about one operation. Deny beats allow; what no rule allows is denied. Whoever may read, write, delete or alter
-may also describe, and whoever may alter configurations may describe them; that only goes for rules that allow.
+A rule is about one operation. Deny takes precedence over allow; operations without a matching rule are denied. A rule
+that allows read, write, delete or alter also allows describe, and one that allows alter-configs also allows
+describe-configs. A rule that denies has no such effect.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from typing import Final, NamedTuple
 from segmentlog.security.principals import Operation, Principal, ResourceType
 
 ANYTHING: Final = "*"
-"""As the name of a resource: all of them. As a host: all of them."""
+"""Name of all resources of a type; address of all hosts."""
 ANYBODY: Final = "User:*"
 
 
 class Permission(IntEnum):
-    """What a rule does with those it is about."""
+    """Effect of a rule."""
 
     DENY = 2
     ALLOW = 3
 
 
 class Pattern(IntEnum):
-    """Which resources a rule's name stands for."""
+    """How a rule's name matches resources."""
 
     LITERAL = 3
     PREFIXED = 4
 
 
 class Rule(NamedTuple):
-    """Who may do what with what, or may not, and from where."""
+    """One rule: whether a principal may perform an operation on resources, and from which address."""
 
     principal: str
     """``User:name``, or `ANYBODY`."""
@@ -59,7 +60,7 @@ SUPPORTED: Final = {
     ),
     ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
 }  # fmt: skip
-"""What there is to do with each kind of resource."""
+"""Operations that each type of resource supports."""
 
 _IMPLIED_BY: Final = {
     Operation.DESCRIBE: frozenset((Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)),
@@ -68,19 +69,19 @@ _IMPLIED_BY: Final = {
 
 
 def is_about(rule: Rule, operation: Operation) -> bool:
-    """Whether a rule speaks of the operation: by name, as one of all, or because it is implied by what is allowed."""
+    """Return whether a rule applies to the operation: by name, as ALL, or because an allowed operation implies it."""
     return rule.operation in (operation, Operation.ALL) or (
         rule.permission is Permission.ALLOW and rule.operation in _IMPLIED_BY.get(operation, ())
     )
 
 
 def is_for(rule: Rule, principal: Principal, host: str) -> bool:
-    """Whether a rule is about somebody, from there."""
+    """Return whether a rule applies to the principal and the address."""
     return rule.principal in (ANYBODY, str(principal)) and rule.host in (ANYTHING, host)
 
 
 class RuleIndex:
-    """Rules of one kind of resource, by the names that they are about. Immutable."""
+    """Rules for one type of resource, indexed by resource name. Immutable."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._literal: dict[str, list[Rule]] = {}
@@ -100,7 +101,7 @@ class RuleIndex:
             yield from self._prefixed.get(name[:length], ())
 
     def allow(self, principal: Principal, host: str, operation: Operation, name: str) -> bool:
-        """Whether they come to an allowance."""
+        """Return whether the rules allow the operation on the named resource."""
         is_allowed = False
         for rule in self._about(name):
             if is_for(rule, principal, host) and is_about(rule, operation):
@@ -110,7 +111,7 @@ class RuleIndex:
         return is_allowed
 
     def allow_any(self, principal: Principal, host: str, operation: Operation) -> bool:
-        """Whether there may be a name for which they come to an allowance: no rule that denies covers all of it."""
+        """Return whether the rules allow the operation on some name: no denying rule covers all of an allowing rule."""
         allowed: list[Rule] = []
         denied_names, denied_prefixes = set(), set()
         for rule in self._all():
@@ -136,7 +137,7 @@ class RuleIndex:
 
 
 def _start(rule: Rule) -> str:
-    """What all names begin with that a rule is about."""
+    """Return the prefix that all resource names of a rule have."""
     return "" if rule.pattern is Pattern.LITERAL and rule.name == ANYTHING else rule.name
 
 
@@ -148,19 +149,19 @@ _PATTERNS: Final = frozenset((_ANY, _MATCH, *Pattern))
 
 
 class RuleFilter(NamedTuple):
-    """Which rules somebody asks for. 1 as a number and None as a text stand for any."""
+    """Filter of rules. The number 1 and the text None match everything."""
 
     resource_type: int
     name: str | None
     pattern: int
-    """Or 2: all patterns that a resource of this name is covered by."""
+    """Or 2: all patterns that match a resource of this name."""
     principal: str | None
     host: str | None
     operation: int
     permission: int
 
     def is_known(self) -> bool:
-        """Whether this version knows what is asked for."""
+        """Return whether this version knows all values of the filter."""
         return (
             self.resource_type in (_ANY, *ResourceType)
             and self.pattern in _PATTERNS
@@ -169,7 +170,7 @@ class RuleFilter(NamedTuple):
         )
 
     def matches(self, rule: Rule) -> bool:
-        """Whether a rule is meant."""
+        """Return whether the filter matches a rule."""
         return (
             self.resource_type in (_ANY, rule.resource_type)
             and self._matches_name(rule)

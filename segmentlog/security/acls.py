@@ -1,4 +1,4 @@
-"""Who may do what: `Authorizer` by the rules of a file, `OpenAuthorizer` where there is none."""
+"""Authorize operations: `Authorizer` by the rules of an ACL file, `OpenAuthorizer` without a file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from segmentlog.security.acl_rules import SUPPORTED, Rule, RuleFilter, RuleIndex
 from segmentlog.security.file_replacement import change_file
 from segmentlog.security.principals import Operation, Principal, ResourceType
 from segmentlog.security.security_errors import SecurityFileError
-from segmentlog.security.watched_file import LOOK_EVERY_S, WatchedFile, reloads
+from segmentlog.security.watched_file import CHECK_INTERVAL_S, WatchedFile, reloads
 from segmentlog.storage.fs import FileSystem
 
 _KNOWN_MAX: Final = 20_000
-"""Decisions that are remembered. Beyond that all are forgotten: clients may ask for any names."""
+"""Cached decisions. At the limit the cache is cleared, because clients may use any number of names."""
 
 
-class _Decisions:
-    """One state of the file, and what followed from it so far."""
+class _CachedDecisions:
+    """One state of the ACL file, and a cache of decisions that follow from it."""
 
     def __init__(self, acls: Acls, super_users: frozenset[str]) -> None:
         self.acls = acls
-        self.known: dict[tuple[Principal, str, Operation, ResourceType, str | None], bool] = {}
+        self.cached: dict[tuple[Principal, str, Operation, ResourceType, str | None], bool] = {}
         self._super_users = acls.super_users | super_users
         self._indexes = {
             kind: RuleIndex(rule for rule in acls.rules if rule.resource_type is kind) for kind in ResourceType
@@ -31,7 +31,7 @@ class _Decisions:
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str | None
     ) -> bool:
-        """``name`` None: any."""
+        """Decide, and cache the decision; with ``name`` None for any resource of the type."""
         if str(principal) in self._super_users:
             is_allowed = True
         else:
@@ -41,92 +41,92 @@ class _Decisions:
                 is_allowed = index.allow_any(principal, normal, operation)
             else:
                 is_allowed = index.allow(principal, normal, operation, name)
-        if len(self.known) >= _KNOWN_MAX:
-            self.known.clear()
-        self.known[principal, host, operation, resource_type, name] = is_allowed
+        if len(self.cached) >= _KNOWN_MAX:
+            self.cached.clear()
+        self.cached[principal, host, operation, resource_type, name] = is_allowed
         return is_allowed
 
 
-def _changes(before: _Decisions, now: _Decisions) -> str:
-    _warn(now)
+def _changes(before: _CachedDecisions, now: _CachedDecisions) -> str:
+    _log_warnings(now)
     return now.acls.changes_from(before.acls)
 
 
-def _warn(decisions: _Decisions) -> None:
-    for doubt in decisions.acls.doubts:
-        reloads.warning("%s", doubt)
+def _log_warnings(decisions: _CachedDecisions) -> None:
+    for warning in decisions.acls.warnings:
+        reloads.warning("%s", warning)
 
 
 class Authorizer:
-    """Decides by the rules of a file, those of half a second ago at the oldest. Thread-safe.
+    """Authorizes by the rules of an ACL file, which are at most half a second old. Thread-safe.
 
-    What is wrong with the file raises `SecurityFileError` and OSError when this is made. A file that is broken or gone
-    later leaves the former rules in force, and an error in the log.
+    The constructor raises `SecurityFileError` and OSError for an unusable file. If the file becomes unusable later, the
+    previous rules stay in effect, and an error is logged.
     """
 
     def __init__(
         self, path: str, *, super_users: Iterable[str] = (), fs: FileSystem | None = None,
-        look_every_s: float = LOOK_EVERY_S,
+        check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:  # fmt: skip
         self.path = path
         self._fs = fs or FileSystem()
         more = frozenset(super_users)
         try:
             self._file = WatchedFile(
-                path, lambda data: _Decisions(parse_acls(path, data), more), _changes, fs=self._fs,
-                look_every_s=look_every_s,
+                path, lambda data: _CachedDecisions(parse_acls(path, data), more), _changes, fs=self._fs,
+                check_interval_s=check_interval_s,
             )  # fmt: skip
-            _warn(self._file.current())
+            _log_warnings(self._file.current())
         except FileNotFoundError:
-            raise SecurityFileError(path, "there is no such file; an empty one denies everything") from None
+            raise SecurityFileError(path, "the file does not exist; an empty file denies everything") from None
 
     def allows(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
-        """Whether somebody may do that to the resource of this name, from that address."""
+        """Return whether the principal may perform the operation on the named resource from this address."""
         decisions = self._file.current()
-        known = decisions.known.get((principal, host, operation, resource_type, name))
-        return decisions.decide(principal, host, operation, resource_type, name) if known is None else known
+        cached = decisions.cached.get((principal, host, operation, resource_type, name))
+        return decisions.decide(principal, host, operation, resource_type, name) if cached is None else cached
 
     def allows_any(self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether there may be a resource of this type that somebody may do that to."""
+        """Return whether the principal may perform the operation on any resource of this type that might exist."""
         decisions = self._file.current()
-        known = decisions.known.get((principal, host, operation, resource_type, None))
-        return decisions.decide(principal, host, operation, resource_type, None) if known is None else known
+        cached = decisions.cached.get((principal, host, operation, resource_type, None))
+        return decisions.decide(principal, host, operation, resource_type, None) if cached is None else cached
 
     def authorized_operations(self, principal: Principal, host: str, resource_type: ResourceType, name: str) -> int:
-        """What somebody may do to a resource, as answers to Metadata and Describe requests have it: a bit for each."""
+        """Return the operations that the principal may perform on a resource, as the bit field of Kafka's responses."""
         return sum(
             1 << operation
             for operation in SUPPORTED[resource_type]
             if self.allows(principal, host, operation, resource_type, name)
         )
 
-    # ------------------------------------------------------------ the rules themselves
+    # ------------------------------------------------------------ rules
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no rules to show or to change, and everything is allowed."""
+        """Whether there is no ACL file, so that everything is allowed."""
         return False
 
-    def look(self) -> None:
-        """Read the file if it changed, as a decision does; for a server that no client asks."""
+    def refresh(self) -> None:
+        """Reload the file if it changed, like a decision does; for a server without clients."""
         self._file.current()
 
     def reload(self) -> None:
-        """Look at the file now, and not within the next half second."""
+        """Reload the file now, instead of within half a second."""
         self._file.reload()
 
-    def rules(self, wanted: RuleFilter) -> list[Rule]:
-        """The rules that somebody asks for, each once, as they are on disk now."""
-        return list(dict.fromkeys(filter(wanted.matches, self._file.reload().acls.rules)))
+    def rules(self, rule_filter: RuleFilter) -> list[Rule]:
+        """Return the rules that match a filter, without duplicates, from the file's present contents."""
+        return list(dict.fromkeys(filter(rule_filter.matches, self._file.reload().acls.rules)))
 
     def add(self, rules: Iterable[Rule]) -> None:
-        """Add rules, durably; this process goes by them at once. Raises `SecurityFileError` and OSError."""
+        """Add rules durably; they apply in this process at once. Raise `SecurityFileError` and OSError."""
         self._change(lambda before: (with_rules(self.path, before, rules), None))
 
     def remove(self, unwanted: Iterable[RuleFilter]) -> list[Rule]:
-        """Remove the rules that any of the filters means, durably; those that there were. Raises as `add` does."""
+        """Remove the rules that match any of the filters, durably, and return them. Raise the errors of `add`."""
         filters = list(unwanted)
 
         def change(before: bytes) -> tuple[bytes, list[Rule]]:
@@ -136,22 +136,22 @@ class Authorizer:
         return removed
 
     def _change(self, change: Callable[[bytes], tuple[bytes, list[Rule] | None]]) -> list[Rule]:
-        def change_what_is_there(before: bytes | None) -> tuple[bytes | None, list[Rule]]:
+        def change_existing(before: bytes | None) -> tuple[bytes | None, list[Rule]]:
             if before is None:
-                raise SecurityFileError(self.path, "the file is gone, and what it said goes on to count")
+                raise SecurityFileError(self.path, "the file was deleted; its rules stay in effect, unchanged")
             after, result = change(before)
             return after, result or []
 
-        result = change_file(self.path, change_what_is_there, fs=self._fs)
+        result = change_file(self.path, change_existing, fs=self._fs)
         self._file.reload()
         return result
 
 
 class OpenAuthorizer(Authorizer):
-    """Where there is no file of rules: whoever got in may do everything."""
+    """Authorizer without an ACL file: every client may do everything."""
 
     def __init__(self) -> None:
-        """It needs nothing."""
+        """Create it; it has no state."""
 
     def allows(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
@@ -165,8 +165,8 @@ class OpenAuthorizer(Authorizer):
     def is_open(self) -> bool:
         return True
 
-    def look(self) -> None:
-        """There is nothing to read."""
+    def refresh(self) -> None:
+        """Do nothing: there is no file."""
 
     def reload(self) -> None:
-        """There is nothing to read."""
+        """Do nothing: there is no file."""

@@ -1,4 +1,4 @@
-"""Who has to make room when clients hold as much as they may: the address that holds most of it."""
+"""Choose whose connection or request is dropped at a limit: one of the address that has the most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _IPV6_NETWORK_GROUPS = 4
-"""A customer has at least a /64 of IPv6, and can use each of its addresses."""
+"""A customer has at least an IPv6 /64, and can use each of its addresses."""
 
 
 class ByAddress(Generic[T]):
@@ -21,26 +21,26 @@ class ByAddress(Generic[T]):
     def __init__(self) -> None:
         self._networks: dict[T, str] = {}
         self._items: dict[str, dict[T, None]] = {}
-        """By network, in the order in which they were added; no network is empty."""
+        """Items of each network, in order of addition; no network is empty."""
 
     def __len__(self) -> int:
         return len(self._networks)
 
     def __iter__(self) -> Iterator[T]:
-        """In the order in which they were added."""
+        """Iterate over all items, in order of addition."""
         return iter(self._networks)
 
     def __contains__(self, item: T) -> bool:
         return item in self._networks
 
     def add(self, item: T, host: str) -> None:
-        """Add an item, which is hashable and not in here."""
+        """Add a hashable item that is not contained yet."""
         network = network_of(host)
         self._networks[item] = network
         self._items.setdefault(network, {})[item] = None
 
     def discard(self, item: T) -> None:
-        """Remove an item, if it is in here."""
+        """Remove an item, if it is contained."""
         network = self._networks.pop(item, None)
         if network is not None:
             items = self._items[network]
@@ -49,13 +49,14 @@ class ByAddress(Generic[T]):
                 del self._items[network]
 
     def count(self, host: str) -> int:
-        """The number of items of an address."""
+        """Return the number of items of an address."""
         return len(self._items.get(network_of(host), ()))
 
     def oldest(self, host: str | None = None, may_be: Callable[[T], bool] | None = None) -> T | None:
-        """Return the first item of the address that has most, or of ``host``; None where there is none.
+        """Return the first item of the address with the most items, or of ``host``; None if there is none.
 
-        With ``may_be`` the first item for which it returns True; where an address has none, that of the next address.
+        With ``may_be``, return the first item for which it returns True, if need be from the address with the next most
+        items.
         """
         if may_be is None:
             return next(iter(self._crowd(host)), None)
@@ -63,7 +64,7 @@ class ByAddress(Generic[T]):
         return next((item for items in crowds for item in items if may_be(item)), None)
 
     def newest(self) -> T | None:
-        """The last item of the address that has most; None where there is none."""
+        """Return the last item of the address with the most items; None if there are no items."""
         return next(reversed(self._crowd(None)), None)
 
     def _crowd(self, host: str | None) -> dict[T, None]:
@@ -73,15 +74,15 @@ class ByAddress(Generic[T]):
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in host:
         return host
     host = host.partition("%")[0]
-    if "." in host:  # an IPv4 address, written as one of IPv6
+    if "." in host:  # an IPv4-mapped IPv6 address
         return host.rpartition(":")[2]
     head, has_gap, tail = host.partition("::")
     groups = head.split(":") if head else []
     if has_gap:
-        behind = tail.split(":") if tail else []
-        groups += ["0"] * (8 - len(groups) - len(behind)) + behind
+        trailing = tail.split(":") if tail else []
+        groups += ["0"] * (8 - len(groups) - len(trailing)) + trailing
     return ":".join(group.lstrip("0") or "0" for group in groups[:_IPV6_NETWORK_GROUPS])

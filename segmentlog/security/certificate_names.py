@@ -1,8 +1,8 @@
-"""The names that a server's certificate is for, and whether clients can check it for the name they connect by.
+"""Read the host names of a server's certificate, and check whether it covers the advertised name.
 
-A client connects to the address that the server advertises, and refuses a certificate that does not have that name
-among its subject alternative names (RFC 6125). Python's `ssl` reads these of a peer's certificate only, so the
-extension is read from the DER here.
+A client connects to the address that the server advertises. It rejects a certificate whose subject alternative names do
+not contain that name (RFC 6125). Python's `ssl` returns these names only for a peer's certificate, so this module reads
+the extension from the DER.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _text_of(tag: int, name: bytes) -> str:
 
 
 def covers(names: tuple[str, ...], host: str) -> bool:
-    """Whether a client that connects to ``host`` finds it among these names.
+    """Return whether the names contain ``host``, so that clients that connect to it accept the certificate.
 
-    A ``*`` stands for the whole first label of a DNS name. An IP address is only found as an IP address.
+    A ``*`` stands for the whole first label of a DNS name. An IP address matches only an IP address.
     """
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -64,7 +64,7 @@ def covers(names: tuple[str, ...], host: str) -> bool:
 
 
 def _ascii(host: str) -> str:
-    """The form of a name in which certificates have it."""
+    """Return a host name in the form that certificates use."""
     try:
         return host.rstrip(".").encode("idna").decode().lower()
     except UnicodeError:
@@ -80,12 +80,12 @@ def _matches(name: str, host: str) -> bool:
 
 
 def names_in(cert_path: str) -> tuple[str, ...]:
-    """Return the names of the first certificate in a PEM file; none where it cannot be read or has none."""
+    """Return the names of the first certificate in a PEM file; () if it cannot be read or has none."""
     return _names_in(cert_path) or ()
 
 
 def _names_in(cert_path: str) -> tuple[str, ...] | None:
-    """None where there is no certificate: what loads it reports that."""
+    """Return None if the file has no certificate, which is reported when it is loaded."""
     try:
         with open(cert_path, encoding="latin-1") as file:
             found = _PEM.search(file.read())
@@ -95,9 +95,9 @@ def _names_in(cert_path: str) -> tuple[str, ...] | None:
 
 
 def uncovered(cert_path: str, host: str) -> str | None:
-    """Say why clients that connect to ``host`` will refuse the certificate in a PEM file, and what to do; None if not.
+    """Return why clients that connect to ``host`` will reject the certificate, with a remedy; None if they accept it.
 
-    A file that cannot be read, or is not a certificate, is reported where it is loaded, and is None here.
+    An unreadable file, which is reported when it is loaded, also returns None.
     """
     names = _names_in(cert_path)
     if names is None or covers(names, host):

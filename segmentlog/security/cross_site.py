@@ -1,8 +1,8 @@
-"""Requests over HTTP that a page of another site has a visitor's browser send.
+"""Detect HTTP requests that a page of another site makes a visitor's browser send.
 
-DNS rebinding   a page has its own name resolve to this machine, and may then read what is here: the request says that
-                name, so only names of this machine are answered to
-cross-site      browsers say on whose behalf they ask, by Sec-Fetch-Site or Origin; other programs say nothing
+DNS rebinding   the page's host name resolves to this machine, so that the page may read responses. The request has that
+                name in its Host header, so the server accepts only names of this machine
+cross-site      browsers send the origin of a request in Sec-Fetch-Site or Origin; other programs send neither
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterable
 
 _full_names: dict[int, str] = {}
-"""The full name of this machine by process id; empty until a name server has told it."""
+"""Full name of this machine by process id; empty until DNS has returned it."""
 
 
 def names_of_machine(host: str, further: Iterable[str] = ()) -> frozenset[str]:
-    """The names, in lower case, by which a server that listens on ``host`` may be asked for, beside addresses.
+    """Return the host names, in lower case, under which a server that listens on ``host`` accepts requests.
 
-    `is_own_name` also accepts the machine's full name. A thread looks it up, because a name server may take long.
+    `is_own_name` also accepts addresses and the machine's full name. A thread looks that up, because DNS may be slow.
     """
     pid = os.getpid()
     if pid not in _full_names:
@@ -34,7 +34,7 @@ def _look_up_full_name(pid: int) -> None:
 
 
 def is_own_name(asked: str, names: frozenset[str]) -> bool:
-    """Whether a ``Host`` header is one of the names, or an address: no name can be made to be that."""
+    """Return whether a ``Host`` header has one of the names, or an address, to which no other name can resolve."""
     name = without_port(asked).lower()
     if name in names or (name and name == _full_names.get(os.getpid())):
         return True
@@ -46,14 +46,14 @@ def is_own_name(asked: str, names: frozenset[str]) -> bool:
 
 
 def is_cross_site(site: str | None, origin: str | None, host: str) -> bool:
-    """Whether a browser asks for a page of another site; by the headers Sec-Fetch-Site, Origin and Host."""
+    """Return whether a browser sends the request for a page of another site, according to its headers."""
     if site is None and origin is not None:
         return origin.partition("://")[2].lower() != host.lower()
     return site not in (None, "same-origin", "none")
 
 
 def without_port(host: str) -> str:
-    """The name or address in a ``Host`` header."""
+    """Return the name or address of a ``Host`` header, without the port."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.rpartition(":")[0] if ":" in host else host

@@ -1,9 +1,9 @@
-"""The name in a certificate as Kafka writes it: RFC 2253, in the spelling of Java's ``X500Principal.getName()``.
+"""Format the name in a certificate as Kafka does: RFC 2253, like Java's ``X500Principal.getName()``.
 
-``CN=ann,OU=Engineering,O=Acme\\, Inc.,C=DE``: the last part of the certificate's name comes first, attributes that RFC
-2253 has no keyword for are ``OID=#hex``. Rules written for Kafka are so the same here. Python's `ssl` has forgotten
-what such a name needs (the types of its strings), so the few bytes of DER around it are read here; OpenSSL has checked
-all of them before.
+``CN=ann,OU=Engineering,O=Acme\\, Inc.,C=DE``: the last part of the certificate's name comes first, and attributes
+without a keyword in RFC 2253 are ``OID=#hex``. So ACLs written for Kafka work unchanged. Python's `ssl` drops the types
+of the strings, which this form needs; so this module parses the DER around the name. OpenSSL has verified the
+certificate before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEYWORDS: Final = {
 _ENCODINGS: Final = {
     0x0C: "utf-8",
     0x13: "ascii",  # PrintableString
-    0x14: "latin-1",  # TeletexString, as everybody reads it
+    0x14: "latin-1",  # TeletexString, in common practice
     0x16: "ascii",  # IA5String
     0x1B: "ascii",  # GeneralString
     0x1E: "utf-16-be",  # BMPString
@@ -34,24 +34,24 @@ _ENCODINGS: Final = {
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 _VERSION: Final = 0xA0
 Element = tuple[int, bytes, bytes]
-"""Tag, contents, all of it."""
+"""Tag, contents, and all bytes of a DER element."""
 
 
 def subject_of(certificate: bytes) -> str:
-    """The distinguished name of whom a certificate (DER) is for. Raises ValueError for what is no certificate."""
+    """Return the distinguished name of a certificate's subject. Raise ValueError if the bytes are not a certificate."""
     try:
         (_, outer, _), *_ = elements(certificate)
         (_, inner, _), *_ = elements(outer)
         parts = [part for part in elements(inner) if part[0] != _VERSION]
-        _, name, _ = parts[4]  # behind serial number, algorithm, issuer and validity
+        _, name, _ = parts[4]  # after serial number, algorithm, issuer and validity
         return name_of(name)
     except (IndexError, ValueError) as error:
         raise ValueError("not a certificate in DER") from error
 
 
 def name_of(contents: bytes) -> str:
-    """A Name (the contents of its SEQUENCE) in the form of RFC 2253."""
-    parts = ["+".join(map(_attribute, elements(one_part))) for _, one_part, _ in elements(contents)]
+    """Return a Name, given the contents of its SEQUENCE, in the form of RFC 2253."""
+    parts = ["+".join(map(_attribute, elements(part))) for _, part, _ in elements(contents)]
     return ",".join(reversed(parts))
 
 
@@ -60,7 +60,7 @@ def _attribute(element: Element) -> str:
     oid = dotted(identifier)
     keyword = _KEYWORDS.get(oid)
     if keyword is not None and tag in _ENCODINGS:
-        # A string may not be of the type that it says (Latin-1 as a PrintableString): authorities sign such names.
+        # Some authorities sign strings that do not have their declared type, such as Latin-1 as PrintableString.
         with contextlib.suppress(UnicodeDecodeError):
             return f"{keyword}={_escape(value.decode(_ENCODINGS[tag]))}"
     return f"{keyword or oid}=#{whole.hex()}"
@@ -72,12 +72,12 @@ def _escape(text: str) -> str:
     if not core:
         return "\\ " * len(escaped)
     before = len(escaped) - len(escaped.lstrip(" "))
-    behind = len(escaped) - len(escaped.rstrip(" "))
-    return "\\ " * before + core + "\\ " * behind
+    trailing = len(escaped) - len(escaped.rstrip(" "))
+    return "\\ " * before + core + "\\ " * trailing
 
 
 def elements(data: bytes) -> Iterator[Element]:
-    """What lies one behind the other in DER. Raises ValueError and IndexError for what is none."""
+    """Yield the DER elements of ``data``. Raise ValueError and IndexError for invalid DER."""
     at = 0
     while at < len(data):
         began, tag, size = at, data[at], data[at + 1]
@@ -87,7 +87,7 @@ def elements(data: bytes) -> Iterator[Element]:
             size = int.from_bytes(data[at : at + count], "big")
             at += count
         if not 0 <= size <= len(data) - at:
-            raise ValueError("cut short")
+            raise ValueError("truncated")
         yield tag, data[at : at + size], data[began : at + size]
         at += size
 

@@ -1,4 +1,4 @@
-"""Changing a file that people and other processes change and read as well: one at a time, whole, with its owner."""
+"""Replace a file that people and other processes also change: one writer at a time, atomically, with its owner."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def change_file(
     path: str, change: Callable[[bytes | None], tuple[bytes | None, T]], *, mode: int | None = None,
     fs: FileSystem | None = None,
 ) -> T:  # fmt: skip
-    """Call ``change`` with what is in the file, None if there is none; it returns what is to be there, and a result.
+    """Replace a file with the bytes that ``change`` returns for its present bytes (None if there is no file).
 
-    Nobody else changes it meanwhile, and whoever reads finds the old file or the new one, whole, also after a power
-    cut. None for the bytes changes nothing. Without a ``mode`` the file keeps the one it has. Raises OSError.
+    ``change`` returns (new bytes, result), and None as bytes to change nothing; the result is returned. A lock excludes
+    other writers that use this function. Readers see the old file or the new one, also after a power cut. Without
+    ``mode`` the file keeps its own. Raise OSError.
     """
     fs = fs or FileSystem()
     real = os.path.realpath(path)
@@ -41,7 +42,7 @@ def change_file(
 
 
 def _replace(fs: FileSystem, path: str, data: bytes, mode: int | None) -> None:
-    """As `fs.replace_file`, but secrets lie nowhere for others, not for a moment, and the owner stays."""
+    """Replace the file like `fs.replace_file`, but keep the owner, and never expose the contents to other users."""
     folder = os.path.dirname(path)
     try:
         found = fs.stat(path)
@@ -50,12 +51,12 @@ def _replace(fs: FileSystem, path: str, data: bytes, mode: int | None) -> None:
         found = fs.stat(folder)
         mode = PRIVATE if mode is None else mode
     temporary = path + TEMPORARY_SUFFIX
-    with contextlib.suppress(FileNotFoundError):  # of a process that was killed; the lock is ours
+    with contextlib.suppress(FileNotFoundError):  # left by a killed process; this one has the lock
         fs.unlink(temporary)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with opened(fs, temporary, flags, PRIVATE) as fd:
-            if os.geteuid() == 0:  # root adds a user, and the server, which is not root, has to read it
+            if os.geteuid() == 0:  # root adds users, and a server that is not root must be able to read them
                 os.fchown(fd, found.st_uid, found.st_gid)
             os.fchmod(fd, mode)
             write_all(fs, fd, [data], 0)

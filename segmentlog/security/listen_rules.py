@@ -1,4 +1,4 @@
-"""Where a server may listen, and by what people may prove there who they are."""
+"""Parse listening addresses, and refuse those that are unsafe with the security settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _BACKLOG: Final = 1024
 
 
 def parse_address(text: str, *, option: str = "listen") -> tuple[str, int]:
-    """Host and port of ``127.0.0.1:9092``, ``[::1]:9092``, ``:9092`` (everywhere), ``9092``. Raises `InvalidConfig`."""
+    """Return host and port of ``127.0.0.1:9092``, ``[::1]:9092``, ``:9092`` (all addresses) or ``9092``.
+
+    Raise `InvalidConfig`.
+    """
     host, _, port = text.rpartition(":")
     if not host and not text.startswith(":"):
         host = "127.0.0.1"
@@ -29,7 +32,7 @@ def parse_address(text: str, *, option: str = "listen") -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, non-blocking. OSError says which address it was."""
+    """Return a non-blocking listening socket. Raise OSError, which names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         if family == socket.AF_INET:
@@ -43,9 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on ``host``: all that it stands for. Raises OSError.
+    """Return whether only this machine can reach a server that listens on ``host``.
 
-    An empty name stands for all addresses of the machine.
+    Raise OSError if the name cannot be resolved. An empty name means all addresses of the machine.
     """
     host = host.removeprefix("[").removesuffix("]")
     if not host:
@@ -53,12 +56,12 @@ def is_loopback(host: str) -> bool:
     try:
         found = [host] if _is_address(host) else [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
     except UnicodeError:
-        raise OSError(None, "no name for a machine", host) from None
+        raise OSError(None, "not a valid host name", host) from None
     return bool(found) and all(_is_loopback_address(address) for address in found)
 
 
 def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
-    """Refuse to listen where others can reach what nothing protects: `UnsafeListening`, which says what to do."""
+    """Raise `UnsafeListening`, with a remedy, if other machines can reach an unprotected server."""
     if tls or sasl or insecure:
         return
     try:
@@ -68,14 +71,13 @@ def check_safe(host: str, tls: bool, sasl: bool, insecure: bool) -> None:
         raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
     raise UnsafeListening(
         host,
-        "others can reach that address, and nothing would keep them from reading and deleting everything:"
-        " give --tls-cert and --tls-key, or --users, or --insecure if the network keeps them out;"
-        " or listen on 127.0.0.1",
+        "other machines can reach this address, and could read and delete all data: use --tls-cert and --tls-key, or"
+        " --users; or --insecure if the network protects it; or listen on 127.0.0.1",
     )
 
 
 def check_safe_for_passwords(host: str, tls: bool, insecure: bool) -> None:
-    """The same where users prove who they are by sending their passwords, as over HTTP: those need TLS."""
+    """Raise `UnsafeListening` if passwords would be sent unencrypted to an address that other machines can reach."""
     if tls or insecure:
         return
     try:
@@ -85,13 +87,13 @@ def check_safe_for_passwords(host: str, tls: bool, insecure: bool) -> None:
         raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}") from None
     raise UnsafeListening(
         host,
-        "others can reach that address, and would read passwords and records on their way: give --tls-cert and"
-        " --tls-key, or --insecure if the network keeps them out; or listen on 127.0.0.1",
+        "other machines can reach this address, and passwords and records would be sent unencrypted: use --tls-cert"
+        " and --tls-key; or --insecure if the network protects it; or listen on 127.0.0.1",
     )
 
 
-def check_safe_to_tell(host: str, insecure: bool) -> None:
-    """The same for metrics, which are neither encrypted nor for users alone."""
+def check_safe_to_report(host: str, insecure: bool) -> None:
+    """Raise `UnsafeListening` if other machines can reach metrics, which have neither encryption nor authentication."""
     try:
         if insecure or is_loopback(host):
             return
@@ -99,14 +101,14 @@ def check_safe_to_tell(host: str, insecure: bool) -> None:
         raise UnsafeListening(host, f"the name cannot be resolved: {error.strerror or error}", "metrics") from None
     raise UnsafeListening(
         host,
-        "others can reach that address, and would learn the names of all topics and groups: give --insecure if the"
-        " network keeps them out; or listen on 127.0.0.1",
+        "other machines can reach this address, and would see the names of all topics and groups: use --insecure if"
+        " the network protects it; or listen on 127.0.0.1",
         "metrics",
     )
 
 
 def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) -> None:
-    """Refuse half of what TLS needs, which would leave connections in the clear. Raises `SecurityFileError`."""
+    """Raise `SecurityFileError` for incomplete TLS settings, which would leave connections unencrypted."""
     if (cert is None) != (key is None):
         given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
         raise SecurityFileError(cert or key or "", f"{given} is given without {missing}")
@@ -115,7 +117,7 @@ def check_tls_files(cert: str | None, key: str | None, client_ca: str | None) ->
 
 
 def mechanisms_for(host: str, tls: bool, insecure: bool) -> tuple[str, ...]:
-    """What is offered to clients: PLAIN, which sends the password itself, only where nobody can listen to it."""
+    """Return the mechanisms to offer: PLAIN, which sends the password, only if others cannot read the connection."""
     try:
         is_private = tls or insecure or is_loopback(host)
     except OSError:

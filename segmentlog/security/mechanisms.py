@@ -1,4 +1,4 @@
-"""Proving who one is: one exchange of PLAIN (RFC 4616) or SCRAM (RFC 5802, 7677), token by token."""
+"""SASL mechanisms: exchanges of PLAIN (RFC 4616) and SCRAM (RFC 5802, 7677), one token at a time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MECHANISMS: Final = (*SCRAM_MECHANISMS, PLAIN)
 
 
 class Exchange(Protocol):
-    """From a client's first token to the name that it has proved."""
+    """One authentication, from a client's first token to its user name."""
 
     name: str | None
-    """Who it is; None until that is proved."""
+    """Authenticated user name; None until the exchange has succeeded."""
 
     def step(self, token: bytes) -> bytes:
-        """The answer to a token. Raises `AuthenticationFailed`."""
+        """Return the response to a token. Raise `AuthenticationFailed`."""
 
 
-def begin(mechanism: str, users: Users) -> Exchange:
-    """An exchange of one of `MECHANISMS`."""
+def start_exchange(mechanism: str, users: Users) -> Exchange:
+    """Return a new exchange of one of `MECHANISMS`."""
     return PlainExchange(users) if mechanism == PLAIN else ScramExchange(mechanism, users)
 
 
 class PlainExchange:
-    """Name and password in the clear."""
+    """PLAIN: the client sends name and password unencrypted."""
 
     def __init__(self, users: Users) -> None:
         self.name: str | None = None
@@ -44,12 +44,12 @@ class PlainExchange:
         failed = AuthenticationFailed("Authentication failed: Invalid username or password")
         try:
             authorize, name, password = token.decode().split("\0")
-        except ValueError:  # neither UTF-8 nor three parts
+        except ValueError:  # not UTF-8, or not three parts
             raise failed from None
         name, authorize, password = map(prepared, (name, authorize, password))
         if not name or not password:
             raise failed
-        # To be somebody else is not offered, in Kafka neither.
+        # An authorization id other than the name is rejected, as in Kafka.
         if not self._users.verify(name, password) or authorize not in ("", name):
             raise failed
         self.name = name
@@ -57,10 +57,10 @@ class PlainExchange:
 
 
 class ScramExchange:
-    """A challenge and its answer, from which nobody learns the password. What the messages hold is left to scramp."""
+    """SCRAM: challenge and response, which do not reveal the password. The package scramp handles the messages."""
 
     def __init__(self, mechanism: str, users: Users) -> None:
-        # Here, as it takes 0.1 s: servers without users never need it, others once somebody has come.
+        # Imported on demand, because it takes 0.1 s, which servers without users save.
         from scramp import ScramMechanism
 
         self.name: str | None = None
@@ -83,9 +83,9 @@ class ScramExchange:
             self._accept_doubled_nonce(text)
             self._server.set_client_final(text)
             answer = str(self._server.get_server_final()).encode()
-        except (ScramException, ValueError):  # also what is no UTF-8
+        except (ScramException, ValueError):  # also invalid UTF-8
             answer = b""
-        # Nobody has a key that fits what is made up for unknown users; they are refused whatever they have.
+        # The credential of an unknown user is made up. Reject such a user even if the response were to match.
         if not answer or not self._is_known:
             raise AuthenticationFailed(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
@@ -108,7 +108,7 @@ class ScramExchange:
             self._server.nonce = type(nonce)(doubled)
 
     def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
-        """What scramp asks for: of a name nobody has it is made up, so that this cannot be told from outside."""
+        """Return a user's credential for scramp; for an unknown user a made-up one, which looks alike."""
         found, self._is_known = self._users.challenge(name, self._mechanism)
         self._claimed = name
         return found.salt, found.stored_key, found.server_key, found.iterations

@@ -1,4 +1,4 @@
-"""The words of access control, with Kafka's numbers."""
+"""Principals, resource types and operations of access control, with Kafka's numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Principal(NamedTuple):
-    """Who somebody is, once it was proved: a type (``User``) and a name."""
+    """An authenticated identity: a type (``User``) and a name."""
 
     kind: str
     name: str
@@ -17,7 +17,7 @@ class Principal(NamedTuple):
 
 
 class ResourceType(IntEnum):
-    """What an access rule is about."""
+    """Type of the resource that an access rule names."""
 
     TOPIC = 2
     GROUP = 3
@@ -26,7 +26,7 @@ class ResourceType(IntEnum):
 
 
 class Operation(IntEnum):
-    """What an access rule allows or denies."""
+    """Operation that an access rule allows or denies."""
 
     ALL = 2
     READ = 3
@@ -42,6 +42,6 @@ class Operation(IntEnum):
 
 
 CLUSTER_NAME = "kafka-cluster"
-"""The name of the only resource of type `ResourceType.CLUSTER`."""
+"""Name of the only resource of type `ResourceType.CLUSTER`."""
 ANONYMOUS = Principal("User", "ANONYMOUS")
-"""Who has not been asked who he is."""
+"""Principal of a client that was not asked to authenticate."""

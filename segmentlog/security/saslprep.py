@@ -1,7 +1,7 @@
-"""SASLprep (RFC 4013): one spelling for what looks alike, so that passwords typed on different keyboards are equal.
+"""SASLprep (RFC 4013): one form for strings that look alike, so that passwords from different keyboards are equal.
 
-Some clients prepare names and passwords (RFC 5802 wants it), Kafka's own and librdkafka do not. So users only get names
-and passwords that preparing leaves as they are: those every client sends alike.
+Some clients prepare names and passwords, as RFC 5802 requires; Kafka's Java clients and librdkafka do not. So users may
+only have names and passwords that SASLprep leaves unchanged, which all clients send alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str) -> str:
-    """The prepared form. Raises ValueError, which says nothing of the text, for what has none."""
+    """Return the prepared form of ``text``. Raise ValueError, without the text, if it has none."""
     mapped = "".join(
         " " if stringprep.in_table_c12(character) else character
         for character in text
@@ -33,17 +33,17 @@ def saslprep(text: str) -> str:
     )
     normal = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
     if any(is_in_table(character) for character in normal for is_in_table in _PROHIBITED):
-        raise ValueError("it has characters that SASLprep (RFC 4013) does not allow")
+        raise ValueError("it contains characters that SASLprep (RFC 4013) does not allow")
     if any(map(stringprep.in_table_d1, normal)) and (
         any(map(stringprep.in_table_d2, normal))
         or not (stringprep.in_table_d1(normal[0]) and stringprep.in_table_d1(normal[-1]))
     ):
-        raise ValueError("it mixes directions of writing as SASLprep (RFC 4013) does not allow")
+        raise ValueError("it mixes writing directions, which SASLprep (RFC 4013) does not allow")
     return normal
 
 
 def is_prepared(text: str) -> bool:
-    """Whether the text is its own prepared form."""
+    """Return whether SASLprep leaves ``text`` unchanged."""
     try:
         return saslprep(text) == text
     except ValueError:
@@ -51,7 +51,7 @@ def is_prepared(text: str) -> bool:
 
 
 def prepared(text: str) -> str:
-    """As the users file has it; what cannot be prepared fits nobody there, and is taken as it is."""
+    """Return the prepared form, or ``text`` itself if it has none: no user has such a name or password."""
     try:
         return saslprep(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What keeps a server from starting, or from letting somebody in. None of it ever holds a password or a key."""
+"""Errors of security settings and of authentication. None of them contains a password or a key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from segmentlog.errors import SegmentlogError
 
 
 class SecurityFileError(SegmentlogError):
-    """A file of users, rules, keys or certificates that cannot be used as it is."""
+    """A file of users, ACLs, keys or certificates cannot be used."""
 
     def __init__(self, path: str, why: str, line: int | None = None) -> None:
         super().__init__(path, why, line)
@@ -18,7 +18,7 @@ class SecurityFileError(SegmentlogError):
 
 
 class UnsafeListening(SegmentlogError):
-    """An address that others can reach, with nothing that keeps them out."""
+    """Other machines can reach the address, and nothing protects it."""
 
     def __init__(self, host: str, why: str, option: str = "listen") -> None:
         super().__init__(host, why, option)
@@ -29,8 +29,8 @@ class UnsafeListening(SegmentlogError):
 
 
 class InvalidUser(SegmentlogError, ValueError):
-    """A name or a password that not all clients would send alike, or a count that none would take."""
+    """A user name or password that clients may encode differently, or an invalid number of iterations."""
 
 
 class AuthenticationFailed(Exception):
-    """Somebody has not proved who he is. The message is what a client is told: nothing that helps guessing."""
+    """A client failed to authenticate. The message is sent to the client, and contains nothing that helps guessing."""

@@ -1,4 +1,4 @@
-"""Which files say who may come in and what they may do: those given, or those of the store."""
+"""Security settings of a server: files of certificates, users and ACLs, given or found in the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from segmentlog.format.file_names import ACLS_FILE, USERS_FILE
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that say who may come in and what they may do; None: whoever reaches us, and everything."""
+    """Files for TLS, users and ACLs.
+
+    Without users every client may connect; without ACLs every client may do everything.
+    """
 
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -19,10 +22,10 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     acls: str | None = None
     insecure: bool = False
 
-    def with_those_of(self, store_path: str) -> Security:
-        """The same with the users and the rules that lie in the store, where no others are named.
+    def completed_from_store(self, store_path: str) -> Security:
+        """Return the settings completed with the files of users and ACLs in the store, if no others are named.
 
-        A link to what is not there is one, too: whoever reads it says so, where otherwise everybody would come in.
+        A dangling link counts as a file: reading it then fails with an error, instead of admitting every client.
         """
         users, acls = f"{store_path}/{USERS_FILE}", f"{store_path}/{ACLS_FILE}"
         return msgspec.structs.replace(

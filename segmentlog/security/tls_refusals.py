@@ -1,6 +1,6 @@
-"""TLS handshakes that failed, as they are logged: each reason once, with what to do about it, and then now and then.
+"""Log failed TLS handshakes: each reason once with its remedy, and then at intervals.
 
-A client whose handshake fails tries again at once and for ever, so a line for each try would fill the disk.
+A client whose handshake fails retries at once and forever, so a log line for each attempt would fill the disk.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 from segmentlog.storage import fork_safety
 
 AGAIN_S: Final = 600.0
-"""A reason that goes on is logged again after so long, with the number of handshakes since."""
+"""Interval at which a repeated reason is logged again, with the number of handshakes since."""
 _REASONS_MAX: Final = 64
-"""Reasons that are told apart; a client's certificate may add words of its own."""
+"""Reasons that are distinguished; a client's certificate may add text of its own to a reason."""
 
 _DISTRUSTED: Final = (
-    "the client refuses the server's certificate: it does not trust its authority, or it connected by a name that the"
-    " certificate does not have. Give the client the authority's certificate (Kafka's clients: ssl.ca.location,"
+    "the client rejects the server's certificate: it does not trust its authority, or it connected to a name that the"
+    " certificate does not contain. Give the client the authority's certificate (Kafka's clients: ssl.ca.location,"
     " ssl.truststore.location), and a name that is in the server's certificate (--advertise for Kafka's clients)"
 )
 _IN_THE_CLEAR: Final = "the client does not speak TLS. Set security.protocol to SSL or SASL_SSL in a Kafka client"
 _TOO_OLD: Final = (
-    "the client and the server have no TLS version or cipher in common. The server takes TLS 1.2 and newer"
+    "the client and the server have no TLS version or cipher in common. The server accepts TLS 1.2 and newer"
 )
 _REMEDIES: Final = {
     "TLSV1_ALERT_UNKNOWN_CA": _DISTRUSTED,
@@ -36,8 +36,8 @@ _REMEDIES: Final = {
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _DISTRUSTED,
     "TLSV1_ALERT_UNRECOGNIZED_NAME": _DISTRUSTED,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
-        "the client refuses the server's certificate, because it has expired. Put a renewed one in its place; the"
-        " server reads it within a second"
+        "the client rejects the server's certificate, because it has expired. Replace the file with a renewed"
+        " certificate; the server reads it within a second"
     ),
     "WRONG_VERSION_NUMBER": _IN_THE_CLEAR,
     "RECORD_LAYER_FAILURE": _IN_THE_CLEAR,
@@ -50,7 +50,7 @@ _REMEDIES: Final = {
         " (ssl.certificate.location and ssl.key.location, ssl.keystore.location)"
     ),
     "CERTIFICATE_VERIFY_FAILED": (
-        "the client's certificate is refused. It has to be one that --tls-client-ca vouches for, and still valid"
+        "the client's certificate is rejected. It must be signed by an authority in --tls-client-ca, and still valid"
     ),
     "UNSUPPORTED_PROTOCOL": _TOO_OLD,
     "VERSION_TOO_LOW": _TOO_OLD,
@@ -58,20 +58,20 @@ _REMEDIES: Final = {
     "TLSV1_ALERT_PROTOCOL_VERSION": _TOO_OLD,
     "SSLV3_ALERT_HANDSHAKE_FAILURE": _TOO_OLD,
 }
-"""By OpenSSL's name for the reason."""
+"""By OpenSSL's name of the reason."""
 
 
 class Refusal(NamedTuple):
-    """Why a handshake failed."""
+    """Reason of a failed handshake, with a remedy."""
 
     reason: str
-    """As the system or OpenSSL says it; the same for every client of which it is true."""
+    """Text of the system or OpenSSL; the same for all clients with this reason."""
     remedy: str
-    """What is behind it and what to do; empty where a client merely went away."""
+    """Cause and remedy; empty if the client merely disconnected."""
 
 
 def refusal_of(error: Exception, remedies: Mapping[str, str] = _REMEDIES) -> Refusal:
-    """Explain the exception that a handshake ended with; ``remedies`` are by OpenSSL's names for reasons."""
+    """Return reason and remedy of a handshake's exception; ``remedies`` are by OpenSSL's names of reasons."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refusal(f"client certificate: {error.verify_message}", remedies["CERTIFICATE_VERIFY_FAILED"])
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -82,7 +82,7 @@ def refusal_of(error: Exception, remedies: Mapping[str, str] = _REMEDIES) -> Ref
 
 
 class TlsRefusals:
-    """Logs failed handshakes: each reason when it is new, and again after `AGAIN_S`. Thread-safe."""
+    """Logs failed handshakes: each reason when it first occurs, and again after `AGAIN_S`. Thread-safe."""
 
     def __init__(
         self,
@@ -91,27 +91,27 @@ class TlsRefusals:
         clock: Callable[[], float] = time.monotonic,
         remedies: Mapping[str, str] | None = None,
     ) -> None:
-        """``remedies`` replace some of the usual ones, by OpenSSL's names for reasons."""
+        """Replace some of the usual remedies by ``remedies``, by OpenSSL's names of reasons."""
         self._logger = logger
         self._remedies = {**_REMEDIES, **(remedies or {})}
         self._again_s = again_s
         self._clock = clock
         self._mutex = fork_safety.lock(self, "_mutex")
-        self._said: dict[str, tuple[float, int]] = {}
-        """By reason: when it was logged last, and how many handshakes failed for it since."""
+        self._logged: dict[str, tuple[float, int]] = {}
+        """For each reason: time of its last log line, and number of failed handshakes since."""
 
-    def note(self, host: str, error: Exception) -> None:
-        """A client's handshake failed."""
+    def report(self, host: str, error: Exception) -> None:
+        """Count a failed handshake of a client, and log it if its reason is due."""
         found = refusal_of(error, self._remedies)
         now_s = self._clock()
         with self._mutex:
-            reason = found.reason if found.reason in self._said or len(self._said) < _REASONS_MAX else ""
-            last_s, count = self._said.get(reason, (float("-inf"), 0))
+            reason = found.reason if found.reason in self._logged or len(self._logged) < _REASONS_MAX else ""
+            last_s, count = self._logged.get(reason, (float("-inf"), 0))
             is_due = now_s - last_s >= self._again_s
-            self._said[reason] = (now_s, 0) if is_due else (last_s, count + 1)
+            self._logged[reason] = (now_s, 0) if is_due else (last_s, count + 1)
         if not is_due:
             return
-        more = f" ({count:,} more since that was logged last)" if count else ""
+        more = f" ({count:,} more since the last such line)" if count else ""
         why = f": {found.remedy}" if found.remedy else ""
         level = logging.WARNING if found.remedy else logging.INFO
         self._logger.log(

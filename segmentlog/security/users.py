@@ -1,16 +1,16 @@
-"""The users file: who may come in, and what proves it. No password is in it, nor to be got out of it but by guessing.
+"""Users file: names and credentials. Passwords are not stored, and can only be found by guessing.
 
-JSON, UTF-8, readable for its owner alone:
+JSON, UTF-8, readable by its owner only:
 
     {"format": 1,
-     "secret": "...",                     random; what unknown users are challenged with is made of it
+     "secret": "...",                     random; the challenges of unknown users are derived from it
      "users": {
        "ann": {
          "SCRAM-SHA-256": {"salt": "...", "stored_key": "...", "server_key": "...", "iterations": 16384},
          "SCRAM-SHA-512": {...}}}}
 
 Bytes are base64. The keys are those of RFC 5802: with ``salted = PBKDF2(password, salt, iterations)``, the stored key
-is ``H(HMAC(salted, "Client Key"))`` and the server key ``HMAC(salted, "Server Key")``. PLAIN is verified by them, too.
+is ``H(HMAC(salted, "Client Key"))`` and the server key ``HMAC(salted, "Server Key")``. They also verify PLAIN.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from segmentlog.storage.fs import FileSystem
 logger = logging.getLogger("segmentlog.server")
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-"""By mechanism, the name of its hash."""
+"""Name of the hash of each mechanism."""
 ITERATIONS_MIN: Final = 4096
 ITERATIONS_MAX: Final = 1_000_000
-"""Clients refuse more (kafka-python), and every one of them has to do it each time it connects."""
+"""kafka-python rejects more, and a client computes all of them each time it connects."""
 DEFAULT_ITERATIONS: Final = 16_384
-"""As many as Kafka takes at the most; 4 ms for each log-in, and for each guess."""
+"""Kafka's maximum; takes 4 ms for each login, and for each guess."""
 NAME_MAX: Final = 255
 _SALT_BYTES: Final = 16
 _SALT_BYTES_MIN: Final = 12
@@ -50,14 +50,14 @@ _RESERVED: Final = frozenset(("*", "ANONYMOUS"))
 
 
 class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server knows of a password."""
+    """Data that a server stores for a password and a mechanism."""
 
     salt: bytes
     stored_key: bytes
     server_key: bytes
     iterations: int
 
-    def __repr__(self) -> str:  # it may get into a traceback
+    def __repr__(self) -> str:  # without the keys: it may get into a traceback
         return f"Credential(iterations={self.iterations})"
 
 
@@ -67,11 +67,11 @@ class _UsersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     users: dict[str, dict[str, Credential]]
 
     def __repr__(self) -> str:
-        return f"_Document({len(self.users)} users)"
+        return f"_UsersDocument({len(self.users)} users)"
 
 
 class User(NamedTuple):
-    """What may be shown of a user."""
+    """Public information about a user."""
 
     name: str
     mechanisms: tuple[str, ...]
@@ -79,7 +79,7 @@ class User(NamedTuple):
 
 
 def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Credential:
-    """The keys of a password. Takes its time, outside of Python's lock."""
+    """Return the credential of a password. Takes milliseconds, and releases the GIL."""
     algorithm = HASHES[mechanism]
     salted = hashlib.pbkdf2_hmac(algorithm, password.encode("utf-8", "surrogatepass"), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", algorithm)
@@ -88,7 +88,10 @@ def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Crede
 
 
 class Users:
-    """The users of a file, as they are there now. Thread-safe. Raises `SecurityFileError` and OSError when made."""
+    """Users of a file, reloaded when it changes.
+
+    Thread-safe. The constructor raises `SecurityFileError` and OSError.
+    """
 
     def __init__(self, path: str, *, fs: FileSystem | None = None) -> None:
         self.path = path
@@ -98,28 +101,28 @@ class Users:
                 path, lambda data: _LoadedUsers(_decode(path, data)), _LoadedUsers.changes_to, fs=fs
             )
         except FileNotFoundError:
-            why = "there is no such file; 'segmentlog users add NAME --users FILE' makes it"
+            why = "the file does not exist; 'segmentlog users add NAME --users FILE' creates it"
             raise SecurityFileError(path, why) from None
         if fs.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            logger.warning("%s: others may read it, and guess passwords by it: chmod 600", path)
+            logger.warning("%s: other users can read the file, and guess passwords with it; run chmod 600", path)
 
     def reload(self) -> None:
-        """Look at the file now, and not within the next half second."""
+        """Reload the file now, instead of within half a second."""
         self._file.reload()
 
     def version(self) -> object:
-        """The same object as long as the file says the same."""
+        """Return an object that is the same while the contents of the file are the same."""
         return self._file.current()
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        """(what to challenge somebody of this name with, whether there is such a user).
+        """Return (credential for a challenge, whether the user exists).
 
-        For a name that nobody has it is made up, the same each time, and no password fits.
+        The credential of an unknown user is made up, the same each time, and no password matches it.
         """
         return self._file.current().challenge(name, mechanism)
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether it is the user's password. As slow for a name that nobody has."""
+        """Return whether it is the user's password. Takes the same time for an unknown user."""
         known = self._file.current()
         mechanism = known.mechanism_for(name)
         credential, is_known = known.challenge(name, mechanism)
@@ -128,7 +131,7 @@ class Users:
 
 
 class _LoadedUsers:
-    """One state of the file."""
+    """Contents of a users file."""
 
     def __init__(self, document: _UsersDocument) -> None:
         self._users = document.users
@@ -136,25 +139,25 @@ class _LoadedUsers:
         self._iterations = {mechanism: self._usual_iterations(mechanism) for mechanism in HASHES}
 
     def _usual_iterations(self, mechanism: str) -> int:
-        """So many has somebody whom there is not: as most have, or that would tell him."""
+        """Return the iterations for unknown users: the most frequent number, so that it does not reveal them."""
         counts = Counter(found[mechanism].iterations for found in self._users.values() if mechanism in found)
         return max(counts, key=lambda count: (counts[count], count), default=DEFAULT_ITERATIONS)
 
     def changes_to(self, now: _LoadedUsers) -> str:
-        """Say how many users there are now, and how many came, went and got another password. Names nobody."""
-        there = self._users.keys() & now._users.keys()
+        """Return how many users there are now, and how many were added, removed or changed, without their names."""
+        common = self._users.keys() & now._users.keys()
         return (
-            f"{len(now._users):,} users; {len(now._users.keys() - there):,} added,"
-            f" {len(self._users.keys() - there):,} removed,"
-            f" {sum(self._users[name] != now._users[name] for name in there):,} with another password"
+            f"{len(now._users):,} users; {len(now._users.keys() - common):,} added,"
+            f" {len(self._users.keys() - common):,} removed,"
+            f" {sum(self._users[name] != now._users[name] for name in common):,} with another password"
         )
 
     def mechanism_for(self, name: str) -> str:
-        """By which a password in the clear is verified."""
+        """Return the mechanism whose credential verifies a plain password."""
         return next((mechanism for mechanism in HASHES if mechanism in self._users.get(name, HASHES)), "SCRAM-SHA-256")
 
     def challenge(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        # Made up in any case, so that it takes the same time.
+        # Derive it for known users, too, so that both take the same time.
         made_up = self._made_up(name, mechanism)
         found = self._users.get(name, {}).get(mechanism)
         return (made_up, False) if found is None else (found, True)
@@ -170,9 +173,10 @@ class _LoadedUsers:
 def add_user(
     path: str, name: str, password: str, *, iterations: int = DEFAULT_ITERATIONS, fs: FileSystem | None = None
 ) -> bool:
-    """Add a user, or give him another password; whether he is new. Servers that run take him in within a second.
+    """Add a user or change a user's password. Return whether the user is new.
 
-    The file is made if it is not there. Raises `InvalidUser`, `SecurityFileError` and OSError.
+    Running servers apply the change within a second. Create the file if it does not exist. Raise `InvalidUser`,
+    `SecurityFileError` and OSError.
     """
     check_name(name)
     check_password(password, iterations)
@@ -189,7 +193,7 @@ def add_user(
 
 
 def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
-    """Remove a user; whether there was one. He stays on connections that he has. Raises as `add_user` does."""
+    """Remove a user; return whether it existed. Its open connections stay. Raise the errors of `add_user`."""
 
     def remove(before: bytes | None) -> tuple[bytes | None, bool]:
         if before is None:
@@ -200,17 +204,17 @@ def remove_user(path: str, name: str, *, fs: FileSystem | None = None) -> bool:
         users = {other: found for other, found in document.users.items() if other != name}
         return _encode(msgspec.structs.replace(document, users=users)), True
 
-    if not (fs or FileSystem()).exists(path):  # or a lock would be left where nothing is
-        raise SecurityFileError(path, "there is no such file, and so no user")
+    if not (fs or FileSystem()).exists(path):  # before a lock file is created
+        raise SecurityFileError(path, "the file does not exist, so there are no users")
     return change_file(path, remove, mode=PRIVATE, fs=fs)
 
 
 def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
-    """The users of a file by their names. Raises `SecurityFileError` and OSError."""
+    """Return the users of a file in order of their names. Raise `SecurityFileError` and OSError."""
     try:
         document = _decode(path, read_file(fs or FileSystem(), path))
     except FileNotFoundError:
-        raise SecurityFileError(path, "there is no such file; 'segmentlog users add NAME' makes it") from None
+        raise SecurityFileError(path, "the file does not exist; 'segmentlog users add NAME' creates it") from None
     return [
         User(name, tuple(found), min(credential.iterations for credential in found.values()))
         for name, found in sorted(document.users.items())
@@ -218,25 +222,25 @@ def list_users(path: str, *, fs: FileSystem | None = None) -> list[User]:
 
 
 def check_name(name: str) -> None:
-    """Raises `InvalidUser` for what is no name for a user."""
+    """Raise `InvalidUser` if it is not a valid user name."""
     if not 1 <= len(name) <= NAME_MAX or name in _RESERVED or not is_prepared(name):
         raise InvalidUser(
-            f"{name!r} is no name for a user: 1 to {NAME_MAX} characters that SASLprep leaves as they are, and neither"
-            f" {' nor '.join(sorted(_RESERVED))}"
+            f"{name!r} is not a valid user name: use 1 to {NAME_MAX} characters that SASLprep leaves unchanged;"
+            f" {' and '.join(sorted(_RESERVED))} are reserved"
         )
 
 
 def check_password(password: str, iterations: int) -> None:
-    """Raises `InvalidUser`, which does not repeat the password."""
+    """Raise `InvalidUser`, without the password, if password or iterations are invalid."""
     if not password:
         raise InvalidUser("the password is empty")
-    if not is_prepared(password):  # and say nothing of it
+    if not is_prepared(password):  # the message must not quote it
         raise InvalidUser(
-            "the password has characters that some clients send otherwise than others (SASLprep changes or forbids"
-            " them): choose one of letters, digits and signs"
+            "the password contains characters that clients encode differently (SASLprep changes or forbids them); use"
+            " letters, digits and punctuation"
         )
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise InvalidUser(f"{iterations} iterations: from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
+        raise InvalidUser(f"{iterations} iterations; use {ITERATIONS_MIN} to {ITERATIONS_MAX}")
 
 
 def _encode(document: _UsersDocument) -> bytes:
@@ -244,30 +248,28 @@ def _encode(document: _UsersDocument) -> bytes:
 
 
 def _decode(path: str, data: bytes) -> _UsersDocument:
-    """Raises `SecurityFileError`, which tells where something is wrong, and not what is there."""
+    """Decode a users file. Raise `SecurityFileError`, which names the position of a fault, but not the contents."""
     try:
         document = msgspec.json.decode(data, type=_UsersDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # What it says of a text holds what is there.
+        # `UnicodeDecodeError` quotes the contents.
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise SecurityFileError(path, f"not a users file: {why}") from None
     if document.format != _FORMAT:
-        raise SecurityFileError(path, f"it has format {document.format}, and this version knows {_FORMAT}")
+        raise SecurityFileError(path, f"it has format {document.format}; this version supports format {_FORMAT}")
     if len(document.secret) < _SALT_BYTES:
-        raise SecurityFileError(path, f"its secret has less than {_SALT_BYTES} bytes")
+        raise SecurityFileError(path, f"its secret has fewer than {_SALT_BYTES} bytes")
     for name, found in document.users.items():
         if not found:
-            raise SecurityFileError(path, f"user {name!r} has nothing that proves him")
+            raise SecurityFileError(path, f"user {name!r} has no credentials")
         for mechanism, credential in found.items():
             if mechanism not in HASHES:
-                raise SecurityFileError(path, f"user {name!r}: {mechanism!r} is none of {', '.join(HASHES)}")
+                raise SecurityFileError(path, f"user {name!r}: {mechanism!r} is not one of {', '.join(HASHES)}")
             size = hashlib.new(HASHES[mechanism]).digest_size
             if len(credential.stored_key) != size or len(credential.server_key) != size:
-                raise SecurityFileError(path, f"user {name!r}: the keys of {mechanism} have {size} bytes")
+                raise SecurityFileError(path, f"user {name!r}: the keys of {mechanism} must have {size} bytes")
             if len(credential.salt) < _SALT_BYTES_MIN:
-                raise SecurityFileError(path, f"user {name!r}: a salt has at least {_SALT_BYTES_MIN} bytes")
+                raise SecurityFileError(path, f"user {name!r}: the salt must have at least {_SALT_BYTES_MIN} bytes")
             if not ITERATIONS_MIN <= credential.iterations <= ITERATIONS_MAX:
-                raise SecurityFileError(
-                    path, f"user {name!r}: iterations are from {ITERATIONS_MIN} to {ITERATIONS_MAX}"
-                )
+                raise SecurityFileError(path, f"user {name!r}: iterations must be {ITERATIONS_MIN} to {ITERATIONS_MAX}")
     return document

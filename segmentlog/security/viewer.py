@@ -1,15 +1,18 @@
-"""The rights to see things: the Kafka server, REST and the console all ask this module.
+"""Rights to see topics, groups and other things, for the Kafka server, REST and the console.
 
-| thing | right | of the store's own topics, in addition | |---|---|---| | a topic: name, partitions, offsets, sizes |
-DESCRIBE on the topic | DESCRIBE on the cluster | | the records of a topic | READ on the topic | ALTER on the cluster |
-| the configuration of a topic | DESCRIBE_CONFIGS on the topic | DESCRIBE on the cluster | | a group: name, members,
-committed offsets | DESCRIBE on the group | | | the configuration of a group | DESCRIBE_CONFIGS on the group | | | a
-transactional id, or the name of a producer of the library | DESCRIBE on the transactional id | | | schemas, and values
-that are decoded by one | READ on the topic ``_schemas`` | | | the cluster: health, where the store is, rules | DESCRIBE
-on the cluster | |
+| thing | right | additionally for internal topics |
+|---|---|---|
+| a topic: name, partitions, offsets, sizes | DESCRIBE on the topic | DESCRIBE on the cluster |
+| the records of a topic | READ on the topic | ALTER on the cluster |
+| the configuration of a topic | DESCRIBE_CONFIGS on the topic | DESCRIBE on the cluster |
+| a group: name, members, committed offsets | DESCRIBE on the group | |
+| the configuration of a group | DESCRIBE_CONFIGS on the group | |
+| a transactional id, or the name of a producer of the library | DESCRIBE on the transactional id | |
+| schemas, and values decoded with them | READ on the topic ``_schemas`` | |
+| the cluster: health, where the store is, rules | DESCRIBE on the cluster | |
 
-The records of the store's own topics name every group, transactional id and topic. So they take the right to change the
-rules themselves: with it a principal can allow itself everything else.
+The records of internal topics name every group, transactional id and topic. So they require the right to change the
+rules themselves, with which a principal can allow itself everything else.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, R
 
 
 class Thing(IntEnum):
-    """A kind of thing that a principal may see or not."""
+    """Kind of thing that requires a right to be seen."""
 
     TOPIC = auto()
     RECORDS = auto()
@@ -46,30 +49,30 @@ _RIGHTS: Final = {
     Thing.CLUSTER: (Operation.DESCRIBE, ResourceType.CLUSTER),
 }
 _FIGURES: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
-"""Operations that show no record."""
+"""Operations that reveal no records."""
 _ONLY: Final = {Thing.SCHEMAS: SCHEMAS_TOPIC, Thing.CLUSTER: CLUSTER_NAME}
-"""Things of which there is one."""
+"""Names of things that exist once."""
 
 
 class Viewer(NamedTuple):
-    """A principal at an address, and the rules that it is judged by. Thread-safe."""
+    """A principal at an address, with the rules that apply to it. Thread-safe."""
 
     authorizer: Authorizer
     principal: Principal
     host: str
 
     def may_see(self, thing: Thing, name: str = "") -> bool:
-        """Return whether the principal may see the thing of this name; schemas and the cluster have none."""
+        """Return whether the principal may see the named thing; schemas and the cluster need no name."""
         operation, resource = _RIGHTS[thing]
         return self.allows(operation, resource, _ONLY.get(thing, name))
 
     def allows(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return whether the principal may do that to the resource.
+        """Return whether the principal may perform the operation on the resource.
 
-        For one of the store's own topics this takes a right on the cluster, too: see the table above.
+        An internal topic additionally requires a right on the cluster; see the table above.
         """
         if resource is ResourceType.TOPIC and name in INTERNAL_TOPICS:
-            wanted = Operation.DESCRIBE if operation in _FIGURES else Operation.ALTER
-            if not self.authorizer.allows(self.principal, self.host, wanted, ResourceType.CLUSTER, CLUSTER_NAME):
+            required = Operation.DESCRIBE if operation in _FIGURES else Operation.ALTER
+            if not self.authorizer.allows(self.principal, self.host, required, ResourceType.CLUSTER, CLUSTER_NAME):
                 return False
         return self.authorizer.allows(self.principal, self.host, operation, resource, name)

@@ -1,4 +1,4 @@
-"""A file that people change while a server runs: what is in it now, at the cost of a look at its times now and then."""
+"""Read a file that people change while a server runs; checks its modification time twice a second."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from segmentlog.storage.interrupt_safe import try_lock
 
 logger = logging.getLogger("segmentlog.server")
 reloads = logging.getLogger("segmentlog.server.reloads")
-"""Where a process says what a changed file says now. Of several processes that read one file, one says it."""
+"""Logger of reloads. Of several processes that read one file, only one has it enabled."""
 
 T = TypeVar("T")
 
-LOOK_EVERY_S: Final = 0.5
-_SETTLED_NS: Final = 2_000_000_000
-"""Times of files have steps: a younger file may change once more without a later time, and is read again."""
+CHECK_INTERVAL_S: Final = 0.5
+_RECENT_NS: Final = 2_000_000_000
+"""File times are coarse: a file changed less than this long ago may change again without a new time, so reread it."""
 
 _Version = tuple[int, int, int]
 
 
 class WatchedFile(Generic[T]):
-    """What ``parse`` makes of the file at ``path``. Thread-safe.
+    """Parsed contents of the file at ``path``, reloaded when it changes. Thread-safe.
 
-    The first look raises whatever is wrong. Later on a file that is gone or broken changes nothing: what was known goes
-    on to count, and an error is logged, once for each state of the file. A file that says something else is logged with
-    ``describe(before, now)``, which must hold no secret.
+    The constructor raises the error of an unreadable or invalid file. If the file becomes invalid or disappears later,
+    the previous contents stay in effect, and an error is logged, once for each state of the file. A change is logged
+    with ``describe(before, now)``, which must not reveal a secret.
     """
 
     def __init__(
@@ -41,42 +41,42 @@ class WatchedFile(Generic[T]):
         describe: Callable[[T, T], str],
         *,
         fs: FileSystem | None = None,
-        look_every_s: float = LOOK_EVERY_S,
+        check_interval_s: float = CHECK_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._parse = parse
         self._describe = describe
         self._fs = fs or FileSystem()
-        self._look_every_s = look_every_s
+        self._check_interval_s = check_interval_s
         self._clock = clock
         self._mutex = fork_safety.lock(self, "_mutex")
         self._complaint = ""
-        self._version, self._is_settled = self._look()
+        self._version, self._is_old = self._version_on_disk()
         self._bytes = read_file(self._fs, path)
         self._value = parse(self._bytes)
-        self._next_look_s = clock() + look_every_s
+        self._next_check_s = clock() + check_interval_s
 
     def current(self) -> T:
-        """What is in the file, at most half a second ago."""
-        if self._clock() >= self._next_look_s:
-            # Whoever comes meanwhile need not wait: what was known a moment ago is as good.
+        """Return the contents, at most half a second old."""
+        if self._clock() >= self._next_check_s:
+            # Do not wait for a thread that is reloading: the previous contents are recent enough.
             with try_lock(self._mutex) as is_mine:
                 if is_mine:
                     self._refresh()
         return self._value
 
     def reload(self) -> T:
-        """What is in the file now."""
+        """Check the file now, and return its contents."""
         with self._mutex:
             self._refresh()
         return self._value
 
     def _refresh(self) -> None:
-        self._next_look_s = self._clock() + self._look_every_s
+        self._next_check_s = self._clock() + self._check_interval_s
         try:
-            version, is_settled = self._look()
-            if version == self._version and self._is_settled:
+            version, is_old = self._version_on_disk()
+            if version == self._version and self._is_old:
                 return
             found = read_file(self._fs, self.path)
             if found != self._bytes:
@@ -86,14 +86,17 @@ class WatchedFile(Generic[T]):
             complaint = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             if complaint != self._complaint:
                 self._complaint = complaint
-                logger.error("%s: cannot be used, and what it said before goes on to count: %s", self.path, complaint)
+                logger.error("%s: cannot be used; the previous contents stay in effect: %s", self.path, complaint)
             return
-        self._version, self._is_settled, self._bytes, self._complaint = version, is_settled, found, ""
+        self._version, self._is_old, self._bytes, self._complaint = version, is_old, found, ""
 
-    def _look(self) -> tuple[_Version, bool]:
-        """Before reading: what is read is then at least as new."""
+    def _version_on_disk(self) -> tuple[_Version, bool]:
+        """Return (version, whether it is old enough).
+
+        Call it before reading, so that the contents are at least as new.
+        """
         found = self._fs.stat(self.path)
         return (
             (found.st_ino, found.st_mtime_ns, found.st_size),
-            time.time_ns() - found.st_mtime_ns > _SETTLED_NS,
+            time.time_ns() - found.st_mtime_ns > _RECENT_NS,
         )

@@ -129,9 +129,9 @@ class Broker:
         return None if partition is None or partition.is_stale else partition
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Whether the locks that delayed responses need are free within ``patience_s`` seconds each."""
+        """Return whether the locks that delayed responses need are free within ``patience_s`` seconds each."""
         waits = (self.fsync_waiter, self.ack_waiter, self.purgatory)
-        return all(one.is_healthy(patience_s) for one in waits)
+        return all(part.is_healthy(patience_s) for part in waits)
 
     def stop_waiting(self) -> None:
         """Answer all parked requests, because the server stops."""

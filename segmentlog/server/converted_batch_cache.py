@@ -46,7 +46,7 @@ _SHARE_KEPT: Final = 8
 """This class keeps at most 1/8 of the memory limit; the rest is for responses."""
 _FREE_PART: Final = 4
 """The files together take at most 1/4 of the space that would be free without them."""
-_MADE_S: Final = 10.0
+_WAIT_S: Final = 10.0
 """Time for which a request waits for another one to convert the same batch."""
 
 _Key = tuple[str, int, int, int]
@@ -82,7 +82,7 @@ class DiskBatchCache:
         self._clock_s = clock_s
         self._files: list[_CacheFile] = []
         self._by_key: dict[_Key, _CacheFile] = {}
-        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._requested: OrderedDict[int, None] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
@@ -98,34 +98,34 @@ class DiskBatchCache:
             file.used_s = self._clock_s()
             return file.views[key]
 
-    def offer(self, key: _Key, made: list[Buffer], *, at_once: bool = False) -> None:
+    def offer(self, key: _Key, converted: list[Buffer], *, at_once: bool = False) -> None:
         """Store a converted batch if there is room, and only on its second request or with ``at_once``."""
         number = hash(key)
         with self._mutex:
-            if number not in self._asked:
-                self._asked[number] = None
-                if len(self._asked) > _REMEMBERED:
-                    self._asked.popitem(last=False)
+            if number not in self._requested:
+                self._requested[number] = None
+                if len(self._requested) > _REMEMBERED:
+                    self._requested.popitem(last=False)
                 if not at_once:
                     return
-            if key in self._by_key or not self._bound_bytes or sum(map(len, made)) > self._file_bytes:
+            if key in self._by_key or not self._bound_bytes or sum(map(len, converted)) > self._file_bytes:
                 return
         if not self._writing.acquire(blocking=False):
             return  # busy; the batch can be stored on its next request
         try:
-            self._add(key, made)
+            self._add(key, converted)
         except OSError as error:
             logger.info("converted batches are cached in memory only, not on disk: %s", error)
             self._bound_bytes = 0
         finally:
             self._writing.release()
 
-    def _add(self, key: _Key, made: list[Buffer]) -> None:
+    def _add(self, key: _Key, converted: list[Buffer]) -> None:
         file = self._files[-1] if self._files else None
-        views = file.scratch.add(made) if file is not None else None
+        views = file.scratch.add(converted) if file is not None else None
         if views is None:
             file = self._start_file()
-            views = file.scratch.add(made) if file is not None else None
+            views = file.scratch.add(converted) if file is not None else None
         with self._mutex:
             if file is not None and views is not None and file in self._files:
                 file.views[key] = views
@@ -174,7 +174,7 @@ class ConvertedBatchCache:
     ) -> None:
         self._mutex = threading.Lock()
         self._held_max_bytes = held_max_bytes
-        self._summing = threading.Lock()
+        self._sum_mutex = threading.Lock()
         self._held_bytes = 0
         self._changes: deque[int] = deque()
         """Size changes not added to ``_held_bytes`` yet. Batches are freed in any thread, whatever locks it holds: so
@@ -185,8 +185,8 @@ class ConvertedBatchCache:
         self.hit_count = self.miss_count = 0
         """Numbers of batches found in the cache, and of batches converted."""
         self._converted: OrderedDict[_Key, list[Buffer]] = OrderedDict()
-        self._being_made: dict[_Key, threading.Event] = {}
-        self._known: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
+        self._in_progress: dict[_Key, threading.Event] = {}
+        self._registered: OrderedDict[tuple[LogVersion, int], tuple[_Key, int]] = OrderedDict()
 
     def lookup(self, version: LogVersion, offset: int) -> tuple[list[Buffer], int] | None:
         """Return (the batch at ``offset``, the offset after it) if it is cached and was registered for this version.
@@ -194,10 +194,10 @@ class ConvertedBatchCache:
         This reads nothing from the log: the batch was verified when it was converted.
         """
         with self._mutex:
-            known = self._known.get((version, offset))
-            if known is None:
+            entry = self._registered.get((version, offset))
+            if entry is None:
                 return None
-            key, next_offset = known
+            key, next_offset = entry
             found = self._find(key)
         return None if found is None else (found, next_offset)
 
@@ -208,9 +208,9 @@ class ConvertedBatchCache:
             return
         key = (version[0], batch.partition, header.base_offset, header.header_checksum)
         with self._mutex:
-            self._known[version, header.base_offset] = key, header.next_offset
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            self._registered[version, header.base_offset] = key, header.next_offset
+            if len(self._registered) > _REMEMBERED:
+                self._registered.popitem(last=False)
 
     def convert(self, topic_id: str, batch: RecordBatch) -> list[Buffer]:
         """Return a batch in Kafka's format: a client's batch unchanged, a library's as one batch, or several if it is
@@ -225,19 +225,19 @@ class ConvertedBatchCache:
         key = (topic_id, batch.partition, header.base_offset, header.header_checksum)
         with self._mutex:
             found = self._find(key)
-            other = self._being_made.get(key)
+            other = self._in_progress.get(key)
         if found is None and other is not None:  # another consumer is converting it
-            other.wait(_MADE_S)
+            other.wait(_WAIT_S)
             with self._mutex:
                 found = self._find(key)
         if found is not None:
             return found
-        return self._make(key, batch)
+        return self._convert(key, batch)
 
     @property
     def held_bytes(self) -> int:
         """Memory of converted batches that are not on disk, in this cache and in responses."""
-        with self._summing:
+        with self._sum_mutex:
             while self._changes:
                 self._held_bytes += self._changes.popleft()
             return self._held_bytes
@@ -247,9 +247,9 @@ class ConvertedBatchCache:
         """Whether the memory limit is reached: then a response includes no more batches than it must."""
         return self.held_bytes >= self._held_max_bytes
 
-    def _counted(self, made: Buffer) -> memoryview:
+    def _count_held(self, converted: Buffer) -> memoryview:
         """Return the same bytes, counted as held until the last reference to any part of them is gone."""
-        owner = np.frombuffer(made, np.uint8)
+        owner = np.frombuffer(converted, np.uint8)
         size = len(owner)
         self._changes.append(size)
         weakref.finalize(owner, self._changes.append, -size).atexit = False
@@ -275,31 +275,31 @@ class ConvertedBatchCache:
         self.hit_count += found is not None
         return found
 
-    def _make(self, key: _Key, batch: RecordBatch) -> list[Buffer]:
+    def _convert(self, key: _Key, batch: RecordBatch) -> list[Buffer]:
         event = threading.Event()
         with self._mutex:
             self.miss_count += 1
-            self._being_made.setdefault(key, event)
+            self._in_progress.setdefault(key, event)
         try:
-            made = as_wire(batch)
+            converted = as_wire(batch)
             if self._disk is not None:
-                self._disk.offer(key, made, at_once=self.is_used_up)
+                self._disk.offer(key, converted, at_once=self.is_used_up)
                 views = self._disk.find(key)
                 if views is not None:
                     return list(views)
-            made = [self._counted(one) for one in made]
+            converted = [self._count_held(one) for one in converted]
             with self._mutex:
-                self._store(key, made)
+                self._store(key, converted)
         finally:
             with self._mutex:
-                if self._being_made.get(key) is event:
-                    del self._being_made[key]
+                if self._in_progress.get(key) is event:
+                    del self._in_progress[key]
             event.set()
-        return made
+        return converted
 
-    def _store(self, key: _Key, made: list[Buffer]) -> None:
+    def _store(self, key: _Key, converted: list[Buffer]) -> None:
         if key not in self._converted:
-            self._converted[key] = made
-            self._bytes += sum(map(len, made))
+            self._converted[key] = converted
+            self._bytes += sum(map(len, converted))
             while self._bytes > self._kept_bytes:
                 self._bytes -= sum(map(len, self._converted.popitem(last=False)[1]))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.listen_rules import check_safe, check_safe_to_report, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, cluster_id_of, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
@@ -48,13 +48,13 @@ class Server:
         metrics: str | None = None,
         open_http: Callable[[LogStore], Sidecar] | None = None,
     ) -> None:
-        security = security.with_those_of(store.path)
+        security = security.completed_from_store(store.path)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(host, security.tls_cert is not None, security.users is not None, security.insecure)
         advertised = None if advertise is None else parse_address(advertise, option="advertise")
         metrics_at = None if metrics is None else parse_address(metrics, option="metrics")
         if metrics_at is not None:
-            check_safe_to_tell(metrics_at[0], security.insecure)
+            check_safe_to_report(metrics_at[0], security.insecure)
         self.store = store
         self._owns_store = owns_store
         self._is_closed = False

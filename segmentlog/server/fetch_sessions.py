@@ -64,14 +64,14 @@ class FetchSession:
 
     def update(self, requested: Iterable[SessionPartition], forgotten: Iterable[Key]) -> None:
         """Add, change and drop partitions as a request says. Call `FetchSessions.update`, which checks the limit."""
-        for one in requested:
-            key = one.key
-            known = self.partitions.get(key)
-            if known is None:
-                self.partitions[key] = one
+        for partition in requested:
+            key = partition.key
+            present = self.partitions.get(key)
+            if present is None:
+                self.partitions[key] = partition
             else:
-                known.fetch_offset, known.max_bytes = one.fetch_offset, one.max_bytes
-                known.leader_epoch, known.last_fetched_epoch = one.leader_epoch, one.last_fetched_epoch
+                present.fetch_offset, present.max_bytes = partition.fetch_offset, partition.max_bytes
+                present.leader_epoch, present.last_fetched_epoch = partition.leader_epoch, partition.last_fetched_epoch
         for key in forgotten:
             self.partitions.pop(key, None)
 
@@ -117,7 +117,7 @@ class FetchSessions:
         without.
         """
         requested = list(requested)
-        new = {key for one in requested if (key := one.key) not in session.partitions}
+        new = {key for partition in requested if (key := partition.key) not in session.partitions}
         if not self._reserve(session, len(session.partitions) + len(new)):
             return False
         session.update(requested, forgotten)

@@ -115,9 +115,7 @@ class FrameReader:
         return self._is_larger_than(MEDIUM_BYTES)
 
     def _is_larger_than(self, size_bytes: int) -> bool:
-        """Whether the next request is larger and has sent enough bytes: an announced length alone must not cost a
-        buffer.
-        """
+        """Return whether the next request is larger than ``size_bytes``, and enough of it has arrived to trust that."""
         at = self._begin
         return self._end - at >= _TRUSTED_FROM_BYTES and self._size_at(at) + LENGTH_BYTES > size_bytes
 
@@ -127,8 +125,9 @@ class FrameReader:
         return time.monotonic() >= self.deadline_s
 
     def is_overdue(self) -> bool:
-        """Whether the client has sent nothing for too long; `patience_s` applies inside a request, `idle_s` between
-        two.
+        """Return whether the client has sent nothing for too long.
+
+        The limit is `patience_s` inside a request, and `idle_s` between two requests.
         """
         return time.monotonic() - self._since_s > (self._patience_s if self.has_more else self._idle_s)
 
@@ -257,12 +256,12 @@ class FrameReader:
 
     def _use(self, buffer: bytearray) -> None:
         """Continue in another buffer. Requests that were returned keep the one that they are in."""
-        left = self._end - self._begin
-        buffer[:left] = self._view[self._begin : self._end]
+        remaining = self._end - self._begin
+        buffer[:remaining] = self._view[self._begin : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)
-        self._begin, self._end = 0, left
+        self._begin, self._end = 0, remaining
 
     def _move_to_front(self) -> None:
-        left = self._end - self._begin
-        self._buffer[:left] = self._buffer[self._begin : self._end]
-        self._begin, self._end = 0, left
+        remaining = self._end - self._begin
+        self._buffer[:remaining] = self._buffer[self._begin : self._end]
+        self._begin, self._end = 0, remaining

@@ -200,7 +200,7 @@ class KafkaConnection:
         self._afterwards()
 
     def _is_quick(self, frame: memoryview) -> bool:
-        """Whether a request cannot block. Requests of an unauthenticated client do not count: they cost computation."""
+        """Return whether a request cannot block. False before authentication, which costs computation."""
         return self._is_authenticated and len(frame) > 1 and not frame[0] and frame[1] in NON_BLOCKING
 
     @property
@@ -287,7 +287,7 @@ class KafkaConnection:
         self._transport.stop_receiving()
 
     def is_disconnected(self) -> bool:
-        """Whether the client has disconnected. For the thread of a request that takes long."""
+        """Return whether the client has disconnected. For the thread of a request that takes long."""
         # `finish` shuts the socket down itself, which looks like a client that has left.
         return self.is_closed or (not self._is_finishing and self._transport.is_disconnected())
 

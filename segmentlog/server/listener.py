@@ -159,7 +159,7 @@ class KafkaListener:
         return self._thread.is_alive() and not self._is_closed
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Whether the lock is free within ``patience_s`` seconds, and the threads that accept and serve are alive."""
+        """Return whether the lock is free within ``patience_s`` seconds, and the serving threads are alive."""
         if not self._mutex.acquire(timeout=patience_s):
             return False
         self._mutex.release()
@@ -301,7 +301,7 @@ class KafkaListener:
             self._serve(self._connection(wrapped, host, principal_of(wrapped) or ANONYMOUS, guest), guest)
         except (OSError, ssl.SSLError, ValueError) as error:
             self._meter.count_event(Event.TLS_FAILED)
-            self._tls_refusals.note(host, error)
+            self._tls_refusals.report(host, error)
             sock.close()
             self._uncount(host, guest)
 

@@ -25,17 +25,17 @@ _SELDOM_S: Final = 1.0
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
             "message": record.getMessage(),
         }
-        said |= {name: value for name in FIELDS if (value := getattr(record, name, None)) not in (None, "")}
+        entry |= {name: value for name in FIELDS if (value := getattr(record, name, None)) not in (None, "")}
         if record.exc_info:
-            said["error"] = self.formatException(record.exc_info)
-        return json.dumps(said, default=str)
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
 
 
 class _Plain(logging.Formatter):
@@ -47,7 +47,8 @@ class _Plain(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return self._erase + "".join(
-            one if one.isprintable() else repr(one)[1:-1] for one in super().formatMessage(record)
+            character if character.isprintable() else repr(character)[1:-1]
+            for character in super().formatMessage(record)
         )
 
 

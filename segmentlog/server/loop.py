@@ -83,7 +83,7 @@ class Loop:
             self._release(connection, StepResult.ENDED)
 
     def is_healthy(self) -> bool:
-        """Whether the thread that steps the connections is alive."""
+        """Return whether the thread that steps the connections is alive."""
         leader = self._leader
         return leader is not None and leader.is_alive()
 
@@ -94,13 +94,13 @@ class Loop:
                 return
             self._is_closed = True
             leader = self._leader
-            left = [one for one in self._connections.values() if one is not self._current]
+            remaining = [other for other in self._connections.values() if other is not self._current]
             self._connections.clear()
         self._woken.set()
         os.write(self._wake_write, b"\0")
         if leader is not None and leader is not threading.current_thread():
             leader.join(2 * _LOOK_S)
-        for connection in left:
+        for connection in remaining:
             self._release(connection, StepResult.ENDED)
         self._close_files()
 
@@ -178,8 +178,8 @@ class Loop:
 
     def _replace_leader_locked(self, connection: KafkaConnection) -> None:
         """Start a new leader thread; ``connection`` stays with the thread that steps it."""
-        for fd, one in self._connections.items():
-            if one is connection:
+        for fd, other in self._connections.items():
+            if other is connection:
                 self._remove_locked(fd)
                 break
         self._current = None
@@ -216,7 +216,11 @@ class Loop:
     def _check_pace(self) -> None:
         """End connections that have been idle for too long."""
         with self._mutex:
-            quiet = [(fd, one) for fd, one in self._connections.items() if one is not self._current and one.is_overdue]
+            quiet = [
+                (fd, other)
+                for fd, other in self._connections.items()
+                if other is not self._current and other.is_overdue
+            ]
             for fd, _ in quiet:
                 self._remove_locked(fd)
         for _, connection in quiet:

@@ -53,8 +53,8 @@ class MetricsServer:
     """HTTP server of the metrics, in threads, until it is closed. With ``is_first`` it includes those of the whole
     store.
 
-    The caller must have checked that the address is safe (`security.listen_rules.check_safe_to_report`). Raise OSError
-    for an address in use, and SegmentlogError if prometheus-client is missing.
+    The caller must have checked that the address is safe (`security.listen_rules.check_safe_for_metrics`). Raise
+    OSError for an address in use, and SegmentlogError if prometheus-client is missing.
     """
 
     def __init__(self, worker: ServerWorker, host: str, port: int, is_first: bool) -> None:

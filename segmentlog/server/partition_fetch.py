@@ -172,7 +172,7 @@ class _Gathered:
         return self.at_least_one and not self.batches
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Whether ``size_bytes`` more fit; a first batch that is due always fits."""
+        """Return whether ``size_bytes`` more fit; a first batch that is due always fits."""
         return size_bytes <= self.room or self.is_due
 
 

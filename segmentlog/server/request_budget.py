@@ -79,15 +79,15 @@ def merge_topics(
     found: dict[Hashable, MergedTopic[Element]] = {}
     key_of, parts_of, part_key_of = attrgetter(*key), attrgetter(parts), attrgetter(*part_key) if part_key else identity
     for topic in topics:
-        what = key_of(topic)
-        one = found.get(what)
-        if one is None:
-            one = found[what] = MergedTopic(topic)
-        partitions = one.partitions
+        topic_key = key_of(topic)
+        merged = found.get(topic_key)
+        if merged is None:
+            merged = found[topic_key] = MergedTopic(topic)
+        partitions = merged.partitions
         for part in parts_of(topic):
             at = part_key_of(part)
             if at in partitions and partitions[at] != part:
-                one.unclear.add(at)
+                merged.unclear.add(at)
             partitions[at] = part
     return list(found.values())
 

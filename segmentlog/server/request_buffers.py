@@ -106,12 +106,12 @@ class BufferPool:
             now_s = time.monotonic()
             if now_s >= ends_s:
                 raise NoRoom("no memory for a request of this size became free in time")
-            for one in self._leases:
-                if one.begun_s > now_s - _SPARED_S:
+            for other in self._leases:
+                if other.begun_s > now_s - _SPARED_S:
                     break
-                if one is not lease and not one.is_complete and not one.is_cut and one.buffer:
-                    one.is_cut = True
-                    one.cut()
+                if other is not lease and not other.is_complete and not other.is_cut and other.buffer:
+                    other.is_cut = True
+                    other.cut()
                     break
             self._condition.wait(_LOOK_S)
         if lease.is_cut:

@@ -65,23 +65,23 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
     """The files of all topics were searched for an unknown topic id."""
 
     def allows(self, operation: Operation, resource: ResourceType, name: str) -> bool:
-        """Whether the client may perform this operation on the resource of this name."""
+        """Return whether the client may perform this operation on the resource of this name."""
         return Viewer(self.broker.authorizer, self.principal, self.client_host).allows(operation, resource, name)
 
     def may_see(self, thing: Thing, name: str = "") -> bool:
-        """Whether the client may see the thing of this name."""
+        """Return whether the client may see the thing of this name."""
         return Viewer(self.broker.authorizer, self.principal, self.client_host).may_see(thing, name)
 
     def allows_topic(self, operation: Operation, name: str) -> bool:
-        """Whether the client may perform this operation on the topic."""
+        """Return whether the client may perform this operation on the topic."""
         return self.allows(operation, ResourceType.TOPIC, name)
 
     def allows_cluster(self, operation: Operation) -> bool:
-        """Whether the client may perform this operation on the cluster."""
+        """Return whether the client may perform this operation on the cluster."""
         return self.allows(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def is_disconnected(self) -> bool:
-        """Whether the client has disconnected."""
+        """Return whether the client has disconnected."""
         return self.connection is not None and self.connection.is_disconnected()
 
     # ------------------------------------------------------------ limits of a request
@@ -108,9 +108,9 @@ class RequestContext(msgspec.Struct, gc=False, kw_only=True):
         """Like `each`, but yield only the first of the elements with the same ``key``, which get one answer."""
         seen: set[Hashable] = set()
         for element in self.each(elements):
-            what = key(element)
-            if what not in seen:
-                seen.add(what)
+            element_key = key(element)
+            if element_key not in seen:
+                seen.add(element_key)
                 yield element
 
     def merged_topics(

@@ -40,12 +40,12 @@ def _collect(message: Any, plan: _Plan, found: list[int]) -> None:
         found.append(code)
     for name, inner in plan.lists:
         if inner.lists:
-            for one in getattr(message, name) or ():
-                _collect(one, inner, found)
+            for item in getattr(message, name) or ():
+                _collect(item, inner, found)
         else:  # the usual case, a list of partitions: no call for each
             field = inner.code
-            for one in getattr(message, name) or ():
-                if code := getattr(one, field):
+            for item in getattr(message, name) or ():
+                if code := getattr(item, field):
                     found.append(code)
 
 
@@ -64,9 +64,9 @@ def _plan_of(cls: type[msgspec.Struct]) -> _Plan | None:
 
 def _element_of(kind: Any) -> type[msgspec.Struct] | None:
     """Return the struct that a field is a list of, also an optional list; None for other fields."""
-    for one in (kind, *get_args(kind)):
-        if get_origin(one) is list:
-            (element,) = get_args(one)
+    for item in (kind, *get_args(kind)):
+        if get_origin(item) is list:
+            (element,) = get_args(item)
             if isinstance(element, type) and issubclass(element, msgspec.Struct):
                 return element
     return None

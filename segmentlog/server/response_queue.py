@@ -132,7 +132,7 @@ class ResponseQueue:
         return together if len(together) < 2 or size > _TOGETHER_BYTES else (b"".join(together),)
 
     def _is_at_limit(self) -> bool:
-        """Whether the limit of responses or bytes is reached: a client may request much and read nothing."""
+        """Return whether the limit of responses or bytes is reached: a client may request much and read nothing."""
         waiting = self._waiting.copy()
         if len(waiting) >= _WAITING_MAX:
             return True
@@ -140,8 +140,8 @@ class ResponseQueue:
             waiting[-1], PendingResponse
         ):  # a pending response is small, or the only long poll
             return False
-        made = [_buffers_of(answer) or () for answer in waiting]
-        return sum(len(buffer) for buffers in made for buffer in buffers) > self._waiting_bytes_max
+        completed = [_buffers_of(answer) or () for answer in waiting]
+        return sum(len(buffer) for buffers in completed for buffer in buffers) > self._waiting_bytes_max
 
     def _head(self) -> Sequence[Buffer] | None:
         """Return the next response if it is complete, else None."""
@@ -168,9 +168,9 @@ class ResponseQueue:
 
     def _send_ready_locked(self) -> None:
         while (buffers := self._head()) is not None:
-            left = self._transport.send_now(buffers)
-            if left:
-                self._waiting[0] = left
+            unsent = self._transport.send_now(buffers)
+            if unsent:
+                self._waiting[0] = unsent
                 self.is_stuck = True
                 threading.Thread(target=self._send_to_slow, name="segmentlog-slow-client", daemon=True).start()
                 return

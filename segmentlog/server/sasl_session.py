@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from segmentlog.security.mechanisms import MECHANISMS, Exchange, begin
+from segmentlog.security.mechanisms import MECHANISMS, Exchange, start_exchange
 from segmentlog.security.principals import Principal
 from segmentlog.security.security_errors import AuthenticationFailed
 from segmentlog.server.codec.kafka_errors import ErrorCode
@@ -93,7 +93,7 @@ class SaslSession:
         return self._state is _State.AUTHENTICATED
 
     def permits(self, api_key: int) -> bool:
-        """Whether a request of this API is allowed now. If not, the connection must be closed."""
+        """Return whether a request of this API is allowed now. If not, the connection must be closed."""
         if self._state is _State.AUTHENTICATED:
             return self._clock() < self._ends_s or api_key in _TO_BEGIN
         if self._state is _State.INITIAL:
@@ -113,7 +113,7 @@ class SaslSession:
             self._state = _State.FAILED
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled
         self._mechanism = mechanism
-        self._exchange = begin(mechanism, self._users)
+        self._exchange = start_exchange(mechanism, self._users)
         self._state = _State.REAUTHENTICATING if is_again else _State.EXCHANGING
         self.takes_raw_tokens = version == 0
         return ErrorCode.NONE, enabled

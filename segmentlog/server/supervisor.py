@@ -29,7 +29,7 @@ import msgspec
 from segmentlog.clock import Clock
 from segmentlog.defaults import SHIP_INTERVAL_MS
 from segmentlog.errors import SegmentlogError
-from segmentlog.security.listen_rules import check_safe, check_safe_to_tell, check_tls_files, listen, parse_address
+from segmentlog.security.listen_rules import check_safe, check_safe_to_report, check_tls_files, listen, parse_address
 from segmentlog.security.security_settings import Security
 from segmentlog.server.addresses import ServerLock, warn_uncovered_names, worker_nodes
 from segmentlog.server.server_settings import ServerSettings
@@ -122,12 +122,12 @@ class Supervisor:
         sidecar: SidecarProcess | None = None,
         on_change: Callable[[Supervisor], None] | None = None,
     ) -> None:
-        security = plan.security.with_those_of(plan.path)
+        security = plan.security.completed_from_store(plan.path)
         plan = msgspec.structs.replace(plan, security=security)
         check_tls_files(security.tls_cert, security.tls_key, security.tls_client_ca)
         check_safe(plan.host, security.tls_cert is not None, security.users is not None, security.insecure)
         if plan.metrics is not None:
-            check_safe_to_tell(plan.metrics[0], security.insecure)
+            check_safe_to_report(plan.metrics[0], security.insecure)
         advertised = None if plan.advertise is None else parse_address(plan.advertise, option="advertise")
         self.plan = plan
         self._worker_main = child
@@ -363,8 +363,8 @@ class Supervisor:
         self._lock.release()
 
 
-def _log(level: int, child: _ChildProcess, what: str) -> None:
-    logger.log(level, "%s (process %d) %s", child.name, child.pid, what, extra={"worker": child.number})
+def _log(level: int, child: _ChildProcess, message: str) -> None:
+    logger.log(level, "%s (process %d) %s", child.name, child.pid, message, extra={"worker": child.number})
 
 
 def _how_ended(pid: int) -> str | None:

@@ -23,7 +23,7 @@ def wire_epoch(epoch: int) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Whether clients can see a topic: the store's internal topics are hidden."""
+    """Return whether clients can see a topic: the store's internal topics are hidden."""
     return name not in INTERNAL_TOPICS
 
 
@@ -43,12 +43,12 @@ class TopicIds:
 
         Reads at most one file. Call `scan` for ids that are not cached.
         """
-        known = self._names.get(topic_id)
-        if known is None:
+        entry = self._names.get(topic_id)
+        if entry is None:
             return None
         try:
-            if self._store.topic(known[0]).id == known[1]:
-                return known
+            if self._store.topic(entry[0]).id == entry[1]:
+                return entry
         except UnknownTopic:
             pass
         self._names.pop(topic_id, None)

@@ -62,7 +62,7 @@ class Transport(Protocol):
         """Send as much as possible without blocking, and return the rest."""
 
     def is_disconnected(self) -> bool:
-        """Whether the peer has closed its side, and so has most likely left. For the receiving thread."""
+        """Return whether the peer has closed its side, and so has most likely left. For the receiving thread."""
 
     def stop_receiving(self) -> None:
         """End the receiving side; sending continues. Thread-safe."""
@@ -110,25 +110,25 @@ class PlainTransport:
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         pace = _SendPace(self._send_timeout_s)
-        left = list(buffers)
+        unsent = list(buffers)
         try:
-            while left:
-                sent = self._socket.sendmsg(left[:GATHER_MAX])
+            while unsent:
+                sent = self._socket.sendmsg(unsent[:GATHER_MAX])
                 self.sent_bytes += sent
-                left = drop_sent(left, sent)
-                if left:
+                unsent = drop_sent(unsent, sent)
+                if unsent:
                     pace.sent(sent)
         except BlockingIOError:
             raise TimeoutError("the client does not read its responses") from None
 
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        left = list(buffers)
+        unsent = list(buffers)
         with contextlib.suppress(BlockingIOError):
-            while left:
-                sent = self._socket.sendmsg(left[:GATHER_MAX], (), socket.MSG_DONTWAIT)
+            while unsent:
+                sent = self._socket.sendmsg(unsent[:GATHER_MAX], (), socket.MSG_DONTWAIT)
                 self.sent_bytes += sent
-                left = drop_sent(left, sent)
-        return left
+                unsent = drop_sent(unsent, sent)
+        return unsent
 
     def is_disconnected(self) -> bool:
         return _is_disconnected(self._socket)
@@ -197,27 +197,27 @@ class TlsTransport:
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         pace = _SendPace(self._send_timeout_s)
-        left = list(buffers)
-        while left:
-            before = _size(left)
-            left = self.send_now(left)
-            if left:
+        unsent = list(buffers)
+        while unsent:
+            before = _size(unsent)
+            unsent = self.send_now(unsent)
+            if unsent:
                 if not wait_for(self._socket, select.POLLOUT, self._send_timeout_s):
                     raise TimeoutError("the client does not read its responses")
-                pace.sent(before - _size(left))
+                pace.sent(before - _size(unsent))
 
     def send_now(self, buffers: Sequence[Buffer]) -> list[Buffer]:
-        left = list(buffers)
+        unsent = list(buffers)
         with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            while left:
+            while unsent:
                 # Join small buffers: each write becomes a TLS record of its own.
-                if len(left) > 1 and len(left[0]) < _TLS_RECORD_BYTES:
-                    left = _merged(left)
+                if len(unsent) > 1 and len(unsent[0]) < _TLS_RECORD_BYTES:
+                    unsent = _merged(unsent)
                 with self._mutex:
-                    sent = self._socket.send(left[0])
+                    sent = self._socket.send(unsent[0])
                 self.sent_bytes += sent
-                left = drop_sent(left, sent)
-        return left
+                unsent = drop_sent(unsent, sent)
+        return unsent
 
     def is_disconnected(self) -> bool:
         return _is_disconnected(self._socket)

@@ -38,7 +38,7 @@ class ServerWorker:
         authorizer = OpenAuthorizer() if security.acls is None else Authorizer(security.acls)
         self.broker = Broker(store, cluster, settings, authorizer)
         door, users = _connection_security(security, host)
-        self._refreshers: list[Callable[[], object]] = [authorizer.look]
+        self._refreshers: list[Callable[[], object]] = [authorizer.refresh]
         if users is not None:
             self._refreshers.append(users.version)
         if door.tls is not None:
@@ -60,11 +60,11 @@ class ServerWorker:
 
     def refresh(self) -> None:
         """Reload the files of users, ACLs and certificates if they changed, so that this is logged without a client."""
-        for look in self._refreshers:
-            look()
+        for refresh in self._refreshers:
+            refresh()
 
     def is_healthy(self, patience_s: float) -> bool:
-        """Whether the locks that requests need are free within ``patience_s`` seconds, so that no thread is stuck."""
+        """Return whether the locks that requests need are free within ``patience_s`` seconds each."""
         return self.listener.is_healthy(patience_s) and self.broker.is_healthy(patience_s)
 
     def problems(self) -> list[str]:

@@ -41,7 +41,7 @@ class WorkerCluster:
         return self.nodes[(xxhash.xxh3_64_intdigest(topic_id.encode()) + partition) % len(self.nodes)]
 
     def leads(self, topic_id: str, partition: int) -> bool:
-        """Whether this worker leads the partition."""
+        """Return whether this worker leads the partition."""
         return self._is_single or self.leader_of(topic_id, partition).node_id == self.own_id
 
     def coordinator_of(self, key: str) -> WorkerNode:
@@ -51,5 +51,5 @@ class WorkerCluster:
         return self.nodes[xxhash.xxh3_64_intdigest(key.encode()) % len(self.nodes)]
 
     def is_coordinator(self, key: str) -> bool:
-        """Whether this worker coordinates the group or the transactional id."""
+        """Return whether this worker coordinates the group or the transactional id."""
         return self._is_single or self.coordinator_of(key).node_id == self.own_id

@@ -204,7 +204,7 @@ class SegmentIndex:
         self.flush()
 
     def complete(self, size_bytes: int) -> None:
-        """Call `close` with the end that the batches say, once the index has caught up with a sealed segment."""
+        """Call `close` with the end offset of the last batch, once the index has caught up with a sealed segment."""
         self.close(self._next_offset, size_bytes)
 
     def is_complete(self, size_bytes: int) -> bool:

@@ -22,7 +22,7 @@ Tick = Callable[[], float]
 """Does the work that is due, and returns the seconds until the next call."""
 
 
-class Worker:
+class BackgroundThread:
     """A named daemon thread that repeats a tick. Thread-safe.
 
     The thread refers to the worker, and to the owner of its tick, only during the tick. When they are dropped, the
@@ -39,14 +39,14 @@ class Worker:
         """Set by the owner of the tick. It keeps a dropped worker alive until its next tick."""
         self._failures = 0
         # Not an Event: the thread that runs a finalizer may hold its lock.
-        self._wake: SimpleQueue[Worker | None] = SimpleQueue()
+        self._wake: SimpleQueue[BackgroundThread | None] = SimpleQueue()
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._mutex = fork_safety.lock(self, "_mutex")
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         self._thread, self._pid = None, 0
         self._wake = SimpleQueue()
 
@@ -101,7 +101,7 @@ class Worker:
         self.ask_to_stop()
         self.join(timeout_s)
 
-    def turn(self) -> float | None:
+    def run_tick(self) -> float | None:
         """Call the tick once. Return the seconds until the next call, or None to end the thread."""
         if self._stopped:
             return None
@@ -117,7 +117,9 @@ class Worker:
         return pause_s
 
 
-def _loop(find: weakref.ref[Worker], wake: SimpleQueue[Worker | None], pause_s: float | None) -> None:
+def _loop(
+    find: weakref.ref[BackgroundThread], wake: SimpleQueue[BackgroundThread | None], pause_s: float | None
+) -> None:
     worker = None
     while pause_s is not None:
         try:
@@ -126,7 +128,7 @@ def _loop(find: weakref.ref[Worker], wake: SimpleQueue[Worker | None], pause_s: 
                 worker = wake.get_nowait() or worker
         except Empty:
             worker = worker or find()
-        pause_s = None if worker is None else worker.turn()
+        pause_s = None if worker is None else worker.run_tick()
         if worker is not None and not worker.has_work:
             worker = None
 
@@ -136,7 +138,7 @@ _PAUSE_MAX_S = 0.2
 # Short, so that a tick that throttles itself notices in time that the store is closed.
 
 
-class Workers:
+class BackgroundThreads:
     """The background threads of a store, by name. Thread-safe.
 
     To start a thread takes 0.1 ms, and milliseconds on a busy machine. So another thread starts them a moment after the
@@ -144,24 +146,24 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self._workers: dict[str, Worker] = {}
+        self._threads: dict[str, BackgroundThread] = {}
         self._pid = 0
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         self._pid = 0
 
-    def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> Worker:
+    def add(self, name: str, tick: Tick, first_pause_s: float = 0.0) -> BackgroundThread:
         """Add a thread that calls ``tick``. `ensure_running` starts it."""
-        worker = self._workers[name] = Worker(name, tick, first_pause_s)
+        worker = self._threads[name] = BackgroundThread(name, tick, first_pause_s)
         return worker
 
-    def __iter__(self) -> Iterator[Worker]:
-        return iter(self._workers.values())
+    def __iter__(self) -> Iterator[BackgroundThread]:
+        return iter(self._threads.values())
 
     def ensure_running(self) -> None:
         """Start the threads that do not run in this process, within a moment."""
-        if self._pid == os.getpid() or not self._workers:
+        if self._pid == os.getpid() or not self._threads:
             return
         _thread.start_new_thread(self._start, ())
         self._pid = os.getpid()

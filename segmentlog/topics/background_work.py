@@ -24,14 +24,14 @@ from segmentlog.policy.retention import is_bounded
 from segmentlog.quantities import UNLIMITED
 from segmentlog.storage import fork_safety
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.topics.background_threads import Worker, Workers
-from segmentlog.topics.compaction_scheduler import Compactor, PartitionName, Partitions
+from segmentlog.topics.background_threads import BackgroundThread, BackgroundThreads
+from segmentlog.topics.compaction_scheduler import Compactor, PartitionName, PartitionSource
 
 logger = logging.getLogger("segmentlog")
 
 _FLUSH_TICK_MAX_S = 0.25
 _FLUSH_TICK_MIN_S = 0.001
-_FIRST_LOOK_S = 10.0
+_FIRST_PAUSE_S = 10.0
 """A short-lived process leaves the retention of the store to others; for segments that it fills it runs at once."""
 _RETENTION_TICK_MIN_S = 1.0
 _RETENTION_TICK_MAX_S = 30.0
@@ -40,12 +40,12 @@ _SLICE_S = 0.05
 _SLICE_PAUSE_S = 0.2
 
 
-class Background:
+class BackgroundWork:
     """The background work of one store. Ticks are thread-safe, and may run beside the store's own threads."""
 
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: PartitionSource,
         clock: Clock,
         *,
         threads: bool,
@@ -66,26 +66,26 @@ class Background:
         self._round: Iterator[tuple[PartitionName, TopicConfig]] | None = None
         self._round_due_ms = 0
         self._round_pause_s = _RETENTION_TICK_MAX_S
-        self._troubles: dict[tuple[str, PartitionName], str] = {}
+        self._errors: dict[tuple[str, PartitionName], str] = {}
         """Errors by kind of work and partition. An error is logged once and does not stop the work for other
         partitions."""
-        self._workers = Workers()
-        self._flusher: Worker | None = None
-        self._retainer: Worker | None = None
-        self._cleaner: Worker | None = None
+        self._threads = BackgroundThreads()
+        self._flusher: BackgroundThread | None = None
+        self._retainer: BackgroundThread | None = None
+        self._cleaner: BackgroundThread | None = None
         if threads and not read_only:
             # These ticks do not raise for a single partition: a tick that raises is called less and less often.
-            self._flusher = self._workers.add("flush", lambda: self._flush(None)[0])
-            self._retainer = self._workers.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_LOOK_S)
-            self._cleaner = self._workers.add("cleaner", self.cleaner_tick, _FIRST_LOOK_S)
+            self._flusher = self._threads.add("flush", lambda: self._flush(None)[0])
+            self._retainer = self._threads.add("retention", lambda: self._retain_in_turn(None)[0], _FIRST_PAUSE_S)
+            self._cleaner = self._threads.add("cleaner", self.cleaner_tick, _FIRST_PAUSE_S)
             self._compactor.worker = self._cleaner
             if finish_transactions is not None:
-                self._workers.add("transactions", finish_transactions)
+                self._threads.add("transactions", finish_transactions)
         if threads and scrubber is not None:
-            self._workers.add("scrub", self.scrub_tick)
-        fork_safety.on_fork(self, "_forget_parent")
+            self._threads.add("scrub", self.scrub_tick)
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Start a new round in a forked child: the thread that was running the round does not exist there."""
         self._rolled, self._round, self._round_due_ms = self._rolled.copy(), None, 0
 
@@ -96,7 +96,7 @@ class Background:
 
     def ensure_running(self) -> None:
         """Start the threads that do not run in this process, within a moment."""
-        self._workers.ensure_running()
+        self._threads.ensure_running()
 
     def flush_soon(self) -> None:
         """Wake the flusher: a partition needs a flush earlier than the flusher has planned."""
@@ -129,7 +129,7 @@ class Background:
     def _flush(self, now_ms: int | None) -> tuple[float, Exception | None]:
         first: Exception | None = None
         pause_s = _FLUSH_TICK_MAX_S
-        self._partitions.let_go_of_moved()
+        self._partitions.close_moved_partitions()
         opened = self._partitions.opened_partitions()
         for partition in opened:
             policy = partition.config.fsync
@@ -142,22 +142,22 @@ class Background:
                 partition.unmap_deleted_segments()
                 if partition.sync_due(slack_ms=int(pause_s * 1000) + 1, now_ms=now_ms):
                     partition.flush()
-                self._went_well("flushed", name)
+                self._clear_error("flushed", name)
             except (StoreClosed, UnknownTopic):
-                self._went_well("flushed", name)
+                self._clear_error("flushed", name)
             except Exception as error:
                 first = first or error
-                self._went_wrong("flushed", name, error)
+                self._record_error("flushed", name, error)
         return pause_s, first
 
-    def _went_wrong(self, what: str, name: PartitionName, error: Exception) -> None:
-        if self._troubles.get((what, name)) != str(error):
-            self._troubles[what, name] = str(error)
+    def _record_error(self, what: str, name: PartitionName, error: Exception) -> None:
+        if self._errors.get((what, name)) != str(error):
+            self._errors[what, name] = str(error)
             logger.warning("%s/%d: cannot be %s: %s; trying again", *name, what, error)
 
-    def _went_well(self, what: str, name: PartitionName) -> None:
-        if self._troubles:
-            self._troubles.pop((what, name), None)
+    def _clear_error(self, what: str, name: PartitionName) -> None:
+        if self._errors:
+            self._errors.pop((what, name), None)
 
     # ------------------------------------------------------------ retention
 
@@ -186,17 +186,17 @@ class Background:
         try:
             with contextlib.suppress(StoreClosed):
                 self._expire(steady_ms)
-            self._went_well("cleared of expired offsets", offsets)
+            self._clear_error("cleared of expired offsets", offsets)
         except Exception as error:
             first = error
-            self._went_wrong("cleared of expired offsets", offsets, error)
+            self._record_error("cleared of expired offsets", offsets, error)
         while self._rolled:
             first = self._retain(self._rolled.pop(), now_ms) or first
         if self._round is None and not 0 < self._round_due_ms - now_ms <= _RETENTION_TICK_MAX_S * 1000:
             # Due; or the clock was set back, after which it would not be due for a long time.
             self._round, self._round_pause_s = self._partitions.all_partitions(), _RETENTION_TICK_MAX_S
         # Open partitions of topics without retention, too: a trim may have left files to delete. None is opened for it.
-        opened = {PartitionName(one.topic, one.number) for one in self._partitions.opened_partitions()}
+        opened = {PartitionName(log.topic, log.number) for log in self._partitions.opened_partitions()}
         ends_s = time.monotonic() + _SLICE_S
         while self._round is not None:
             name = config = None
@@ -209,7 +209,7 @@ class Background:
             if name is None or config is None:
                 self._round, self._round_due_ms = None, now_ms + int(self._round_pause_s * 1000)
             elif is_bounded(config) or config.compacts or name in opened:
-                self._round_pause_s = min(self._round_pause_s, _look_again_s(config))
+                self._round_pause_s = min(self._round_pause_s, _min_pause_s(config))
                 first = self._retain(name, now_ms) or first
             if time.monotonic() >= ends_s:
                 break
@@ -224,9 +224,9 @@ class Background:
                 partition = self._partitions.open_partition(*name)
                 if not partition.handle.read_only:  # else it belongs to another user, whose processes apply retention
                     partition.apply_retention(now_ms=now_ms)
-            self._went_well("retained", name)
+            self._clear_error("retained", name)
         except Exception as error:
-            self._went_wrong("retained", name, error)
+            self._record_error("retained", name, error)
             return error
         return None
 
@@ -257,14 +257,14 @@ class Background:
 
     def health(self) -> dict[str, str]:
         """Return work that keeps failing, and partitions that cannot be compacted."""
-        problems = self._workers.errors()
+        problems = self._threads.errors()
         there: set[PartitionName] | None = None
-        if self._troubles:
+        if self._errors:
             with failures_ignored():
                 there = {name for name, _ in self._partitions.all_partitions()}
-        for (what, (topic, number)), why in self._troubles.copy().items():
+        for (what, (topic, number)), why in self._errors.copy().items():
             if there is not None and (topic, number) not in there and topic != OFFSETS_TOPIC:
-                self._troubles.pop((what, PartitionName(topic, number)), None)  # deleted since
+                self._errors.pop((what, PartitionName(topic, number)), None)  # deleted since
                 continue
             problems[f"{topic}/{number}"] = f"cannot be {what}: {why}"
         for (topic, number), why in self._compactor.uncleanable().items():
@@ -273,12 +273,12 @@ class Background:
 
     def close(self) -> None:
         """Stop the threads, within a second."""
-        self._workers.stop()
+        self._threads.stop()
         if self._scrubber is not None:
             self._scrubber.close()
 
 
-def _look_again_s(config: TopicConfig) -> float:
+def _min_pause_s(config: TopicConfig) -> float:
     """Return how long a topic certainly has nothing to delete or roll, within the bounds of the tick's interval."""
     limits_ms = [config.segment_ms]
     if config.deletes:

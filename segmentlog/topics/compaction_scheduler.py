@@ -15,7 +15,7 @@ from segmentlog.config import TopicConfig
 from segmentlog.errors import CorruptBatch, InvalidConfig, SegmentlogError, StoreClosed, UnknownTopic
 from segmentlog.log.partition import Partition
 from segmentlog.storage.interrupt_check import failures_ignored, is_interrupt
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 
 logger = logging.getLogger("segmentlog")
 
@@ -31,13 +31,13 @@ class PartitionName(NamedTuple):
     number: int
 
 
-class Partitions(Protocol):
+class PartitionSource(Protocol):
     """The methods of a store that background work needs."""
 
     def opened_partitions(self) -> list[Partition]:
         """Return the partitions that this process has open."""
 
-    def let_go_of_moved(self) -> None:
+    def close_moved_partitions(self) -> None:
         """Close the partitions of topics that were deleted or renamed."""
 
     def all_partitions(self) -> Iterator[tuple[PartitionName, TopicConfig]]:
@@ -58,7 +58,7 @@ class _Uncleanable(msgspec.Struct):
     pause_s: float
 
 
-class Stopped(Exception):
+class CompactionStopped(Exception):
     """The store is being closed: the current pass ends without a result."""
 
 
@@ -85,11 +85,13 @@ class Throttle:
 class Compactor:
     """Compacts the partitions of a store, the dirtiest first. Only one thread at a time may call `tick`."""
 
-    def __init__(self, partitions: Partitions, clock: Clock, buffer_bytes: int, io_bytes_per_s: int | None) -> None:
+    def __init__(
+        self, partitions: PartitionSource, clock: Clock, buffer_bytes: int, io_bytes_per_s: int | None
+    ) -> None:
         if not isinstance(buffer_bytes, int) or buffer_bytes < 1:
             raise InvalidConfig("cleaner.dedupe.buffer.bytes", buffer_bytes, "a number of bytes, at least 1")
         self.buffer_bytes = buffer_bytes
-        self.worker: Worker | None = None
+        self.worker: BackgroundThread | None = None
         """The worker whose thread calls `tick`. It can be stopped in the middle of a pass."""
         self._partitions = partitions
         self._clock = clock
@@ -109,7 +111,7 @@ class Compactor:
         try:
             for name, config in self._partitions.all_partitions():
                 gone.discard(name)
-                if config.compacts and not self._is_left_out(name):
+                if config.compacts and not self._is_skipped(name):
                     with contextlib.suppress(StoreClosed, UnknownTopic):
                         ratio = self._dirty_ratio(name, now_ms)
                         if ratio is not None:
@@ -129,7 +131,7 @@ class Compactor:
             return _TICK_S
         return 0.0 if len(due) > 1 else _TICK_S
 
-    def _is_left_out(self, name: PartitionName) -> bool:
+    def _is_skipped(self, name: PartitionName) -> bool:
         known = self._uncleanable.get(name)
         if known is None:
             return False
@@ -150,18 +152,18 @@ class Compactor:
         except Exception as error:
             if isinstance(error, StoreClosed | UnknownTopic):
                 raise
-            self._leave_out(name, error)
+            self._skip(name, error)
             return None
 
     def _compact(self, name: PartitionName, now_ms: int) -> None:
         try:
-            with contextlib.suppress(StoreClosed, UnknownTopic, Stopped):
+            with contextlib.suppress(StoreClosed, UnknownTopic, CompactionStopped):
                 self._partitions.open_partition(*name).compact(
                     now_ms=now_ms, buffer_bytes=self.buffer_bytes, pace=self._pace
                 )
             self._uncleanable.pop(name, None)
         except Exception as error:
-            self._leave_out(name, error)
+            self._skip(name, error)
 
     def _pace(self, size_bytes: int) -> None:
         wait_s = self._throttle.wait_s(size_bytes)
@@ -171,9 +173,9 @@ class Compactor:
         while self.worker.pause(wait_s) is False and wait_s > 0:
             wait_s = self._throttle.wait_s(0)
         if self.worker.pause(0):
-            raise Stopped
+            raise CompactionStopped
 
-    def _leave_out(self, name: PartitionName, error: Exception) -> None:
+    def _skip(self, name: PartitionName, error: Exception) -> None:
         known = self._uncleanable.get(name)
         pause_s = min(2 * known.pause_s, _RETRY_MAX_S) if known is not None else _RETRY_MIN_S
         retry_ms = None if isinstance(error, CorruptBatch) else self._clock.monotonic_ms() + int(pause_s * 1000)
@@ -190,4 +192,4 @@ class Compactor:
 
     def uncleanable(self) -> dict[PartitionName, str]:
         """Return the partitions that compaction skips for now, and why."""
-        return {name: left_out.why for name, left_out in self._uncleanable.copy().items()}
+        return {name: skipped.why for name, skipped in self._uncleanable.copy().items()}

@@ -28,7 +28,7 @@ class DescriptorBudget:
         # Reentrant: the garbage collector may finalize a partition, or a descriptor may be missing, in the middle.
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._handles: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
     @staticmethod
     def limit() -> int:
@@ -38,7 +38,7 @@ class DescriptorBudget:
         available = 4096 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
         return max(8, available * 2 // 3 // _FILES_PER_PARTITION)
 
-    def opened(self, handle: Handle) -> None:
+    def register(self, handle: Handle) -> None:
         """Count a partition that has opened its files. May close the files of others."""
         with self._mutex:
             own = weakref.ref(handle)
@@ -51,7 +51,7 @@ class DescriptorBudget:
         """Close partitions that are not in use, after descriptors have run out. Return whether any was closed."""
         return self._release(max(8, len(self._handles) // 4))
 
-    def _release(self, wanted: int, but: Handle | None = None) -> bool:
+    def _release(self, wanted: int, spared: Handle | None = None) -> bool:
         """Close up to ``wanted`` partitions, except ``but``. Return whether any was closed.
 
         Partitions that are closed already, or were garbage-collected, count towards ``wanted``.
@@ -71,7 +71,7 @@ class DescriptorBudget:
                     continue
             # Without the mutex: closing takes a lock whose holder may be waiting for a descriptor.
             if candidate is not None and candidate.has_files:
-                if candidate is but or not candidate.close_if_idle():
+                if candidate is spared or not candidate.close_if_idle():
                     continue
                 any_closed = True
             with self._mutex:
@@ -80,7 +80,7 @@ class DescriptorBudget:
             wanted -= 1
         return any_closed
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Drop all entries in a forked child, where no partition is open."""
         self._handles = OrderedDict()
 

@@ -16,7 +16,7 @@ _BATCHES: Final = 500
 """Reading this many batches takes 20 ms; compacting them takes about as long."""
 
 
-class Tidy:
+class InternalCompaction:
     """Counts the batches of a log, and compacts the log when there are many. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Tidy:
         """Count batches that were read or appended."""
         self._batches += batches
 
-    def tidy(self, log: Partition) -> None:
+    def compact_if_due(self, log: Partition) -> None:
         """Compact the log if it has many batches. Errors are ignored: the next process tries again."""
         if self._batches >= _BATCHES:
             self._batches = 0

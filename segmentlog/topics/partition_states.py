@@ -24,11 +24,11 @@ from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.state_page import StateDamaged
 from segmentlog.topics.topic_registry import Topic
 
-_BREATH: Final = 64
+_YIELD_EVERY: Final = 64
 """After this many partitions the scan yields to other threads, whatever the interpreter's switch interval is."""
 
 
-class _Known(msgspec.Struct, gc=False):
+class _CachedState(msgspec.Struct, gc=False):
     """Cached facts about a partition, and the versions of the files that they were read from."""
 
     topic_id: str
@@ -55,7 +55,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False):
     @property
     def lost_offsets(self) -> int:
         """Return how many offsets the lost ranges cover."""
-        return sum(one.end_offset - one.base_offset for one in self.lost)
+        return sum(lost.end_offset - lost.base_offset for lost in self.lost)
 
     @property
     def offset_count(self) -> int:
@@ -86,25 +86,25 @@ class _Store(Protocol):
     def opened_partitions(self) -> list[Partition]: ...
 
 
-class Partitions:
+class PartitionStates:
     """The partitions of a store. Not thread-safe."""
 
     def __init__(self, store: _Store, clock: Clock, fs: FileSystem | None = None) -> None:
         self._store = store
         self._clock = clock
         self._fs = fs or FileSystem()
-        self._known: dict[tuple[str, int], _Known] = {}
+        self._known: dict[tuple[str, int], _CachedState] = {}
         self.topic_count = self.partition_count = 0
-        """Of the last scan."""
+        """Counts of the last scan."""
 
-    def look(self) -> Iterator[PartitionState]:
+    def states(self) -> Iterator[PartitionState]:
         """Yield the partitions with a known state, by topic."""
         for found in self.topics():
             yield from (state for state in found.partitions if state is not None)
 
     def topics(self) -> Iterator[TopicStates]:
         """Yield every topic, including internal ones. A topic that is deleted meanwhile may be incomplete."""
-        opened = {(one.topic, one.number): one for one in self._store.opened_partitions() if not one.is_stale}
+        opened = {(log.topic, log.number): log for log in self._store.opened_partitions() if not log.is_stale}
         boot_id = self._fs.boot_id()
         before, self._known = self._known, {}
         self.topic_count = self.partition_count = 0
@@ -119,7 +119,7 @@ class Partitions:
             self.topic_count += 1
             for number in range(len(found.partitions)):
                 self.partition_count += 1
-                if not self.partition_count % _BREATH:
+                if not self.partition_count % _YIELD_EVERY:
                     time.sleep(0)
                 folder = f"{topic.folder}/{number}"
                 seen = _page_of(opened.get((name, number))) or read_state(self._fs, folder, boot_id)
@@ -127,12 +127,12 @@ class Partitions:
                     continue
                 known = before.get((name, number))
                 if known is None or known.topic_id != topic.id:
-                    known = _Known(topic.id)
+                    known = _CachedState(topic.id)
                 self._known[name, number] = known
                 found.partitions[number] = self._state(name, number, folder, seen, known)
             yield found
 
-    def _state(self, name: str, number: int, folder: str, seen: StateSummary, known: _Known) -> PartitionState:
+    def _state(self, name: str, number: int, folder: str, seen: StateSummary, known: _CachedState) -> PartitionState:
         log = seen.log
         files = (log.generation, log.active_base_offset, log.log_start_offset)
         try:
@@ -148,7 +148,7 @@ class Partitions:
             self._unsynced_s(seen, known),
         )  # fmt: skip
 
-    def _unsynced_s(self, seen: StateSummary, known: _Known) -> float:
+    def _unsynced_s(self, seen: StateSummary, known: _CachedState) -> float:
         now_ms = self._clock.monotonic_ms()
         if not seen.unsynced_count:
             known.clean_ms = now_ms

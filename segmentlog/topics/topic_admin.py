@@ -67,14 +67,14 @@ from segmentlog.topics.topic_folders import TopicFile, TopicFolders, check_parti
 logger = logging.getLogger("segmentlog")
 
 
-_PATIENCE_S = 30.0
-_AT_WORK = 1
+_LOCK_WAIT_S = 30.0
+_IN_PROGRESS = 1
 """Size of the lock's file during a change, and after a process has died in a change."""
 _LEFT_BEHIND = 2
 """Its size when all names are on disk, and folders may have to be removed."""
 
 
-class Administration:
+class TopicAdmin:
     """Creates, alters, renames and deletes topics. Thread-safe, and safe with other processes."""
 
     def __init__(self, fs: FileSystem, path: str, topics: TopicFolders) -> None:
@@ -93,16 +93,16 @@ class Administration:
     def _changing(self, *, leaves: bool = False) -> Iterator[None]:
         """Hold the lock, after finishing the changes of processes that have died.
 
-        The lock's file is empty unless there may be unfinished changes, so that the folder, maybe with thousands of
-        topics, need not be scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the
-        change leaves a folder that must be removed.
+        The lock's file is empty if all changes are finished: then the folder, maybe with thousands of topics, is not
+        scanned. Its size says what to do, as a size needs no room on a full disk. ``leaves``: the change leaves a
+        folder that must be removed.
         """
         with self._lock.hold() as fd:
             if size := self._fs.fstat(fd).st_size:
                 self.sweep()
                 if size != _LEFT_BEHIND:
                     self._fs.sync_folder(self._path)  # other processes have seen the names, which may not be on disk
-            self._note(fd, _AT_WORK)
+            self._set_progress(fd, _IN_PROGRESS)
             try:
                 yield
             except (
@@ -112,9 +112,9 @@ class Administration:
                 TopicExists,
                 UnknownTopic,
             ):  # refused: nothing was changed
-                self._note(fd, 0)
+                self._set_progress(fd, 0)
                 raise
-            self._note(fd, _LEFT_BEHIND if leaves else 0)
+            self._set_progress(fd, _LEFT_BEHIND if leaves else 0)
 
     def sync_names(self, name: str) -> None:
         """Sync the name of a topic that was just read, and the names in its folder, if they may not be on disk.
@@ -129,13 +129,13 @@ class Administration:
         self._fs.sync_folder(f"{self._path}/{name}")
         self._fs.sync_folder(self._path)
 
-    def _note(self, fd: int, size: int) -> None:
+    def _set_progress(self, fd: int, size: int) -> None:
         with failures_ignored():  # the change itself is complete, and opening the store looks for leftovers anyway
             self._fs.ftruncate(fd, size)
 
     # ------------------------------------------------------------ changes
 
-    def make(self, name: str, partitions: int, settings: TopicConfig) -> str:
+    def create(self, name: str, partitions: int, settings: TopicConfig) -> str:
         """Create a topic, durably; return its id. Raises `TopicExists`, `InvalidConfig`, `DiskFull`."""
         check_partition_count(partitions)
         folder = f"{self._path}/{name}"
@@ -165,7 +165,7 @@ class Administration:
     def alter(self, name: str, changes: dict[str, object], partitions: int | None) -> str:
         """Change a topic's settings, durably; return its id. Later appends use them. Raises `InvalidConfig`."""
         with self._changing():
-            file = self.adopt(name)
+            file = self.read_upgraded(name)
             self._check_writable(name, "alter")
             settings = file.config.replace(changes)
             wanted = file.partitions if partitions is None else partitions
@@ -184,13 +184,13 @@ class Administration:
             self._fs.sync_folder(folder)
             largest = max(file.largest_batch_bytes, settings.max_message_bytes)
             changed = file._replace(partitions=wanted, config=settings, largest_batch_bytes=largest)
-            with self._noted(file.topic_id):
+            with self._leaving_note(file.topic_id):
                 self._topics.write(folder, changed)
-                self._tell(folder, StatePage.count_config_change)
+                self._notify_handles(folder, StatePage.count_config_change)
         return file.topic_id
 
     @contextlib.contextmanager
-    def _noted(self, topic_id: str) -> Iterator[None]:
+    def _leaving_note(self, topic_id: str) -> Iterator[None]:
         """Leave a note during the change: if this process dies, the next change notifies the open handles."""
         note = f"{self._path}/{ALTERING_PREFIX}{topic_id}"
         with failures_ignored():
@@ -205,14 +205,14 @@ class Administration:
         Raises `UnknownTopic`, `TopicExists`, `PartitionBusy`, `ProcessLimitError`.
         """
         with self._changing():
-            file = self.adopt(name)
+            file = self.read_upgraded(name)
             folder = f"{self._path}/{new_name}"
             if self._fs.exists(folder, follow=False):
                 raise TopicExists(new_name)
             self._check_writable(name, "rename")
-            with self._moving(name, "rename it"), self._noted(file.topic_id):
+            with self._moving(name, "rename it"), self._leaving_note(file.topic_id):
                 self._fs.rename(f"{self._path}/{name}", folder)
-                self._tell(folder, StatePage.count_move)
+                self._notify_handles(folder, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id
 
@@ -228,7 +228,7 @@ class Administration:
             gone = f"{self._path}/{DELETED_PREFIX}{os.urandom(16).hex()}"
             with self._moving(name, "delete it"):
                 self._fs.rename(f"{self._path}/{name}", gone)
-                self._tell(gone, StatePage.count_move)
+                self._notify_handles(gone, StatePage.count_move)
             self._fs.sync_folder(self._path)
         return file.topic_id, gone
 
@@ -250,7 +250,7 @@ class Administration:
         They hold its lock for moments, or for a recovery. The wait is limited, as a process may be stopped (SIGSTOP)
         while it holds the lock, and all other changes of topics would wait, too.
         """
-        with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _PATIENCE_S) as is_free:
+        with folder_exclusively_locked(self._fs, f"{self._path}/{name}", _LOCK_WAIT_S) as is_free:
             if not is_free:
                 raise PartitionBusy(name, what)
             yield
@@ -261,7 +261,7 @@ class Administration:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove_tree(gone)
 
-    def _tell(self, folder: str, change: Callable[[StatePage], None]) -> None:
+    def _notify_handles(self, folder: str, change: Callable[[StatePage], None]) -> None:
         """Change a word in the state page of every partition that has one, for all processes to see."""
         for number in self._fs.listdir(folder):
             if not number.isdecimal():
@@ -287,9 +287,9 @@ class Administration:
             for name in sorted(filter(_is_left_behind, self._fs.listdir(self._path))):
                 # The caller has other work to do: leave what fails to the next process.
                 with failures_ignored(StoreVersionError):
-                    self._sweep_one(name)
+                    self._finish_change(name)
 
-    def _sweep_one(self, name: str) -> None:
+    def _finish_change(self, name: str) -> None:
         """Finish one incomplete change. If that fails, its files remain for the next process."""
         path = f"{self._path}/{name}"
         if name.startswith(ALTERING_PREFIX):
@@ -297,7 +297,7 @@ class Administration:
             return
         if name.startswith(DELETED_PREFIX):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._tell(path, StatePage.count_move)  # before the files are removed: others may have them open
+                self._notify_handles(path, StatePage.count_move)  # others may have the files open
         self.remove(path)
 
     def _finish_alteration(self, note: str, topic_id: str) -> None:
@@ -305,8 +305,8 @@ class Administration:
         if name is None:
             self._topics.check_all_read()
         else:
-            self._tell(f"{self._path}/{name}", StatePage.count_config_change)
-            self._tell(f"{self._path}/{name}", StatePage.count_move)
+            self._notify_handles(f"{self._path}/{name}", StatePage.count_config_change)
+            self._notify_handles(f"{self._path}/{name}", StatePage.count_move)
             self._fs.sync_folder(f"{self._path}/{name}")
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(note)
@@ -329,7 +329,7 @@ class Administration:
             raise UnknownTopic(topic_id, "there is no topic with this id any more")
         return name
 
-    def adopt(self, name: str) -> TopicFile:
+    def read_upgraded(self, name: str) -> TopicFile:
         """Return a topic's settings, upgraded to the current format: an older release may just have created it."""
         file = self._topics.read(name)
         if file.format == FORMAT_VERSION:
@@ -340,7 +340,7 @@ class Administration:
                 # Not the id derived from the name: a topic that was renamed since the upgrade may have that id.
                 folder = f"{self._path}/{name}"
                 self._topics.write(folder, file._replace(topic_id=new_topic_id()))
-                self._tell_old_release(folder)
+                self._notify_old_release(folder)
                 file = self._topics.read(name)
         return file
 
@@ -368,21 +368,21 @@ class Administration:
                 if file.format != FORMAT_VERSION:
                     self._topics.write(f"{self._path}/{name}", file)
             for name in names:
-                self._tell_old_release(f"{self._path}/{name}")
+                self._notify_old_release(f"{self._path}/{name}")
             del document["upgrading"]
             self._write_store_file(path, document)
 
     def _write_store_file(self, path: str, document: dict[str, object]) -> None:
         replace_file(self._fs, path, json.dumps(document, indent=2).encode() + b"\n")
 
-    def _tell_old_release(self, folder: str) -> None:
+    def _notify_old_release(self, folder: str) -> None:
         """Make processes of an older release read topic.json again; they stop, as they do not know its format.
 
         Both words must change. With the config word alone, the first append would raise an error, and the next one
         would continue. A moved topic is looked up at every append.
         """
-        self._tell(folder, StatePage.count_config_change)
-        self._tell(folder, StatePage.count_move)
+        self._notify_handles(folder, StatePage.count_config_change)
+        self._notify_handles(folder, StatePage.count_move)
 
 
 def needs_upgrade(document: dict[str, object]) -> bool:

@@ -32,7 +32,7 @@ from segmentlog.storage.fs import FileSystem
 
 _CONFIGS_MAX: Final = 256
 """Most cached configurations, by their JSON."""
-_SETTLED_NS: Final = 100_000_000
+_RACY_NS: Final = 100_000_000
 """A file that was replaced longer ago than this is identified by inode, time and size. A younger file may have been
 replaced again after it was read, with the same inode and within the resolution of the file system's clock."""
 
@@ -100,9 +100,9 @@ class TopicFolders:
             known = self._known.get(name)
             if known is not None and known[0] == version and known[1]:
                 return known[2]
-            is_settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+            is_cacheable = time.time_ns() - found.st_mtime_ns > _RACY_NS
             parsed = self._parse(name, path)
-            self._known[name] = (version, is_settled, parsed)  # every change is a new file
+            self._known[name] = (version, is_cacheable, parsed)  # every change is a new file
             self._names[parsed.topic_id] = name
             return parsed
         except (FileNotFoundError, NotADirectoryError):
@@ -122,9 +122,7 @@ class TopicFolders:
                 raise ValueError(f"{topic_id!r} is not a topic id")
             return TopicFile(count, config, largest, topic_id, version)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise StoreVersionError(
-                path, f"damaged ({error}); restore it from a backup, or write it again by hand"
-            ) from None
+            raise StoreVersionError(path, f"damaged ({error}); restore it from a backup, or create it again") from None
 
     def _config_of(self, settings: dict[str, object]) -> TopicConfig:
         """Return the parsed settings, cached. Most topics have the same, and the checks take half of the reading

@@ -31,11 +31,11 @@ from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_check import is_interrupt
 from segmentlog.storage.network import NetworkMark
 from segmentlog.storage.ship_signals import ShipSignals
-from segmentlog.topics.background_work import Background
+from segmentlog.topics.background_work import BackgroundWork
 from segmentlog.topics.compaction_scheduler import PartitionName
 from segmentlog.topics.descriptor_budget import budget
 from segmentlog.topics.store_file import open_store_file
-from segmentlog.topics.topic_admin import Administration, needs_upgrade
+from segmentlog.topics.topic_admin import TopicAdmin, needs_upgrade
 from segmentlog.topics.topic_folders import TopicFile, TopicFolders, check_partition_count
 
 logger = logging.getLogger("segmentlog")
@@ -130,10 +130,10 @@ class Topics:
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._folders = TopicFolders(fs, path)
-        self.administration = Administration(fs, path, self._folders)
+        self.administration = TopicAdmin(fs, path, self._folders)
         self.is_closed = False
         self.ship_signals = ShipSignals(fs, path)
-        self.background = Background(
+        self.background = BackgroundWork(
             self,
             clock,
             threads=background,
@@ -148,9 +148,9 @@ class Topics:
         if not self.read_only:
             self.administration.sweep()
         self._neighbour = None if self.read_only else NetworkMark.warn_and_create(fs, path, clock.now_ms())
-        fork_safety.on_fork(self, "_forget_parent")
+        fork_safety.on_fork(self, "_discard_parent_state")
 
-    def _forget_parent(self) -> None:
+    def _discard_parent_state(self) -> None:
         """Drop the network mark in a forked child: the parent removes it, and both are on one machine."""
         self._neighbour = None
 
@@ -189,16 +189,16 @@ class Topics:
         """Return the topic with this name. Raises `UnknownTopic`."""
         self.check_open()
         check_topic_name(name, internal=True)
-        return Topic(self, name, self._settled_file(name).topic_id)
+        return Topic(self, name, self._upgraded_file(name).topic_id)
 
-    def _settled_file(self, name: str) -> TopicFile:
+    def _upgraded_file(self, name: str) -> TopicFile:
         """Return a topic's settings, upgraded to the current format if this process may write."""
-        return self._folders.read(name) if self.read_only else self.administration.adopt(name)
+        return self._folders.read(name) if self.read_only else self.administration.read_upgraded(name)
 
     def create(self, name: str, partitions: int, settings: TopicConfig) -> Topic:
         """Create a topic, durably. Raises `TopicExists`, `InvalidTopicName`, `InvalidConfig`."""
         self.check_writable("create a topic")
-        return Topic(self, name, self.administration.make(name, partitions, settings))
+        return Topic(self, name, self.administration.create(name, partitions, settings))
 
     def ensure(self, name: str, partitions: int | None, settings: TopicConfig) -> Topic:
         """Return the topic with this name; create it with these settings if it does not exist.
@@ -306,7 +306,7 @@ class Topics:
         partition = self._partitions.get((name, number))
         if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
-        topic_id = self._settled_file(name).topic_id if topic_id is None else topic_id
+        topic_id = self._upgraded_file(name).topic_id if topic_id is None else topic_id
         if partition is not None and not partition.is_stale and topic_id == partition.topic_id:
             return partition
         with self._mutex:
@@ -389,18 +389,18 @@ class Topics:
                 return why
         return ""
 
-    def on_partition(self, where: PartitionId, do: Callable[[Partition], _T]) -> _T:
+    def on_partition(self, partition_id: PartitionId, do: Callable[[Partition], _T]) -> _T:
         """Call ``do`` with a partition, found by topic id, and return its result.
 
         If the topic is renamed meanwhile, ``do`` may be called again. Raises `UnknownTopic` if there is no such topic
         any more, and what ``do`` raises.
         """
         while True:
-            name = self.topic_name(where.topic_id)
+            name = self.topic_name(partition_id.topic_id)
             try:
-                log = self.open_partition(name, where.partition, where.topic_id)
+                log = self.open_partition(name, partition_id.partition, partition_id.topic_id)
             except UnknownTopic:
-                if self._folders.name_of(where.topic_id) == name:
+                if self._folders.name_of(partition_id.topic_id) == name:
                     raise
                 continue  # renamed meanwhile
             try:
@@ -416,7 +416,7 @@ class Topics:
 
     def _opened(self, handle: Handle) -> None:
         if self.fs.takes_descriptors:
-            budget.opened(handle)
+            budget.register(handle)
         self.background.ensure_running()
 
     def recovery_reports(self) -> dict[tuple[str, int], RecoveryReport]:
@@ -438,7 +438,7 @@ class Topics:
         """Return the partitions that this process has open."""
         return list(self._partitions.copy().values())
 
-    def let_go_of_moved(self) -> None:
+    def close_moved_partitions(self) -> None:
         """Close the partitions of topics that any process has deleted or renamed."""
         for key, partition in self._partitions.copy().items():
             if partition.handle.is_moved:

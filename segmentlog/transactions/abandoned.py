@@ -110,8 +110,8 @@ class AbandonedTransactions:
             if state is None or not state.is_open:
                 return
             if state.status == "Ongoing":
-                # The clock is read after the state: a transaction that began in between would else be younger than the
-                # clock, and a client's would be taken for one from before this boot.
+                # The clock is read after the state. A client's transaction that began in between would else lie in the
+                # future, and be taken for one from before this boot.
                 overdue = state.is_overdue(self._topics.clock.monotonic_ms() if now_ms is None else now_ms)
                 # The client may be connecting to another worker, and has no lease.
                 if not overdue and (state.is_server_name or self._names.is_alive(name, state)):

@@ -106,10 +106,8 @@ class TransactionCompleter:
     def _write_marker(self, log: Partition, state: TransactionState) -> UnconfirmedMarker | None:
         """Write the marker if the transaction is open in the partition. Return a commit's marker, which may not be on
         disk."""
-        is_commit, epoch = (
-            self._outcome(log, state),
-            log.epoch,
-        )  # the epoch first: if it changes, the marker may be lost
+        is_commit = self._outcome(log, state)
+        epoch = log.epoch  # read before the marker is written: if it changes afterwards, the marker may be lost
         offset = None if is_commit is None else log.end_transaction(state.producer_id, state.epoch, committed=is_commit)
         if offset is None and state.has_decided_commit(PartitionId(log.topic_id, log.number)):
             # The marker exists: its writer died before it saved the state, or failed in another partition. Its offset

@@ -213,9 +213,7 @@ class ProducerIdentity:
         elif self._lease.is_unresolved:
             transactions.resolve_interrupted(self._lease)
             if self._lease.is_unresolved:
-                raise ProducerBusy(
-                    self.label, "the outcome of its last transaction could not be written to every partition"
-                )
+                raise ProducerBusy(self.label, "the outcome of its last transaction is not in every partition yet")
         self._has_transactions = True
 
     def begin_transaction(self) -> None:

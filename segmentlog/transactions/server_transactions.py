@@ -353,6 +353,4 @@ def _sync_partition(log: Partition, name: str, state: TransactionState, epoch: i
 
 
 def _markers_pending(name: str) -> ProducerBusy:
-    return ProducerBusy(
-        name, "the outcome of its last transaction could not be written to every partition (is the disk full?)"
-    )
+    return ProducerBusy(name, "the outcome of its last transaction is not in every partition yet (is the disk full?)")

@@ -21,7 +21,7 @@ from segmentlog.format.file_names import TRANSACTIONS_TOPIC, topic_id_of_name
 from segmentlog.format.producer_snapshot import ProducerEntry
 from segmentlog.records import PartitionId
 from segmentlog.storage import fork_safety
-from segmentlog.topics.internal_compaction import Tidy
+from segmentlog.topics.internal_compaction import InternalCompaction
 from segmentlog.topics.topic_registry import Topics
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class TransactionLog:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
-        self._compaction = Tidy()
+        self._compaction = InternalCompaction()
         self._reset_view()
         fork_safety.on_fork(self, "_reset_view")
 
@@ -280,7 +280,7 @@ class TransactionLog:
         """Compact the topic if that is due."""
         with self._mutex:
             if self._log is not None and not self._log.is_stale:
-                self._compaction.tidy(self._log)
+                self._compaction.compact_if_due(self._log)
 
     def write(self, name: str, state: TransactionState | None, ack: Ack = "written") -> None:
         """Append the state of a name; None deletes the name."""

@@ -80,7 +80,7 @@ def test_create_may_accept_a_topic_that_exists(call: Run) -> None:
     assert b"1d" in call("describe", "t")[1]
     status, _, err = call("create", "t", "--if-not-exists", "-p", "3")
     assert status == 1
-    assert "topic 't' exists already; it has 2 partitions, and 3 were asked for; nothing was changed" in err
+    assert "topic 't' exists already; it has 2 partitions, but 3 were asked for; nothing was changed" in err
     assert call("create", "t")[0] == 1
     assert call("create", "u", "-p", "0")[0] == 1
 

@@ -225,7 +225,7 @@ def test_compact_stats(call: Run) -> None:
     numbers |= {"bytes": size, "bytes_that_would_go": size - last}
     assert documents(lines) == [
         {"topic": "users", "prefix": "user", "total": False, **numbers},
-        {"topic": "users", "prefix": None, "total": True, **numbers},
+        {"topic": "users", "prefix": None, "total": True, **numbers, "unreadable_batches": 0},
     ]
     _, lines, _ = call("compact", "--stats", "--json", "users/1", "--prefix-separator", "#")
     assert documents(lines)[0]["prefix"] == "(none)"

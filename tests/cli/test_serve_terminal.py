@@ -176,7 +176,7 @@ def test_metrics_that_others_could_read_are_refused(tmp_path: Path) -> None:
     done = finish(tmp_path / "store", "serve", "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0")
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1
-    assert "--metrics 0.0.0.0: others can reach that address" in done.stderr.decode()
+    assert "--metrics 0.0.0.0: other machines can reach this address" in done.stderr.decode()
 
 
 def test_a_change_of_rules_is_logged_by_one_process(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_there_and_back_again(shell: Shell) -> None:
     """A store is shipped, restored and taken over; new records follow, and the old owner is fenced."""
     (first,) = shell.json("ship", shell.url)
     assert first["records"] == 3
-    assert "there was nothing new" in shell.run("ship")[1], "the URL is known"
+    assert "nothing new to ship" in shell.run("ship")[1], "the URL is known"
     shell.run("produce", "words", stdin="four\n")
     assert "1 more offsets" in shell.run("ship")[1]
 
@@ -86,7 +86,7 @@ def test_there_and_back_again(shell: Shell) -> None:
     assert "is shipped to" in shell.run("ship", shell.url + "-other", "--stop", status=2)[1]
     assert "whole store" in shell.run("ship", shell.url, "words", "--stop", status=2)[1]
     assert "taken over by" in shell.run("ship", status=1)[1], "neither has ended anything"
-    assert "not shipped any more" in shell.run("ship", shell.url, "--stop")[1]
+    assert "is no longer shipped" in shell.run("ship", shell.url, "--stop")[1]
     shell.run("produce", "words", stdin="alone\n")
     assert "was not shipped" in shell.run("ship", "--stop")[1]
 
@@ -262,7 +262,7 @@ def test_a_replica(shell: Shell) -> None:
     (told,) = shell.json("replica", shell.url, copy, "--status")
     assert told["url"] == shell.url
     assert "read-only" in shell.run("produce", "words", store="copy", stdin="x\n", status=1)[1]
-    assert "is no replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
+    assert "is not a replica of" in shell.run("replica", shell.url + "2", copy, "--status", status=2)[1]
     assert "is a store" in shell.run("replica", shell.url, str(shell.folder / "store"), status=1)[1]
     assert "no store was shipped to this URL" in shell.run("replica", shell.url + "2", copy + "2", status=1)[1]
 
@@ -363,7 +363,7 @@ def test_options_that_make_no_sense(shell: Shell) -> None:
     broken = shell.folder / "broken"
     broken.write_text("words 0\n")
     for arguments, words in (
-        (("--at", "-1h", "--offsets", "-"), "exclude each other"),
+        (("--at", "-1h", "--offsets", "-"), "cannot be combined"),
         (("--at", "17"), "--at: give a time"),
         (("--at", "yesterday"), "is not a place"),
         (("--offsets", "nowhere"), "No such file"),

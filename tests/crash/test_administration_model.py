@@ -98,7 +98,7 @@ class Worker:
         self._kept: list[Partition] = []
         self._calls = 0
         self._deleted = ""
-        tell = self._store._topics.administration._tell
+        tell = self._store._topics.administration._notify_handles
 
         def note_and_tell(folder: str, change: Any) -> None:
             if "@deleted" in folder:  # under the lock: nobody sweeps it away meanwhile
@@ -106,7 +106,7 @@ class Worker:
                     self._deleted = json.loads(Path(folder, "topic.json").read_text())["id"]
             tell(folder, change)
 
-        self._store._topics.administration._tell = note_and_tell  # type: ignore[method-assign]
+        self._store._topics.administration._notify_handles = note_and_tell  # type: ignore[method-assign]
 
     def run(self) -> None:
         """All calls, and a clean end."""

@@ -28,8 +28,16 @@ def test_no_transaction_is_torn_at_any_crash_state() -> None:
     ("broken", "how", "caught"),
     [
         ("segmentlog.log.transaction_index.AbortedTransactions.read_ranges", lambda self: {}, "aborted|dirty"),
-        ("segmentlog.transactions.producer_identity.Identity.sync_data", lambda self: None, "uncommitted|half|dirty"),
-        ("segmentlog.transactions.outcome.Decisions.still_unsettled", lambda *_: (), "uncommitted|half|dirty"),
+        (
+            "segmentlog.transactions.producer_identity.ProducerIdentity.sync_data",
+            lambda self: None,
+            "uncommitted|half|dirty",
+        ),
+        (
+            "segmentlog.transactions.outcome.TransactionCompleter.find_unconfirmed",
+            lambda *_: (),
+            "uncommitted|half|dirty",
+        ),
         ("segmentlog.transactions.abandoned.AbandonedTransactions._finish_orphan", lambda *_: None, "blocked"),
     ],
 )

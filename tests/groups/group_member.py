@@ -2,9 +2,9 @@
 
     group_member.py STORE GROUP LOG OPTIONS     OPTIONS: JSON of `store.consumer`'s, and of the keys below
 
-What it does goes to the file LOG, a line each, written at once: monotonic ns, pid, member id, what, details.
+It writes each action to the file LOG at once, one line each: monotonic ns, pid, member id, what, details.
 
-    commit_every   commit after so many records (0: never)
+    commit_every   commit after this many records (0: never)
     sync           whether a commit waits for the disk
     pause_s        how long the work on a record takes
     stop_at        SIGSTOP itself at this many records, while it is at work; then commit
@@ -24,7 +24,7 @@ from segmentlog.records import TopicPartition
 
 
 def main() -> None:
-    """Work for ever."""
+    """Work until killed or stopped."""
     path, group, log, text = sys.argv[1:5]
     options: dict[str, Any] = json.loads(text)
     commit_every = options.pop("commit_every", 1)

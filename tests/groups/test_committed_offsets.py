@@ -1,4 +1,4 @@
-"""Committed positions: how they are encoded, and the view that follows their topic."""
+"""Committed offsets: their encoding, and the view that follows their topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.format.control import encode_marker
 from segmentlog.format.encode import encode_batch
 from segmentlog.format.file_names import OFFSETS_TOPIC
 from segmentlog.format.record_batch import RecordBatch
-from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsets, decode_key, encode
+from segmentlog.groups.committed_offsets import CommittedOffset, CommittedOffsetsView, decode_key, encode
 from segmentlog.log.partition import Partition
 from segmentlog.log.producer_state import ProducerStamp
 from segmentlog.records import PartitionId, TopicPartition
@@ -40,7 +40,7 @@ def _id_of(tp: TopicPartition) -> str:
     return _ID
 
 
-def _commit(offsets: CommittedOffsets, group: str, **positions: int) -> None:
+def _commit(offsets: CommittedOffsetsView, group: str, **positions: int) -> None:
     named = {TopicPartition("t", int(name[1:])): offset for name, offset in positions.items()}
     offsets.append(*encode(group, named, lambda tp: offsets._topics.topic(tp.topic).id, committed_ms=7))
 
@@ -54,13 +54,13 @@ def test_records_are_messagepack_arrays() -> None:
 
 
 def test_keys_of_format_1_name_the_topic() -> None:
-    """They stand for the id that the topic of that name has had since the upgrade of its store."""
+    """Keys of format 1 contain topic names; they belong to the id that the topic got in the upgrade."""
     where = PartitionId("734a2093-e192-51db-a4fe-d3c3138589d7", 1)
     assert decode_key(msgspec.msgpack.encode((1, "g", "t", 1)), "00" * 16) == ("g", where)
 
 
 def test_what_is_no_position_is_refused() -> None:
-    """Negative, of another type, too large; metadata over 4,096 characters."""
+    """Invalid offsets are refused: negative, of another type, too large; and metadata over 4,096 characters."""
     for offset in (-1, True, 1.5, None, 1 << 63):
         with pytest.raises(InvalidConfig, match="t/0"):
             encode("g", {_T0: offset}, _id_of, committed_ms=0)  # type: ignore[dict-item]
@@ -72,7 +72,7 @@ def test_what_is_no_position_is_refused() -> None:
 
 
 def test_the_view_follows_the_log(store: LogStore) -> None:
-    """The last commit of each partition counts; another open store sees it, too; deletions delete."""
+    """The last commit of each partition counts, in other open stores, too; deletions delete."""
     offsets = store.group_offsets
     assert not offsets.exists
     assert (offsets.committed("g"), offsets.groups(), offsets.pending("g")) == ({}, [], set())
@@ -93,7 +93,7 @@ def test_the_view_follows_the_log(store: LogStore) -> None:
 
 
 def test_the_topic_is_compacted_and_internal(store: LogStore) -> None:
-    """It is no topic of the user's, and a compaction changes no position."""
+    """The topic is internal, and a compaction changes no committed offset."""
     offsets = store.group_offsets
     for number in range(50):
         _commit(offsets, "g", p0=number, p1=number)
@@ -115,9 +115,9 @@ def test_the_topic_is_compacted_and_internal(store: LogStore) -> None:
 def test_no_marker_is_missed_that_goes_while_the_topic_is_read(
     store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compactions remove it behind the records that it decides: the next transaction's marker is not taken for it."""
+    """A marker that is compacted away during the read is not missed: the next marker is not taken for it."""
     topics = store._topics
-    view = CommittedOffsets(topics)
+    view = CommittedOffsetsView(topics)
     _commit(view, "g", p0=1)
     log = view.open_or_create_log()
     for position, committed in ((5, True), (9, False)):
@@ -136,14 +136,14 @@ def test_no_marker_is_missed_that_goes_while_the_topic_is_read(
                 passes.pop()()
 
     monkeypatch.setattr(Partition, "read", read)
-    fresh = CommittedOffsets(topics)
+    fresh = CommittedOffsetsView(topics)
     assert [one.offset for one in fresh.committed("g").values()] == [5]
     assert not passes
     assert not fresh.pending("g")
 
 
 def test_keys_of_another_version_are_ignored(store: LogStore) -> None:
-    """A later version of this library may write them."""
+    """Keys of an unknown version are ignored: a later version may write them."""
     offsets = store.group_offsets
     offsets.append([msgspec.msgpack.encode((3, "g", "t", 0)), b"junk"], [b"x", b"y"])
     _commit(offsets, "g", p0=1)
@@ -164,7 +164,7 @@ def _decide(store: LogStore, producer_id: int, *, committed: bool) -> None:
 
 
 def test_positions_of_a_transaction_count_once_it_is_committed(store: LogStore) -> None:
-    """Pending until then; dropped when it is aborted; a plain commit behind it stands."""
+    """Offsets of a transaction are pending until its commit, and dropped by an abort."""
     offsets = store.group_offsets
     _commit(offsets, "g", p0=1)
     _transact(store, 7, "g", 10)
@@ -187,7 +187,7 @@ def test_positions_of_a_transaction_count_once_it_is_committed(store: LogStore) 
 
 
 def test_many_make_the_topic_at_once(store: LogStore) -> None:
-    """Whoever comes second uses it."""
+    """Processes that create the topic at the same time share it."""
     stores = [opened(segmentlog.open(store.path, background=False)) for _ in range(4)]
     errors: list[BaseException] = []
 
@@ -209,7 +209,7 @@ def test_many_make_the_topic_at_once(store: LogStore) -> None:
 
 
 def test_a_log_that_was_cut_is_read_anew(store: LogStore) -> None:
-    """After a truncation positions are those that are left."""
+    """After a truncation, the view contains the remaining offsets."""
     offsets = store.group_offsets
     _commit(offsets, "g", p0=1)
     _commit(offsets, "g", p0=2)

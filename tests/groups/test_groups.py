@@ -1,4 +1,4 @@
-"""Consumer groups: each partition is read by one live member, and goes on behind what was committed."""
+"""Consumer groups: one live member reads each partition, and continues after the committed offset."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TPS = [TopicPartition("t", number) for number in range(4)]
 
 
 class _Failed(Exception):
-    """What an application raises."""
+    """The error of an application."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 
 def _until(what: Callable[[], Any]) -> Any:
-    """Ask again and again until the answer is true."""
+    """Repeat a question until the answer is true."""
     ends = time.monotonic() + _WAIT_S
     while not (answer := what()):
         assert time.monotonic() < ends, "it did not come to it in time"
@@ -70,7 +70,7 @@ def _until(what: Callable[[], Any]) -> Any:
 
 
 def _settle(*members: Consumer) -> list[list[TopicPartition]]:
-    """Have members of one thread hand over what is to be handed over."""
+    """Poll the members of one thread until all partitions have moved."""
     stable = 0
     ends = time.monotonic() + _WAIT_S
     while stable < 3:
@@ -84,7 +84,7 @@ def _settle(*members: Consumer) -> list[list[TopicPartition]]:
 
 
 def _read(consumer: Consumer, count: int) -> list[tuple[int, int]]:
-    """So many records: partition and offset."""
+    """Read this many records; return partition and offset of each."""
     found = []
     for record in consumer:
         found.append((record.partition, record.offset))
@@ -112,7 +112,7 @@ class _Process:
         self.died_ns: int | None = None
 
     def lines(self, *what: str) -> list[_Line]:
-        """What it told so far."""
+        """Return the lines that it has written so far."""
         text = self.log.read_text() if self.log.exists() else ""
         found = []
         for line in text.splitlines():
@@ -132,17 +132,17 @@ class _Process:
         return owned
 
     def send(self, number: int) -> None:
-        """A signal."""
+        """Send it a signal."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill it with SIGKILL."""
         self.died_ns = time.monotonic_ns()
         self._process.kill()
         self._process.wait(_WAIT_S)
 
     def stop(self) -> int:
-        """End it, orderly; its exit status."""
+        """Stop it; return its exit status."""
         self.died_ns = time.monotonic_ns()
         self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
@@ -154,7 +154,7 @@ class _Process:
 
 @pytest.fixture
 def start(store: LogStore, tmp_path: Path) -> Iterator[Callable[..., _Process]]:
-    """Starts members, and kills them at the end."""
+    """Provide a function that starts members; they are killed at the end."""
     started: list[_Process] = []
 
     def start_member(**options: object) -> _Process:
@@ -170,7 +170,7 @@ def start(store: LogStore, tmp_path: Path) -> Iterator[Callable[..., _Process]]:
 
 
 def test_a_group_goes_on_where_it_committed(store: LogStore) -> None:
-    """Read all, commit, come again: nothing is left; what was not committed comes again."""
+    """A new member continues after the committed offsets; records without a commit are read again."""
     with store.consumer("t", group="g") as consumer:
         assert len(_read(consumer, 1000)) == 40
         consumer.commit()
@@ -186,7 +186,7 @@ def test_a_group_goes_on_where_it_committed(store: LogStore) -> None:
 
 
 def test_commit_covers_what_was_handed_out(store: LogStore) -> None:
-    """By default positions behind the last record; explicit ones by (topic, partition); with metadata and epoch."""
+    """A commit covers the returned records by default, or explicit offsets, with metadata and epoch."""
     with store.consumer("t", group="g", fetch_bytes=1) as consumer:
         assert consumer.committed("t", 0) is None
         for record in consumer:
@@ -210,7 +210,7 @@ def test_commit_covers_what_was_handed_out(store: LogStore) -> None:
 
 
 def test_without_a_position_start_or_auto_offset_reset_decides(store: LogStore) -> None:
-    """A committed position wins over both; "error" is one; out of range is another matter."""
+    """Without a committed offset, `start` or `auto_offset_reset` decides; a committed offset wins over both."""
     with store.consumer("t", group="new", start="latest") as consumer:
         assert _read(consumer, 1000) == []
     with store.consumer("t", group="new", start=8) as consumer:
@@ -231,7 +231,7 @@ def test_without_a_position_start_or_auto_offset_reset_decides(store: LogStore) 
 
 
 def test_auto_commit_leaves_out_the_record_in_hand(store: LogStore) -> None:
-    """What the loop body was at when it failed comes again, and nothing before it."""
+    """After a failed loop body, its record is read again, and no record before it."""
     with contextlib.suppress(_Failed), store.consumer("t", group="g", auto_commit=True) as consumer:
         for record in consumer:
             if record.offset == 4:
@@ -250,7 +250,7 @@ def test_auto_commit_leaves_out_the_record_in_hand(store: LogStore) -> None:
 
 
 def test_auto_commit_at_polls(store: LogStore) -> None:
-    """At polls, once the interval has passed, what earlier polls returned."""
+    """Auto-commit commits the records of earlier polls, once its interval has passed."""
     with store.consumer("t", group="g", auto_commit=True, auto_commit_interval_ms=1, max_poll_records=3) as consumer:
         for record in consumer:
             if record.offset == 4:
@@ -261,7 +261,7 @@ def test_auto_commit_at_polls(store: LogStore) -> None:
 
 
 def test_a_loop_body_that_polls_has_not_processed_what_it_is_at(store: LogStore) -> None:
-    """Neither auto-commit nor a partition that goes to another member says so; what it has committed itself stands."""
+    """A loop body that polls does not commit its own record by that; its explicit commits stand."""
     with store.consumer("t", group="g", auto_commit=True, auto_commit_interval_ms=1) as consumer:
         for record in consumer:
             tp = TopicPartition("t", record.partition)
@@ -287,7 +287,7 @@ def test_a_loop_body_that_polls_has_not_processed_what_it_is_at(store: LogStore)
 
 
 def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
-    """By name, and the consumer is no member then."""
+    """Invalid options are refused with their name, and the consumer does not become a member."""
     for options in (
         {"group": ""}, {"group": "x" * 32_768}, {"group": 1}, {"group": "\ud800"}, {"auto_commit": True},
         {"group": "g", "assignment_strategy": "fair"}, {"group": "g", "max_poll_records": 0},
@@ -317,7 +317,7 @@ def test_options_that_make_no_sense_are_refused(store: LogStore) -> None:
     ids=lambda name: ascii(name)[:20],
 )
 def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
-    """Quoted for the file system; told as it is."""
+    """Every text is a group name; it is quoted for the file system."""
     name = folder_name_of(group, "group")
     assert "/" not in name
     assert len(name.encode()) <= 255
@@ -337,13 +337,13 @@ def test_any_name_is_a_groups_name(store: LogStore, group: str) -> None:
     "group", ["", "x" * 32_768, "é" * 16_384, "\ud800", b"g", 5], ids=lambda name: ascii(name)[:10]
 )
 def test_what_is_no_name_of_a_group(store: LogStore, group: Any) -> None:
-    """Kafka's protocol has no longer ones; the refusal says how long a name may be."""
+    """Group names are limited as in Kafka's protocol; the error names the limit."""
     with pytest.raises(InvalidConfig, match=r"32,767 bytes|UTF-8 can write"):
         store.consumer("t", group=group)
 
 
 def test_names_that_look_alike_when_quoted_stay_apart() -> None:
-    """Long ones are told apart by a hash, odd ones by their quoting."""
+    """Groups whose quoted names are alike have different folders."""
     names = [
         "x" * 200 + "1",
         "x" * 200 + "2",
@@ -363,7 +363,7 @@ def test_names_that_look_alike_when_quoted_stay_apart() -> None:
 
 
 def test_members_share_the_partitions(store: LogStore) -> None:
-    """Several in one process: each partition has one reader; joining and leaving move few."""
+    """Each partition has one reader; joining and leaving move few partitions."""
     first = store.consumer("t", group="g")
     assert _settle(first) == [_TPS]
     second = store.consumer("t", group="g")
@@ -389,7 +389,7 @@ def test_members_share_the_partitions(store: LogStore) -> None:
 
 
 def test_callbacks_come_in_order_and_may_commit(store: LogStore) -> None:
-    """Revoked before they are let go of, assigned once they are held; each partition in turn; all at the end."""
+    """Listeners run in order: revoked before the release, assigned after the lock; all partitions at the end."""
     told: list[tuple[str, str, list[TopicPartition]]] = []
 
     def listen(name: str) -> dict[str, Any]:
@@ -419,7 +419,7 @@ def test_callbacks_come_in_order_and_may_commit(store: LogStore) -> None:
 
 
 def test_what_is_begun_is_told_though_another_partition_cannot_be(store: LogStore) -> None:
-    """It is read from then on, and by `on_assigned` the application may say from where."""
+    """If one partition cannot be started, `on_assigned` gets those that were, and may seek them."""
     told: list[TopicPartition] = []
     store.groups.reset("g", {_TPS[0]: 3, _TPS[1]: 4, _TPS[3]: 5})
     with store.consumer("t", group="g", auto_offset_reset="error", on_assigned=told.extend) as consumer:
@@ -431,7 +431,7 @@ def test_what_is_begun_is_told_though_another_partition_cannot_be(store: LogStor
 
 
 def test_a_revoked_partition_is_handed_out_no_more(store: LogStore) -> None:
-    """In the middle of a batch; the position is that of what was handed out, and nothing comes twice or not at all."""
+    """A revoked partition returns no more records, also within a batch; no record is lost or read twice."""
     first = store.consumer("t", group="g", max_poll_records=2, auto_commit=True)
     found = []
     iteration = iter(first)
@@ -448,7 +448,7 @@ def test_a_revoked_partition_is_handed_out_no_more(store: LogStore) -> None:
 
 
 def test_a_late_commit_is_fenced(store: LogStore) -> None:
-    """A partition that went to another member: nothing of the commit is written."""
+    """A commit for a partition that has moved to another member writes nothing."""
     first = store.consumer("t", group="g")
     _settle(first)
     second = store.consumer("t", group="g")
@@ -464,7 +464,7 @@ def test_a_late_commit_is_fenced(store: LogStore) -> None:
 
 
 def test_strategies_must_agree(store: LogStore) -> None:
-    """Members of one group have one strategy; the error names both; the group goes on."""
+    """A member with another strategy is refused; the error names both, and the group continues."""
     with store.consumer("t", group="g", assignment_strategy="range") as first:
         with pytest.raises(InvalidConfig, match=r"sticky.*range"):
             store.consumer("t", group="g")
@@ -475,7 +475,7 @@ def test_strategies_must_agree(store: LogStore) -> None:
 
 
 def test_different_subscriptions(store: LogStore) -> None:
-    """Each topic goes to those who read it."""
+    """Each topic is assigned to the members that subscribe to it."""
     store.create_topic("u", partitions=2)
     with store.consumer("t", group="g") as first, store.consumer("u", group="g") as second:
         assert _settle(first, second) == [_TPS, [TopicPartition("u", 0), TopicPartition("u", 1)]]
@@ -485,7 +485,7 @@ def test_different_subscriptions(store: LogStore) -> None:
 
 
 def test_new_topics_and_partitions_are_assigned(store: LogStore) -> None:
-    """A pattern takes in topics that appear, and every subscription partitions; from their beginning."""
+    """New topics that match a pattern, and new partitions, are assigned and read from their start."""
     with store.consumer("[tu]*", group="g", start="latest") as first, store.consumer("t", group="g") as second:
         _settle(first, second)
         store.create_topic("u2", partitions=1)
@@ -505,7 +505,7 @@ def test_new_topics_and_partitions_are_assigned(store: LogStore) -> None:
     ("how", "follows"), [("delete", True), ("recreate", False), ("recreate", True), ("recreate later", False)]
 )
 def test_a_member_by_a_pattern_outlives_a_topic(store: LogStore, how: str, follows: bool) -> None:
-    """One that is deleted goes, and is told of; one that is made anew under the name is read, from its beginning."""
+    """A member with a pattern loses a deleted topic, and reads a new topic of the name from its start."""
     tps = [TopicPartition(name, 0) for name in ("ev-a", "ev-b")]
     for tp in tps:
         store.create_topic(tp.topic)
@@ -551,7 +551,7 @@ def test_a_member_by_a_pattern_outlives_a_topic(store: LogStore, how: str, follo
 
 
 def test_following_takes_over_what_another_leaves(store: LogStore) -> None:
-    """A member that waits is woken by a leaver, well before it would look by itself; `close` ends it from outside."""
+    """A waiting member is woken at once when another leaves; `close` from outside ends the wait."""
     first = store.consumer("t", group="g")
     _settle(first)
     found: list[int] = []
@@ -574,7 +574,7 @@ def test_following_takes_over_what_another_leaves(store: LogStore) -> None:
 
 
 def test_async_iteration(store: LogStore) -> None:
-    """The same group by `async for`."""
+    """A group can be read with `async for`."""
 
     async def read() -> int:
         count = 0
@@ -588,7 +588,7 @@ def test_async_iteration(store: LogStore) -> None:
 
 
 def test_a_consumer_that_nobody_closed_holds_nothing(store: LogStore) -> None:
-    """Garbage-collected, or of a store that is closed: its partitions are free."""
+    """A consumer that was garbage-collected, or whose store is closed, holds no partition."""
     for record in store.consumer("t", group="g"):
         assert record.offset == 0
         break
@@ -601,7 +601,7 @@ def test_a_consumer_that_nobody_closed_holds_nothing(store: LogStore) -> None:
 
 
 def test_a_pending_position_is_waited_for(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition whose position an open transaction commits is not read before that is decided."""
+    """A partition is not read while an open transaction commits its offset."""
     waited: list[int] = []
     pending = {PartitionId(store.topic("t").id, 1)}
 
@@ -622,7 +622,7 @@ def test_a_pending_position_is_waited_for(store: LogStore, monkeypatch: pytest.M
 
 
 def test_the_position_moves_past_what_is_not_handed_out(store: LogStore) -> None:
-    """Behind the end of a transaction nothing is left, and there is no lag for ever."""
+    """The position moves past records that are not returned, so that no lag remains."""
     store.create_topic("x", fsync="never")
     partition = store.topic("x").partition(0)
     partition.append([b"a", b"b"])
@@ -641,7 +641,7 @@ def test_the_position_moves_past_what_is_not_handed_out(store: LogStore) -> None
 
 
 def test_describe(store: LogStore) -> None:
-    """State, members, and for each partition how far the group is; works in a read-only store."""
+    """`describe` returns members, state and progress, in a read-only store, too."""
     assert store.groups.describe("g").state == "Empty"
     first = store.consumer("t", group="g", client_id="web/1")
     assert store.groups.describe("g").state == "Rebalancing"
@@ -669,7 +669,7 @@ def test_describe(store: LogStore) -> None:
 
 
 def test_reset_and_delete_need_an_empty_group(store: LogStore) -> None:
-    """Refused while members live; then durable."""
+    """Reset and delete are refused while members live; afterwards they are durable."""
     with store.consumer("t", group="g") as consumer:
         _settle(consumer)
         for change in (lambda: store.groups.reset("g", {_TPS[0]: 5}), lambda: store.groups.delete("g")):
@@ -690,7 +690,7 @@ def test_reset_and_delete_need_an_empty_group(store: LogStore) -> None:
 
 
 def test_positions_expire(store: LogStore) -> None:
-    """Of groups without members, so long after their last commit; retention sees to it."""
+    """Offsets of groups without members expire; retention does it."""
     day_ms = 86_400_000
     for group in ("old", "live"):
         with store.consumer("t", group=group) as consumer:
@@ -709,7 +709,7 @@ def test_positions_expire(store: LogStore) -> None:
 
 
 def test_a_lost_assignment_is_made_anew_in_a_higher_generation(store: LogStore) -> None:
-    """Removed, or damaged: members go on, and no generation comes twice."""
+    """A lost or damaged assignment is replaced in a higher generation, and members continue."""
     with store.consumer("t", group="g") as first, store.consumer("t", group="g") as second:
         _settle(first, second)
         first.commit()
@@ -726,7 +726,7 @@ def test_a_lost_assignment_is_made_anew_in_a_higher_generation(store: LogStore) 
 
 
 def test_a_killed_members_partitions_are_taken_over(store: LogStore, start: Callable[..., _Process]) -> None:
-    """By a member that waits, well below a second (here: five, on a busy machine), behind the last commit."""
+    """A waiting member takes over the partitions of a killed one, after its committed offsets."""
     first = start()
     _until(lambda: len(first.owned()) == 4 and len(first.lines("record")) == 40)
     second = start()
@@ -745,7 +745,7 @@ def test_a_killed_members_partitions_are_taken_over(store: LogStore, start: Call
 
 
 def test_a_stopped_member_is_evicted_and_fenced(store: LogStore, start: Callable[..., _Process]) -> None:
-    """Others go on without it; what it commits when it wakes is refused; then it joins again."""
+    """A stopped member is evicted; its late commit is refused, and it joins again."""
     stuck = start(stop_at=3, max_poll_interval_ms=300, commit_every=0)
     _until(lambda: stuck.lines("stopping"))
     with store.consumer("t", group="g", max_poll_interval_ms=60_000) as consumer:
@@ -764,7 +764,7 @@ def test_a_stopped_member_is_evicted_and_fenced(store: LogStore, start: Callable
 
 
 def test_a_member_that_does_not_poll_is_evicted_within_a_process(store: LogStore) -> None:
-    """`on_lost` is told what is gone, and a commit is refused, also before it noticed."""
+    """A member that does not poll is evicted; `on_lost` gets its partitions, and its commits are refused."""
     lost: list[TopicPartition] = []
     first = store.consumer("t", group="g", max_poll_interval_ms=100, on_lost=lost.extend)
     _settle(first)
@@ -780,7 +780,7 @@ def test_a_member_that_does_not_poll_is_evicted_within_a_process(store: LogStore
 
 
 def test_a_forked_child_has_no_part_in_it(store: LogStore) -> None:
-    """The parent's locks are not kept by the child, and its consumer says so."""
+    """A forked child does not keep the parent's locks, and its consumer raises an error."""
     consumer = store.consumer("t", group="g")
     _settle(consumer)
     read_fd, write_fd = os.pipe()
@@ -812,7 +812,7 @@ def test_a_forked_child_has_no_part_in_it(store: LogStore) -> None:
 
 
 class _Dying(FileSystem):
-    """Kills its process before a certain call; counts from when it is told to."""
+    """A file system that kills the process before a certain call."""
 
     def __init__(self, at_call: int) -> None:
         self.left: int | None = None
@@ -898,7 +898,7 @@ def _join_and_leave(path: str, at_call: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds("groups"))
 def test_members_killed_at_any_moment(store: LogStore, start: Callable[..., _Process], seed: int) -> None:
-    """No two owners of a partition in one generation or at one time; all is processed, in order for each owner."""
+    """With members killed at any time, each partition has one owner, and each record is processed in order."""
     rounds = share(int(os.environ.get("SEGMENTLOG_GROUP_ROUNDS", "20")), "groups")
     rng = random.Random(seed)
     every: list[_Process] = []
@@ -969,7 +969,7 @@ def _check_history(processes: list[_Process]) -> None:
 
 
 def test_commits_that_wait_for_nothing_are_written_once_in_a_while(tmp_path: Path) -> None:
-    """A thousand of them are a handful of records; the last one is there when somebody looks, or it is closed."""
+    """A thousand `commit_soon` are a handful of records; the last one is written at a read or at `close`."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         store.topic("t").partition(0).append([b"x"] * 2000)
@@ -993,7 +993,7 @@ def test_commits_that_wait_for_nothing_are_written_once_in_a_while(tmp_path: Pat
 
 
 def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -> None:
-    """With auto-commit the batch in hand counts as not processed, unless the application says more; or seeks back."""
+    """Closing with auto-commit does not undo an explicit commit of the record in hand."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t")
         store.topic("t").partition(0).append([b"x"] * 100)
@@ -1015,7 +1015,7 @@ def test_closing_does_not_take_back_what_was_committed_by_hand(tmp_path: Path) -
 
 
 def test_closing_does_not_take_back_what_a_transaction_committed(store: LogStore) -> None:
-    """Of the record in hand, with auto-commit; one that was aborted commits nothing."""
+    """Closing with auto-commit does not undo an offset that a transaction committed."""
     store.create_topic("out")
 
     def closed_after(*, aborts: bool) -> int:
@@ -1036,7 +1036,7 @@ def test_closing_does_not_take_back_what_a_transaction_committed(store: LogStore
 
 
 def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:
-    """What was committed of the deleted one says nothing of it; a member of before is told. A rename is no deletion."""
+    """A topic that is created again is read from its start; a rename keeps the offsets."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
 
         def read() -> list[bytes | None]:
@@ -1061,7 +1061,7 @@ def test_a_topic_made_anew_is_begun_anew(tmp_path: Path) -> None:
 
 
 def test_nobody_has_a_partition_that_its_owner_has_not_let_go_of(tmp_path: Path) -> None:
-    """The new assignment says so; its owner has yet to hear of it, and may be in the middle of a record."""
+    """A partition moves only after its owner has released it, whatever the assignment says."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2)
         first = store.consumer("t", group="g")

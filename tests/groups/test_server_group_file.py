@@ -1,4 +1,4 @@
-"""Groups whose members are clients of a server: their file, who holds them, and what the library does with them."""
+"""Groups of clients of a server: their file, the rule for who holds them, and the view of the library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from segmentlog.groups.server_group_file import (
     DamagedGroupFile,
     SavedGroup,
     SavedMember,
-    ServerWorker,
-    ServerWorkerState,
+    WorkerIdentity,
+    WorkerLiveness,
     decode_saved_group,
     encode_saved_group,
     is_held,
@@ -37,7 +37,7 @@ _GROUP = SavedGroup(
 
 
 class _Clock(Clock):
-    """Goes on only when it is told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000
@@ -62,7 +62,7 @@ def store(tmp_path: Path, clock: _Clock) -> Iterator[LogStore]:
 
 @pytest.fixture
 def worker(store: LogStore) -> Iterator[ServerGroups]:
-    """A worker of a server that runs."""
+    """Provide a worker of a running server."""
     with contextlib.closing(store.groups.server_groups(0)) as worker:
         assert worker.lock_worker()
         yield worker
@@ -81,14 +81,14 @@ def _hold(worker: ServerGroups, group: str = "g") -> None:
 
 
 def test_a_file_says_what_was_written() -> None:
-    """Bytes of clients, numbers, people's names: all of it; and defaults take no room."""
+    """A file contains bytes, numbers and names unchanged, and omits defaults."""
     assert decode_saved_group(encode_saved_group(_GROUP)) == _GROUP
     assert decode_saved_group(encode_saved_group(SavedGroup())) == SavedGroup()
     assert encode_saved_group(SavedGroup()).endswith(b"\n{}\n")
 
 
 def test_no_bit_of_a_file_changes_unnoticed() -> None:
-    """Nor does one that is cut short."""
+    """Every changed bit, and every truncation, of a file is noticed."""
     data = encode_saved_group(_GROUP)
     for position in range(len(data)):
         for bit in range(8):
@@ -117,9 +117,9 @@ def test_no_bit_of_a_file_changes_unnoticed() -> None:
 def test_when_a_group_is_held(
     is_alive: bool | None, worker_boot: str, seen_ms: int, file_boot: str, now_ms: int, expected: bool
 ) -> None:
-    """While its worker runs, and for a session time-out after it was seen the last time."""
+    """Clients hold a group while their worker runs, and for a session time-out after its last heartbeat."""
     group = SavedGroup(held=True, session_timeout_ms=10_000, alive_ms=1_000, boot_id=file_boot)
-    worker = None if is_alive is None else ServerWorkerState(is_alive, ServerWorker(1, "h", worker_boot), seen_ms)
+    worker = None if is_alive is None else WorkerLiveness(is_alive, WorkerIdentity(1, "h", worker_boot), seen_ms)
     assert is_held(group, worker, "here", now_ms) is expected
     assert not is_held(SavedGroup(), worker, "here", now_ms)
 
@@ -128,7 +128,7 @@ def test_when_a_group_is_held(
 
 
 def test_a_worker_has_its_number_alone(store: LogStore, worker: ServerGroups) -> None:
-    """A second process of that number waits until the first is gone; one of another number need not."""
+    """A second process with the same number waits until the first is gone; another number does not."""
     with (
         contextlib.closing(store.groups.server_groups(0)) as second,
         contextlib.closing(store.groups.server_groups(1)) as other,
@@ -140,7 +140,7 @@ def test_a_worker_has_its_number_alone(store: LogStore, worker: ServerGroups) ->
 
 
 def test_the_library_waits_for_clients_to_go(store: LogStore, worker: ServerGroups, clock: _Clock) -> None:
-    """A group of clients is refused with their number and their server, also while that is started again."""
+    """Members of the library cannot join a group of clients, also while its server restarts."""
     _hold(worker)
     with pytest.raises(GroupInUse, match=r"held by 1 member of the server with pid \d+ on "):
         store.consumer("t", group="g")
@@ -156,7 +156,7 @@ def test_the_library_waits_for_clients_to_go(store: LogStore, worker: ServerGrou
 def test_a_server_that_is_gone_keeps_nobody_out(
     store: LogStore, worker: ServerGroups, clock: _Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once its clients' sessions are over the library goes on, in a later generation; they have to join again."""
+    """After the sessions of its clients have expired, the library takes a group over in a later generation."""
     _hold(worker)
     worker.close()
     clock.ms += 10_001
@@ -172,7 +172,7 @@ def test_a_server_that_is_gone_keeps_nobody_out(
 
 
 def test_clients_wait_for_the_library_to_go(store: LogStore, worker: ServerGroups) -> None:
-    """A group with members of the library is refused with their number and processes; then generations go on."""
+    """Clients cannot join a group with members of the library; the generation continues afterwards."""
     with store.consumer("t", group="g") as consumer:
         consumer.poll_group()
         generation = consumer.generation
@@ -182,7 +182,7 @@ def test_clients_wait_for_the_library_to_go(store: LogStore, worker: ServerGroup
 
 
 def test_generations_go_on_from_kind_to_kind(store: LogStore, worker: ServerGroups) -> None:
-    """Whoever has the group next begins above whatever it had before."""
+    """Whichever kind takes over a group, its generation is higher than all before."""
     highest = 0
     for _ in range(3):
         generation = worker.claim("g", SavedGroup()) + 1
@@ -195,7 +195,7 @@ def test_generations_go_on_from_kind_to_kind(store: LogStore, worker: ServerGrou
 
 
 def test_a_group_that_another_worker_had(store: LogStore, worker: ServerGroups, clock: _Clock) -> None:
-    """With more or fewer workers it is the next one's: from then on its signs of life count."""
+    """With another number of workers, a group belongs to the worker that coordinates it then."""
     _hold(worker)
     with contextlib.closing(store.groups.server_groups(1)) as other:
         assert other.lock_worker()
@@ -211,7 +211,7 @@ def test_a_group_that_another_worker_had(store: LogStore, worker: ServerGroups, 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", encode_saved_group(_GROUP)[:-7], bytes(100)])
 def test_a_damaged_file(store: LogStore, worker: ServerGroups, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Its members have to join again, in a generation that there never was; positions are not concerned."""
+    """After damage, members join again in a generation that never existed; committed offsets stay."""
     _hold(worker)
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 1, 7)], 5, "m-1")
     _file(store).write_bytes(data)
@@ -228,7 +228,7 @@ def test_a_damaged_file(store: LogStore, worker: ServerGroups, data: bytes, capl
 
 
 def test_a_damaged_file_and_no_server(store: LogStore, worker: ServerGroups) -> None:
-    """Where no server runs nobody is kept out."""
+    """A damaged file of a server that does not run blocks no member of the library."""
     _hold(worker)
     worker.close()
     _file(store).write_bytes(b"garbage")
@@ -240,7 +240,7 @@ def test_a_damaged_file_and_no_server(store: LogStore, worker: ServerGroups) -> 
 
 
 def test_clients_are_shown(store: LogStore, worker: ServerGroups, capfd: pytest.CaptureFixture[str]) -> None:
-    """With what they read, as far as their server can tell, and how far the group is there."""
+    """`describe` returns clients with their subscriptions and progress."""
     store.topic("t").partition(2).append([b"x"] * 9)
     _hold(worker)
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4, metadata="so far")], 5, "m-1")
@@ -265,7 +265,7 @@ def test_clients_are_shown(store: LogStore, worker: ServerGroups, capfd: pytest.
 def test_what_clients_read_is_not_reset(
     store: LogStore, worker: ServerGroups, clock: _Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor deleted, nor expired, as long as they hold the group."""
+    """Offsets of a group that clients hold are not reset, deleted or expired."""
     _hold(worker)
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4)], 5, "m-1")
     with pytest.raises(GroupNotEmpty, match="held by 1 member of the server"):
@@ -283,7 +283,7 @@ def test_what_clients_read_is_not_reset(
 
 
 def test_a_group_that_is_gone_is_not_held(store: LogStore, worker: ServerGroups) -> None:
-    """What was deleted is made anew by whoever comes, of whatever kind."""
+    """A deleted group can be created again by either kind."""
     _hold(worker)
     worker.save("g", SavedGroup(generation=6))
     worker.commit_offsets("g", [OffsetCommit("t", store.topic("t").id, 2, 4)], 5, "m-1")

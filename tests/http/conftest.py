@@ -1,4 +1,4 @@
-"""A door for each test: in this process without a port (`site`, `client`), or on one (`http_server`)."""
+"""HTTP servers for tests: in this process without a port (`client`), or on a port (`http_server`)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,21 +25,21 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def client(store: LogStore) -> Iterator[Client]:
-    """Asks a door that allows writes."""
+    """Provide a client of an application that allows writes."""
     with Client(HttpContext(store, HttpSettings(allow_writes=True))) as made:
         yield made
 
 
 @pytest.fixture
 def read_only_client(store: LogStore) -> Iterator[Client]:
-    """Asks a door as it is by default."""
+    """Provide a client of an application with default settings."""
     with Client(HttpContext(store)) as made:
         yield made
 
 
 @pytest.fixture
 def serve(store: LogStore) -> Iterator[Callable[..., HttpServer]]:
-    """Opens doors on ports of this machine: ``serve(settings=..., security=...)``."""
+    """Provide a function that starts HTTP servers on local ports: ``serve(settings=..., security=...)``."""
     with ExitStack() as opened:
 
         def make(settings: HttpSettings | None = None, security: Security | None = None, **options: Any) -> HttpServer:
@@ -51,7 +51,7 @@ def serve(store: LogStore) -> Iterator[Callable[..., HttpServer]]:
 
 @pytest.fixture
 def http_server(serve: Callable[..., HttpServer]) -> HttpServer:
-    """One that allows writes."""
+    """Provide an HTTP server that allows writes."""
     return serve(HttpSettings(allow_writes=True))
 
 

@@ -1,4 +1,4 @@
-"""Connections and log-ins have a bound before anybody is let in, and one address keeps no other out."""
+"""Limits on connections and log-ins apply before authentication, and one address cannot block others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER = "127.0.0.2"
 
 
 def until(is_so: Callable[[], object], within_s: float = 20.0) -> None:
-    """Wait for something to be so."""
+    """Wait until a condition is true."""
     ends_s = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < ends_s
@@ -46,7 +46,7 @@ def until(is_so: Callable[[], object], within_s: float = 20.0) -> None:
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """What is closed behind a test."""
+    """Provide an exit stack that is closed after the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -58,7 +58,7 @@ def connect(server: HttpServer, opened: ExitStack, source: str = "127.0.0.1") ->
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Whether the server has closed it."""
+    """Return whether the server has closed the connection."""
     sock.settimeout(20)
     try:
         return sock.recv(1) == b""
@@ -67,7 +67,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 class Web:
-    """One connection that is kept."""
+    """One persistent connection."""
 
     def __init__(self, server: HttpServer, source: str = OTHER, context: ssl.SSLContext | None = None) -> None:
         host, _, port = server.address.rpartition(":")
@@ -98,13 +98,13 @@ def basic(name: str, password: str) -> str:
 
 @pytest.fixture
 def authority() -> trustme.CA:
-    """Who signs the server's certificate."""
+    """Provide the CA of the server's certificate."""
     return trustme.CA()
 
 
 @pytest.fixture
 def tls(tmp_path: Path, authority: trustme.CA) -> Security:
-    """TLS for `localhost`."""
+    """Provide TLS settings for `localhost`."""
     pair = write_pair(tmp_path, "server", authority.issue_cert("localhost", "127.0.0.1"))
     return Security(tls_cert=pair.certificate, tls_key=pair.key)
 
@@ -123,7 +123,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 def test_silent_connections_take_few_descriptors_and_keep_nobody_out(
     serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack, is_tls: bool
 ) -> None:
-    """Of 150 that say nothing, with TLS not even its first word, 20 are kept; who comes meanwhile is answered."""
+    """Of 150 silent connections 20 are kept, with and without TLS, and other clients are served meanwhile."""
     limits = HttpLimits(connections=16)
     server = serve(HttpSettings(limits=limits), tls if is_tls else None)
     context = trusting(authority) if is_tls else None
@@ -158,7 +158,7 @@ def _is_gone(sock: socket.socket) -> bool:
 
 
 def test_strangers_of_one_address_make_room_for_those_of_another(serve: Serve, opened: ExitStack) -> None:
-    """However many there are of one, the few of the other stay."""
+    """Many connections of one address do not displace the few of another address."""
     server = serve(HttpSettings(limits=HttpLimits(connections=8)))
     few = [connect(server, opened, OTHER) for _ in range(3)]
     until(lambda: len(server._server.admission) == 3)
@@ -169,7 +169,7 @@ def test_strangers_of_one_address_make_room_for_those_of_another(serve: Serve, o
 
 
 def test_a_handshake_that_takes_too_long_ends(serve: Serve, tls: Security, opened: ExitStack) -> None:
-    """Silent, broken off, or with bytes that are no TLS."""
+    """Silent, incomplete and malformed handshakes are closed after their time-out."""
     server = serve(HttpSettings(limits=HttpLimits(head_s=0.3)), tls)
     said = (b"", b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3", b"nonsense, and no TLS at all\r\n\r\n")
     socks = [connect(server, opened) for _ in said]
@@ -180,7 +180,7 @@ def test_a_handshake_that_takes_too_long_ends(serve: Serve, tls: Security, opene
 
 
 def test_closing_does_not_wait_for_handshakes(store: LogStore, tls: Security, opened: ExitStack) -> None:
-    """They are cut off."""
+    """Closing the server closes connections in the handshake at once."""
     server = HttpServer(store, "127.0.0.1", 0, security=tls)
     sock = connect(server, opened)
     until(lambda: len(server._server.admission) == 1)
@@ -191,7 +191,7 @@ def test_closing_does_not_wait_for_handshakes(store: LogStore, tls: Security, op
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
     serve: Serve, tls: Security, authority: trustme.CA, opened: ExitStack
 ) -> None:
-    """In one segment: nothing of it is lost before there is somebody to read it."""
+    """Bytes in the segment that ends the handshake are not lost."""
     server = serve(security=tls)
     context = trusting(authority)
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -223,7 +223,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
 
 
 def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack) -> None:
-    """When all places are taken, the oldest of the address that has most; who is at work stays."""
+    """At the limit, the oldest idle connection of the address with most connections is closed; busy ones stay."""
     server = serve(HttpSettings(limits=HttpLimits(connections=4)))
     server.context.store.create_topic("t")
     admission = server._server.admission
@@ -242,7 +242,7 @@ def test_who_is_between_two_requests_makes_room(serve: Serve, opened: ExitStack)
 
 
 def test_a_connection_in_the_middle_of_a_request_head_keeps_its_place(serve: Serve, opened: ExitStack) -> None:
-    """Also where the head began before the response to the request before it was complete."""
+    """It stays, also if the head began before the previous response was complete."""
     server = serve(HttpSettings(limits=HttpLimits(connections=4)))
     sock = connect(server, opened, OTHER)
     head = b"GET /topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -277,7 +277,7 @@ def test_a_client_that_still_receives_its_response_keeps_its_connection(
 
 
 def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: ExitStack) -> None:
-    """Beyond its share an address is told 503; where all are at work everybody is, until somebody has gone."""
+    """Beyond its share an address gets 503; if all connections are busy, every client does."""
     server = serve(HttpSettings(limits=HttpLimits(connections=8)))
     server.context.store.create_topic("t")
     streams = [opened.enter_context(Listener(server, "/topics/t/stream")) for _ in range(6)]
@@ -294,7 +294,7 @@ def test_those_at_work_leave_a_quarter_to_other_addresses(serve: Serve, opened: 
 
 
 def test_places_are_counted() -> None:
-    """Of all the orders in which connections come, are let in, rest and go, none leaves a place behind."""
+    """Connections that are added, admitted, idle and released in different orders leave no slot behind."""
 
     def transport() -> mock.Mock:
         return mock.Mock(**{"get_write_buffer_size.return_value": 0})
@@ -332,7 +332,7 @@ def test_places_are_counted() -> None:
 def test_no_session_outlives_the_authority_that_it_was_made_under(
     serve: Serve, tls: Security, authority: trustme.CA, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
-    """Where the CA of clients is another one, who resumes a session of before is refused like everybody else."""
+    """A resumed TLS session is refused after the client CA has changed."""
     first, second = trustme.CA(), trustme.CA()
     clients_ca = tmp_path / "clients.pem"
     first.cert_pem.write_to_path(str(clients_ca))
@@ -342,7 +342,7 @@ def test_no_session_outlives_the_authority_that_it_was_made_under(
     first.issue_cert("ann@example.org", common_name="ann").configure_cert(context)
 
     def ask(session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
-        """The session, where there was an answer."""
+        """Return the TLS session if the server answered."""
         host, _, port = server.address.rpartition(":")
         with (
             socket.create_connection((host, int(port)), 20) as sock,
@@ -374,7 +374,7 @@ def test_no_session_outlives_the_authority_that_it_was_made_under(
 def test_who_tries_passwords_keeps_only_himself_waiting(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When more log-ins wait than may, the newest of the address that has most is refused; others get their turn."""
+    """Beyond the limit of waiting log-ins, the newest attempt of the busiest address is refused."""
     users = str(tmp_path / "users.json")
     add_user(users, "ann", "a secret", iterations=4096)
     may_go_on = threading.Event()
@@ -416,7 +416,7 @@ def test_who_tries_passwords_keeps_only_himself_waiting(
 def test_a_failed_handshake_is_logged_once_with_its_remedy(
     serve: Serve, tls: Security, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients try again for ever: each reason is a line, however often it comes. The next client is served."""
+    """Repeated failures with the same reason are logged once, and the next client is served."""
     caplog.set_level(logging.INFO, "segmentlog.http")
     server = serve(security=tls)
     host, _, port = server.address.rpartition(":")

@@ -1,4 +1,4 @@
-"""Headers that change what a body means: each is honoured or refused, at every endpoint."""
+"""Headers that change the meaning of a body are applied or refused at every endpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT = "text/plain"
 
 
 def every_endpoint(client: Client) -> list[tuple[str, str, str]]:
-    """(method, path with its parameters filled in, content type) of everything that there is behind the port."""
+    """Return (method, path with its parameters filled in, content type) of every endpoint."""
     found = [(one.method, one.path, one.accepts[0] if one.accepts else "") for one in ENDPOINTS]
     pages = Mount("/ui", routes=console.routes(Console(client.context)))
     found += [
@@ -81,7 +81,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
 def test_what_is_not_understood_is_refused_everywhere(
     client: Client, headers: dict[str, str], status: int, words: str
 ) -> None:
-    """By every method of every path, with a sentence that says which header it is."""
+    """Every method of every path refuses the header and names it."""
     asked = 0
     for method, path, content_type in every_endpoint(client):
         sent = {"content-type": content_type, **headers} if content_type else headers
@@ -93,8 +93,9 @@ def test_what_is_not_understood_is_refused_everywhere(
 
 
 def test_a_compressed_body_is_the_body_that_was_compressed_everywhere(client: Client) -> None:
-    """Every endpoint that takes a body gives a compressed one the answer that it gives the same body in clear."""
+    """Every endpoint answers a compressed body as it answers the same body uncompressed."""
     client.context.store.create_topic("t")
+    client.get("/ui/")  # from then on every page of the console shows the same counts
     asked = 0
     for method, path, content_type in every_endpoint(client):
         if not content_type or (method in ("GET", "DELETE") and not path.startswith("/consumers")):
@@ -113,7 +114,7 @@ def test_a_compressed_body_is_the_body_that_was_compressed_everywhere(client: Cl
 
 @pytest.mark.parametrize("coding", [*ENCODE, "x-gzip", "GZIP"])
 def test_compressed_lines_are_appended_as_lines(store: LogStore, client: Client, coding: str) -> None:
-    """Not the bytes that came, which nobody could read again."""
+    """The decompressed lines are appended, not the compressed bytes."""
     log = store.create_topic("t").partition(0)
     body = ENCODE[coding.lower().removeprefix("x-")](LINES)
     answer = client.post("/topics/t/records", content=body, headers={"content-type": TEXT, "content-encoding": coding})
@@ -122,7 +123,7 @@ def test_compressed_lines_are_appended_as_lines(store: LogStore, client: Client,
 
 
 def test_gzip_of_several_members(store: LogStore, client: Client) -> None:
-    """As `cat a.gz b.gz` makes it; and an empty body is empty."""
+    """A concatenation of gzip files is valid, and an empty body is empty."""
     log = store.create_topic("t").partition(0)
     headers = {"content-type": TEXT, "content-encoding": "gzip"}
     body = b"".join(gzip.compress(b"%d\n" % number) for number in range(50))
@@ -135,7 +136,7 @@ def test_gzip_of_several_members(store: LogStore, client: Client) -> None:
 
 @pytest.mark.parametrize("coding", ENCODE)
 def test_what_is_no_such_body_is_refused(store: LogStore, client: Client, coding: str) -> None:
-    """Cut short at any byte, changed, in clear, or followed by something else: 400, and nothing is appended."""
+    """Truncated, corrupt, uncompressed and trailing data get 400, and nothing is appended."""
     log = store.create_topic("t").partition(0)
     whole = ENCODE[coding](b"a\nb\n" * 5)
     broken = [whole[:end] for end in range(1, len(whole))] + [b"a\nb\n", whole + b"garbage"]
@@ -164,7 +165,7 @@ BOMBS: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.parametrize("coding", BOMBS)
 @pytest.mark.parametrize("path", ["/topics/t/records", "/topics/t"])
 def test_a_bomb_is_refused_before_it_has_gone_off(store: LogStore, coding: str, path: str) -> None:
-    """What becomes more than a body may have takes no more memory than a body, whatever it says."""
+    """A body that decompresses beyond the limit never uses more memory than a permitted body."""
     store.create_topic("t")
     limit_bytes = 2 << 20
     bomb = BOMBS[coding](64 << 20)
@@ -183,7 +184,7 @@ def test_a_bomb_is_refused_before_it_has_gone_off(store: LogStore, coding: str, 
 
 
 def test_a_body_within_the_limit_is_taken_however_small_it_was(store: LogStore) -> None:
-    """A million times the same byte is no bomb where a body may have as much."""
+    """A million equal bytes are accepted if the limit allows a body of that size."""
     log = store.create_topic("t").partition(0)
     with Client(HttpContext(store, HttpSettings(limits=HttpLimits(request_bytes=2 << 20)))) as client:
         for coding, bomb in BOMBS.items():
@@ -195,7 +196,7 @@ def test_a_body_within_the_limit_is_taken_however_small_it_was(store: LogStore) 
 
 
 def test_compressed_bodies_in_pieces_over_a_port(store: LogStore, serve: Any) -> None:
-    """Chunks that end anywhere, one byte at a time; the connection goes on with its next request."""
+    """Chunks may end anywhere, and the connection continues with its next request."""
     log = store.create_topic("t").partition(0)
     with httpx.Client(base_url=serve().url, timeout=20) as web:
         for coding, encode in ENCODE.items():
@@ -209,7 +210,7 @@ def test_compressed_bodies_in_pieces_over_a_port(store: LogStore, serve: Any) ->
 
 
 def digests(body: bytes) -> list[dict[str, str]]:
-    """Each header that says what a body's digest is."""
+    """Return each header that carries a digest of the body."""
     md5, sha256, sha512 = (
         base64.b64encode(hashlib.new(name, body).digest()).decode() for name in ("md5", "sha256", "sha512")
     )
@@ -224,7 +225,7 @@ def digests(body: bytes) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
 def test_a_body_has_the_digest_that_it_is_said_to_have(store: LogStore, client: Client, coding: str) -> None:
-    """The digest is of what is sent. With another one nothing is appended."""
+    """The digest covers the body as sent. With a wrong digest nothing is appended."""
     log = store.create_topic("t").partition(0)
     body = gzip.compress(b"a\nb\n") if coding == "gzip" else b"a\nb\n"
     headers = {"content-type": TEXT, "content-encoding": coding}
@@ -239,7 +240,7 @@ def test_a_body_has_the_digest_that_it_is_said_to_have(store: LogStore, client: 
 
 
 def test_utf_8_may_be_named(store: LogStore, client: Client) -> None:
-    """By any of its names."""
+    """All names of UTF-8 are accepted."""
     store.create_topic("t")
     for charset in ("utf-8", "UTF-8", '"utf-8"', "us-ascii"):
         headers = {"content-type": f"{TEXT}; charset={charset}"}
@@ -258,7 +259,7 @@ def test_utf_8_may_be_named(store: LogStore, client: Client) -> None:
     ],
 )
 def test_what_only_bare_sockets_send(store: LogStore, serve: Any, headers: str, statuses: tuple[str, ...]) -> None:
-    """Codings of the transfer other than chunks, and headers that come twice: nothing is appended."""
+    """Unknown transfer codings and repeated headers are refused, and nothing is appended."""
     log = store.create_topic("t").partition(0)
     server = serve()
     host, _, port = server.address.rpartition(":")

@@ -1,4 +1,4 @@
-"""What problems tell, and what they keep to themselves: where the store lies, and what nobody expected."""
+"""Error responses contain neither the store's location nor details of unexpected errors."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ SEGMENT = "t/0/00000000000000000000.log"
 
 @pytest.fixture
 def damaged(store: LogStore) -> LogStore:
-    """With a topic `t` that cannot be read from offset 1 on."""
+    """Provide a store whose topic `t` cannot be read from offset 1 on."""
     log = store.create_topic("t").partition(0)
     log.append([b"1"])
     log.append([b'"damaged"'])
@@ -31,7 +31,7 @@ def damaged(store: LogStore) -> LogStore:
 
 
 def test_a_damage_report_does_not_contain_the_path_of_the_store(damaged: LogStore, client: Client) -> None:
-    """By every door: which topic, partition, file, byte and offset, and not in which folder."""
+    """Every interface reports topic, partition, file, byte and offset, but not the folder."""
     body = {"content-type": "application/vnd.kafka.v2+json"}
     made = {"name": "i", "format": "binary", "auto.offset.reset": "earliest"}
     instance = "/consumers/g/instances/i"
@@ -52,7 +52,7 @@ def test_a_damage_report_does_not_contain_the_path_of_the_store(damaged: LogStor
     }
     for path, text in texts.items():
         assert f"{SEGMENT}: damaged at byte" in text, (path, text)
-        # Who may describe the cluster is shown the same on the command line, and where.
+        # A user with Describe on the cluster sees commands with the folder of the store.
         assert damaged.path not in text.replace(f"--dir {damaged.path}", ""), path
     assert client.delete(instance).status_code == 204
 

@@ -1,4 +1,4 @@
-"""Who is let in at the HTTP door, from where, and with how much."""
+"""Checks of the HTTP server before a request reaches a handler: host, origin, authentication and size."""
 
 import base64
 import socket
@@ -23,7 +23,7 @@ from segmentlog.store import LogStore
 
 
 def test_a_page_elsewhere_that_has_its_name_resolve_to_this_machine_reads_nothing(client: Client) -> None:
-    """By any other name than those of this machine nothing is answered."""
+    """Requests for other host names than this machine's are refused."""
     for name in ("evil.example", "evil.example:8080", "localhost.evil.example", ""):
         assert client.get("/topics", headers={"host": name}).status_code == 421, name
         assert client.get("/healthz", headers={"host": name}).text == "ok\n", name  # as balancers ask
@@ -32,7 +32,7 @@ def test_a_page_elsewhere_that_has_its_name_resolve_to_this_machine_reads_nothin
 
 
 def test_a_further_name_is_taken_where_it_is_said(store: LogStore) -> None:
-    """``--allowed-host``."""
+    """``--allowed-host`` adds a host name."""
     with Client(HttpContext(store, HttpSettings(allowed_hosts=("logs.example",)))) as client:
         assert client.get("/topics", headers={"host": "logs.example:8080"}).status_code == 200
         assert client.get("/topics", headers={"host": "other.example"}).status_code == 421
@@ -49,7 +49,7 @@ def test_a_further_name_is_taken_where_it_is_said(store: LogStore) -> None:
     ],
 )
 def test_a_page_of_another_site_may_ask_for_nothing(client: Client, headers: dict[str, str]) -> None:
-    """Whatever the method: what it would change, and what it would learn."""
+    """Requests of other sites are refused, whatever the method."""
     for method in ("GET", "POST", "DELETE"):
         answer = client.request(method, "/healthz", headers=headers)
         assert answer.status_code == 403
@@ -57,7 +57,7 @@ def test_a_page_of_another_site_may_ask_for_nothing(client: Client, headers: dic
 
 
 def test_links_to_pages_may_be_followed(client: Client) -> None:
-    """From a chat, say; but no form of another site gets through, and no API."""
+    """Links to pages work from anywhere; forms and API requests of other sites do not."""
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     assert client.get("/", headers=link).status_code != 403
     assert client.get("/ui/", headers=link).status_code != 403
@@ -67,13 +67,13 @@ def test_links_to_pages_may_be_followed(client: Client) -> None:
 
 
 def test_our_own_pages_and_programs_are_let_through(client: Client) -> None:
-    """Browsers say that it is the same site, programs say nothing."""
+    """Same-site requests of browsers and requests of programs pass."""
     assert client.get("/healthz", headers={"sec-fetch-site": "same-origin"}).status_code == 200
     assert client.get("/healthz", headers={"origin": "http://localhost"}).status_code == 200
 
 
 def test_every_answer_tells_browsers_to_be_strict(client: Client) -> None:
-    """Scripts and styles from here alone, no frames, no guessing of types; refusals too."""
+    """Every response, also a refusal, has the security headers."""
     for answer in (client.get("/healthz"), client.get("/none"), client.get("/", headers={"host": "evil.example"})):
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -81,7 +81,7 @@ def test_every_answer_tells_browsers_to_be_strict(client: Client) -> None:
 
 
 def test_what_is_not_there_is_told_in_json(client: Client) -> None:
-    """As are methods that are not."""
+    """Unknown paths and methods get a JSON error."""
     assert client.get("/none").json() == {"error_code": 404, "message": "Not Found"}
     assert client.delete("/healthz").json()["error_code"] == 405
 
@@ -97,7 +97,7 @@ def _basic(name: str, password: str) -> dict[str, str]:
 
 
 def test_users_say_who_they_are(serve: Callable[..., HttpServer], tmp_path: Path) -> None:
-    """With a name and a password; nobody else gets in, and a password that was changed is wrong from then on."""
+    """Users authenticate with a password, other clients are refused, and a changed password is wrong at once."""
     path = _users(tmp_path)
     server = serve(security=Security(users=path))
     with httpx.Client(base_url=server.url) as web:
@@ -120,7 +120,7 @@ def test_users_say_who_they_are(serve: Callable[..., HttpServer], tmp_path: Path
 
 
 def test_a_certificate_lets_somebody_in(serve: Callable[..., HttpServer], tmp_path: Path) -> None:
-    """TLS takes only those of the CA; a renewed certificate counts for the next connection."""
+    """Only certificates of the client CA are accepted; a renewed server certificate applies to new connections."""
     authority = trustme.CA()
     pair = write_pair(tmp_path, "server", authority.issue_cert("localhost"))
     clients_ca = tmp_path / "ca.pem"
@@ -153,7 +153,7 @@ def _certificate_of(server: HttpServer, context: ssl.SSLContext, name: str | Non
 
 
 def test_nothing_listens_where_others_would_read_along(store: LogStore) -> None:
-    """Beyond this machine it takes TLS, or a word that it is wanted."""
+    """A network address requires TLS or ``--insecure``."""
     with pytest.raises(UnsafeListening, match="--tls-cert"):
         HttpServer(store, "0.0.0.0", 0)
     with pytest.raises(SecurityFileError, match="without --tls-key"):
@@ -161,7 +161,7 @@ def test_nothing_listens_where_others_would_read_along(store: LogStore) -> None:
 
 
 def test_bodies_end_at_a_size(store: LogStore, serve: Callable[..., HttpServer]) -> None:
-    """Whether it is said beforehand or not."""
+    """Too large bodies are refused, with and without a declared size."""
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=1000)))
     with httpx.Client(base_url=server.url) as web:
         answer = web.post("/healthz", content=b"x" * 1001)
@@ -179,7 +179,7 @@ def _ask(server: HttpServer, data: bytes, timeout_s: float = 10) -> bytes:
 
 
 def test_heads_end_at_a_size(serve: Callable[..., HttpServer]) -> None:
-    """Who goes on with headers, or one header, for ever is told so and cut off."""
+    """Endless headers, or one endless header, get an error and the connection is closed."""
     server = serve(HttpSettings(limits=HttpLimits(head_bytes=8 << 10)))
     answer = _ask(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"x" * 20_000)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -187,7 +187,7 @@ def test_heads_end_at_a_size(serve: Callable[..., HttpServer]) -> None:
 
 
 def test_what_comes_behind_a_body_ends_at_a_size_too(serve: Callable[..., HttpServer]) -> None:
-    """Trailers, or one of them, or the first line of a chunk, without end: cut off, before anybody has logged in."""
+    """Endless trailers and chunk headers close the connection, also without authentication."""
     server = serve(HttpSettings(limits=HttpLimits(head_bytes=8 << 10)))
     head = b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     for more in (b"0\r\n" + b"x-a: aaaaaaaaaa\r\n" * 100, b"0\r\nx-a: " + b"a" * 2000, b"5;ext=" + b"e" * 2000):
@@ -199,7 +199,7 @@ def test_what_comes_behind_a_body_ends_at_a_size_too(serve: Callable[..., HttpSe
 
 
 def _send_for_ever(sock: socket.socket, piece: bytes) -> None:
-    """Or a megabyte, which is more than is ever taken."""
+    """Send up to a megabyte, which is more than the server ever accepts."""
     for _ in range((1 << 20) // len(piece)):
         sock.sendall(piece)
         time.sleep(0.001)
@@ -215,7 +215,7 @@ def _send_for_ever(sock: socket.socket, piece: bytes) -> None:
     ],
 )
 def test_who_takes_his_time_is_not_waited_for(serve: Callable[..., HttpServer], data: bytes) -> None:
-    """In the middle of a head or of a body, or before it."""
+    """A client that pauses before or within a head or a body is disconnected."""
     server = serve(HttpSettings(limits=HttpLimits(head_s=0.3, body_s=0.3, idle_s=1)))
     began_s = time.monotonic()
     try:
@@ -226,7 +226,7 @@ def test_who_takes_his_time_is_not_waited_for(serve: Callable[..., HttpServer], 
 
 
 def test_nonsense_is_a_bad_request(serve: Callable[..., HttpServer]) -> None:
-    """And no end of the server."""
+    """Malformed requests get 400, and the server keeps running."""
     server = serve()
     for data in (b"\x16\x03\x01 nonsense\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         assert _ask(server, data).startswith(b"HTTP/1.1 400"), data
@@ -234,7 +234,7 @@ def test_nonsense_is_a_bad_request(serve: Callable[..., HttpServer]) -> None:
 
 
 def test_closing_waits_for_nobody_for_long(store: LogStore) -> None:
-    """And a second close does nothing."""
+    """Closing the server is quick, and a second close does nothing."""
     server = HttpServer(store, "127.0.0.1", 0)
     with socket.create_connection(server.address.rsplit(":", 1)):
         server.close()

@@ -1,7 +1,4 @@
-"""Who has one right sees what it is a right to, and nothing else: on every page and at every endpoint.
-
-The routes are those of the application itself: one that is added is asked, or the first test here fails.
-"""
+"""A user with one right sees what the right covers, and nothing else: on every page and at every endpoint."""
 
 from __future__ import annotations
 
@@ -46,9 +43,9 @@ QUERIES: dict[str, tuple[str, ...]] = {
     "/config/{subject:path}": ("defaultToGlobal=true",),
     "/mode/{subject:path}": ("defaultToGlobal=true",),
 }
-"""Of pages that are asked for with one: in the words of their addresses."""
+"""Queries of routes that need one, by the pattern of the path."""
 STREAMS = {"/ui/topics/{topic}/tail/events": 1, "/topics/{topic}/stream": 2}
-"""Answers without an end: so many pieces of each are looked at."""
+"""Number of pieces to read from each endless response."""
 
 _RECORD = b'{"records":[{"value":"eA=="}]}'
 _SAME_SCHEMA, _BAD_SCHEMA = (
@@ -125,7 +122,7 @@ QUICK = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a store that is filled once: no user changes what others are shown."""
+    """Fill a store once. No test user can change what others see."""
     made = tmp_path_factory.mktemp("rights")
     fill(made)
     return made
@@ -133,14 +130,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    """It, open."""
+    """Open the store."""
     made = World(folder)
     yield made
     made.close()
 
 
 def make(world: World) -> tuple[Any, list[tuple[str, str]]]:
-    """Return the application behind its guard, and (method, path) of all of its routes."""
+    """Return the application with its middleware, and (method, path) of all routes."""
     app: Any = make_app(Console(HttpContext(world.store, HttpSettings(allow_writes=True), world.authorizer)))
 
     def walk(routes: list[Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -155,7 +152,7 @@ def make(world: World) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def test_every_route_is_asked(world: World) -> None:
-    """Whoever adds a route that takes something says here what is sent to it, and no row is about nothing."""
+    """Each route with a body has a request in this test's table, and each row of the table has a route."""
     routes = make(world)[1]
     assert {route for route in routes if route[0] != "GET"} == {route for route in BODIES if route[0] != "GET"}
     assert len(routes) == len(set(routes)) > 100
@@ -175,7 +172,7 @@ class Visitor:
         self.statuses: dict[tuple[str, str], set[int]] = {}
 
     async def visit(self) -> None:
-        """Ask for everything."""
+        """Send a request to every route."""
         mutating = [route for route in BODIES if route[0] != "GET"]
         begins = [route for route in mutating if route[1].startswith("/consumers") and route[0] == "POST"]
         ends = [route for route in mutating if route[0] == "DELETE"]
@@ -187,7 +184,7 @@ class Visitor:
                     await self.ask(method, path, target, content_type, body)
 
     def targets(self, method: str, path: str) -> list[str]:
-        """Addresses of a route: of what is open, of what is hidden, and of the store's own topics."""
+        """Return addresses of a route for visible, hidden and internal topics."""
         world = self.world
         values: dict[str, tuple[Any, ...]] = {
             "topic": _TOPICS, "topic_name": _TOPICS, "group": ("rest-group",), "consumer_group_id": _GROUPS,
@@ -213,7 +210,7 @@ class Visitor:
         return found
 
     async def ask(self, method: str, path: str, target: str, content_type: bytes, body: bytes) -> None:
-        """One request; what its answer shows that the user may not see, and the request did not say, is a leak."""
+        """Send one request. A hidden name in the response that the request did not contain is a leak."""
         status, answer = await self.request(method, target, content_type, body, STREAMS.get(path, 0))
         assert status < 500, (self.name, method, target, answer[:300])
         self.statuses.setdefault((method, path), set()).add(status)
@@ -228,7 +225,7 @@ class Visitor:
     async def request(
         self, method: str, target: str, content_type: bytes, body: bytes, pieces: int
     ) -> tuple[int, bytes]:
-        """(status, body) of an answer; of one without an end so many pieces."""
+        """Return (status, body); of an endless response return the first pieces."""
         path, _, query = target.partition("?")
         headers = [(b"host", b"localhost"), (b"content-length", b"%d" % len(body))]
         if content_type:
@@ -267,7 +264,7 @@ class Visitor:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in USERS]
 )
 def test_who_has_a_right_sees_that_and_nothing_else(world: World, name: str) -> None:
-    """No answer shows what the rules deny; and what they allow is shown somewhere."""
+    """No response shows what the rules deny, and each permitted thing is shown somewhere."""
     visitor = Visitor(world, name)
     asyncio.run(visitor.visit())
     assert not visitor.leaks, "\n".join(visitor.leaks[:20])
@@ -281,7 +278,7 @@ def test_who_has_a_right_sees_that_and_nothing_else(world: World, name: str) -> 
 
 
 def test_the_stores_own_topics_are_shown_to_who_may_change_the_rules(world: World) -> None:
-    """Their figures to who may describe them and the cluster; their records name everything."""
+    """Figures of internal topics require describing them and the cluster; their records require more."""
 
     visitors = {name: Visitor(world, name) for name in ("super", "topic-all")}
 
@@ -302,7 +299,7 @@ def test_the_stores_own_topics_are_shown_to_who_may_change_the_rules(world: Worl
 
 
 def test_who_may_not_see_the_configuration(world: World) -> None:
-    """It is in no list and on no page, where the topic itself is."""
+    """No list and no page shows it, even if the user may see the topic."""
 
     visitors = {name: Visitor(world, name) for name in ("super", "topic-describe")}
 

@@ -476,7 +476,7 @@ def test_whoever_asks_for_other_topics_is_not_told_that_they_lie_there(tmp_path:
     with LogStore(tmp_path / "store", background=False, ship=bucket.url, ship_topics="a") as store:
         for name in ("a", "b"):
             store.create_topic(name).partition(0).append([b"1"])
-        with pytest.raises(InvalidConfig, match="the topics that this process already ships there: a"):
+        with pytest.raises(InvalidConfig, match="the topics that this process already ships to it: a"):
             store.ship(bucket.url, topics=["b"])
         store.ship(bucket.url, topics=["a"])
         store.ship(bucket.url)

@@ -111,7 +111,7 @@ def _put_evicted(self: Shipper, manifest: Any) -> None:
         for base, (stamp, segment) in list(state.objects.uploaded.items()) if log.config.remote_storage_enable else ():
             stub = Stub(self.bucket.url, segment.log, 0)
             with contextlib.suppress(SegmentlogError, OSError):
-                log.move_recovery_point()
+                log.advance_recovery_point()
                 evict_segment(log.handle, base, stamp, stub)
     real_put(self, manifest)
 

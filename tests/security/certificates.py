@@ -30,12 +30,12 @@ def write_pair(folder: Path, name: str, issued: trustme.LeafCert) -> Pair:
 
 
 def subject(*parts: tuple[x509.ObjectIdentifier, str, _ASN1Type | None]) -> x509.Name:
-    """Return a name of so many attributes, each a part of its own."""
+    """Return a name of ``count`` attributes, each a part of its own."""
     return x509.Name([x509.NameAttribute(oid, value, kind, _validate=False) for oid, value, kind in parts])
 
 
 def certificate_for(name: x509.Name) -> bytes:
-    """Return a certificate of its own for somebody, in DER."""
+    """Return a self-signed certificate for a name, in DER."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime(2026, 1, 1)
     return (

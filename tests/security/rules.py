@@ -19,11 +19,11 @@ HOST = "10.0.0.7"
 def write_rules(folder: Path, *lines: str, **options: Any) -> Authorizer:
     """An authorizer by lines of a file, which is looked at whenever it is asked."""
     (folder / "acls").write_text("\n".join(lines) + "\n")
-    return Authorizer(str(folder / "acls"), look_every_s=0, **options)
+    return Authorizer(str(folder / "acls"), check_interval_s=0, **options)
 
 
 def allowed(authorizer: Authorizer, principal: Principal, kind: ResourceType, name: str, host: str = HOST) -> str:
-    """The operations that somebody may do, in Kafka's words."""
+    """Return the operations that a principal may perform, under Kafka's names."""
     return " ".join(
         operation.name.lower()
         for operation in Operation

@@ -1,4 +1,4 @@
-"""Who may do what: Kafka's meaning of rules, in tables; and that remembering decisions changes none."""
+"""Decisions by ACLs: Kafka's meaning of rules, in tables; and the cache of decisions changes none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from security.rules import ANN, BOB, CLUSTER, GROUP, HOST, TOPIC, allowed, write
 
 from segmentlog.security.acl_file import Acls
 from segmentlog.security.acl_rules import Pattern, Permission, Rule, RuleFilter
-from segmentlog.security.acls import Authorizer, OpenAuthorizer, _Decisions
+from segmentlog.security.acls import Authorizer, OpenAuthorizer, _CachedDecisions
 from segmentlog.security.principals import CLUSTER_NAME, Operation, Principal, ResourceType
 from segmentlog.security.security_errors import SecurityFileError
 
@@ -75,13 +75,13 @@ def test_rules_mean_what_they_mean_in_kafka(make: Make, lines: list[str], name: 
 
 
 def test_all_is_everything(make: Make) -> None:
-    """Also what there is no rule for by itself."""
+    """ALL includes operations that have no rule of their own."""
     everything = " ".join(operation.name.lower() for operation in Operation if operation is not Operation.ALL)
     assert allowed(make("allow User:ann all topic:t"), ANN, TOPIC, "t") == everything
 
 
 def test_super_users_may_do_everything(make: Make) -> None:
-    """Of the file or of the server, whatever is denied to all."""
+    """Super users of the file and of the server, even if a rule denies everything to all."""
     authorizer = make("super User:ann", "deny User:* all topic:*", super_users=["User:bob"])
     for principal in (ANN, BOB):
         assert authorizer.allows(principal, HOST, Operation.DELETE, TOPIC, "t")
@@ -120,7 +120,7 @@ def test_addresses_have_one_spelling(make: Make) -> None:
     ],
 )
 def test_whether_anything_may_be_written(make: Make, lines: list[str], expected: bool) -> None:
-    """What lets an idempotent producer have its id: WRITE on some topic, unless all that is allowed is denied."""
+    """An idempotent producer gets an id if it has WRITE on some topic, unless all that is allowed is also denied."""
     lines = [line for line in lines if "write group" not in line]
     assert make(*lines).allows_any(ANN, HOST, Operation.WRITE, TOPIC) is expected
 
@@ -186,18 +186,18 @@ _QUESTIONS = st.tuples(
 
 @given(st.lists(_RULES, max_size=8), st.lists(_QUESTIONS, max_size=20))
 def test_decisions_are_those_of_a_naive_reading(rules: list[Rule], questions: list[Any]) -> None:
-    """Of the index, and of what is remembered of it when the same is asked again."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    """Decisions of the index, and of the cache for repeated questions, equal those of a simple reference."""
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     for question in questions + questions:
         expected = naive(rules, *question)
         assert decisions.decide(*question) is expected
-        assert decisions.known[question] is expected
+        assert decisions.cached[question] is expected
 
 
 @given(st.lists(_RULES, max_size=6), _QUESTIONS)
 def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
     """Where some name is allowed, `allows_any` says so."""
-    decisions = _Decisions(Acls(tuple(rules), frozenset()), frozenset())
+    decisions = _CachedDecisions(Acls(tuple(rules), frozenset()), frozenset())
     principal, host, operation, kind, _ = question
     names = [*_NAMES, "aa", "abb", "abcd", "c", "*x"]
     some = any(naive(rules, principal, host, operation, kind, name) for name in names)
@@ -205,17 +205,17 @@ def test_any_is_never_less_than_one(rules: list[Rule], question: Any) -> None:
 
 
 def test_what_is_remembered_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for ever other names costs no memory."""
+    """Clients that use ever new names do not use up memory."""
     monkeypatch.setattr("segmentlog.security.acls._KNOWN_MAX", 100)
     authorizer = make("allow User:ann read topic:t")
     for number in range(1000):
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, f"x{number}") is False
         assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t") is True
-    assert len(authorizer._file.current().known) <= 100
+    assert len(authorizer._file.current().cached) <= 100
 
 
 def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """A changed file is read anew; a broken or a missing one leaves the rules before, and is told loudly, once."""
+    """A changed file is reloaded; with a broken or missing file the previous rules stay, and one error is logged."""
     authorizer = make("allow User:ann read topic:t")
     assert authorizer.allows(ANN, HOST, Operation.READ, TOPIC, "t")
     Path(authorizer.path).write_text("allow User:bob read topic:t\n")
@@ -236,7 +236,7 @@ def test_changes_count_at_once_and_mistakes_do_not(make: Make, caplog: pytest.Lo
 
 
 def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """What came and went, and doubts about what is there; nothing while the file says the same, and no user's name."""
+    """The line has the numbers of added and removed rules, and warnings, but no names. No change, no line."""
     caplog.set_level(logging.INFO, "segmentlog.server")
     authorizer = make("allow User:ann read topic:t", "super User:root")
     assert not caplog.records
@@ -244,7 +244,7 @@ def test_a_change_is_logged_once_with_counts(make: Make, caplog: pytest.LogCaptu
         "# mine\nallow User:ann write topic:t\nallow User:bob read group:a,b\nsuper User:root User:other\n"
     )
     for _ in range(3):
-        authorizer.look()
+        authorizer.refresh()
     (doubt,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert "line 3" in doubt
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
@@ -264,10 +264,10 @@ def test_a_second_change_within_the_step_of_a_clock_is_seen(make: Make) -> None:
 
 
 def test_a_server_does_not_start_with_a_broken_file(make: Make, tmp_path: Path) -> None:
-    """Nor without the file that it was told of."""
+    """Nor with a missing file that it was configured to use."""
     with pytest.raises(SecurityFileError, match="line 1"):
         make("nonsense")
-    with pytest.raises(SecurityFileError, match="no such file"):
+    with pytest.raises(SecurityFileError, match="does not exist"):
         Authorizer(str(tmp_path / "none"))
 
 
@@ -305,7 +305,7 @@ def test_a_reader_looks_every_half_second(tmp_path: Path) -> None:
 
 
 def test_filters_and_rules_are_plain_values() -> None:
-    """They can be logged: there is no secret in them."""
+    """They can be logged: they contain no secret."""
     rule = Rule("User:ann", Permission.ALLOW, Operation.READ, TOPIC, "t")
     assert json.dumps(rule) == '["User:ann", 3, 3, 2, "t", 3, "*"]'
     assert RuleFilter(1, None, 1, None, None, 1, 1).matches(rule)

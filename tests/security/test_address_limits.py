@@ -1,4 +1,4 @@
-"""Who makes room: the address that holds most."""
+"""Choice at a limit: an item of the address that has the most."""
 
 from __future__ import annotations
 

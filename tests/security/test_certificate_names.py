@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Return the authority that signs all certificates."""
     return trustme.CA()
 
 

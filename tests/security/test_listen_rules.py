@@ -35,20 +35,20 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_link_to_nothing_opens_no_door(tmp_path: Path) -> None:
     """Users and rules of the store that cannot be reached now are there all the same."""
     store = str(tmp_path)
-    assert Security().with_those_of(store) == Security()
+    assert Security().completed_from_store(store) == Security()
     for name in (USERS_FILE, ACLS_FILE):
         (tmp_path / name).symlink_to(tmp_path / "not mounted" / name)
-    found = Security().with_those_of(store)
+    found = Security().completed_from_store(store)
     assert (found.users, found.acls) == (f"{store}/{USERS_FILE}", f"{store}/{ACLS_FILE}")
-    with pytest.raises(SecurityFileError, match="no such file"):
+    with pytest.raises(SecurityFileError, match="does not exist"):
         Users(str(found.users))
-    with pytest.raises(SecurityFileError, match="no such file"):
+    with pytest.raises(SecurityFileError, match="does not exist"):
         Authorizer(str(found.acls))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
 def test_loopback_needs_nothing(host: str) -> None:
-    """Nobody else reaches it."""
+    """Other machines cannot reach it."""
     check_safe(host, tls=False, sasl=False, insecure=False)
     assert is_loopback(host)
     assert mechanisms_for(host, tls=False, insecure=False) == MECHANISMS
@@ -87,7 +87,7 @@ def test_half_of_tls_is_none() -> None:
 
 
 def test_passwords_go_over_no_open_line() -> None:
-    """PLAIN is offered where it is encrypted, on loopback, or where somebody said that he knows."""
+    """PLAIN is offered with TLS, on loopback, or with --insecure."""
     assert mechanisms_for("0.0.0.0", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("nowhere.example.org", tls=False, insecure=False) == SCRAM_MECHANISMS
     assert mechanisms_for("0.0.0.0", tls=True, insecure=False) == MECHANISMS

@@ -1,4 +1,4 @@
-"""TLS with certificates made here: who gets through, as whom, and what is told of files that do not fit."""
+"""TLS with generated certificates: who can connect, as which principal, and errors for unusable files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs all certificates here."""
+    """Return the authority that signs all certificates."""
     return trustme.CA()
 
 
@@ -83,7 +83,7 @@ def connect(context: ssl.SSLContext, client: ssl.SSLContext) -> tuple[Principal 
 
 
 def test_clients_need_no_certificate_unless_they_are_asked(server: Pair, authority: trustme.CA) -> None:
-    """Encrypted, and by TLS nobody in particular."""
+    """The connection is encrypted, and its client is anonymous."""
     assert connect(server_context(*server), client_context(authority))[0] is None
 
 
@@ -121,7 +121,7 @@ def test_a_renewed_certificate_is_taken_for_new_connections(
     tmp_path: Path, server: Pair, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a restart, also when its two files come one after the other."""
-    tls = ServerTls(*server, look_every_s=0)
+    tls = ServerTls(*server, check_interval_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     assert connect(tls.context(), client_context(authority))[1] == first
     (tmp_path / "new").mkdir()
@@ -142,8 +142,8 @@ def test_a_renewed_certificate_is_taken_for_new_connections(
 def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
     server: Pair, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever renews certificates may take the old one away first: the pair before stays in use."""
-    tls = ServerTls(*server, look_every_s=0)
+    """A renewal may delete the old file first: the previous pair stays in use meanwhile."""
+    tls = ServerTls(*server, check_interval_s=0)
     context = tls.context()
     check = tls_module._check_readable
 
@@ -160,7 +160,7 @@ def test_a_file_that_goes_while_it_is_read_anew_is_waited_for(
 
 def test_a_young_file_is_read_again(tmp_path: Path, server: Pair, authority: trustme.CA) -> None:
     """A second renewal within the step of a file system's clock is not missed."""
-    tls = ServerTls(*server, look_every_s=0)
+    tls = ServerTls(*server, check_interval_s=0)
     first = connect(tls.context(), client_context(authority))[1]
     (tmp_path / "new").mkdir()
     renewed = write_pair(tmp_path / "new", "server", authority.issue_cert("localhost"))
@@ -178,7 +178,7 @@ def test_a_look_costs_nothing_in_between(server: Pair) -> None:
     context = tls.context()
     os.unlink(server.key)
     assert tls.context() is context
-    assert not tls.wants_certificates
+    assert not tls.requires_certificates
 
 
 @pytest.fixture
@@ -207,22 +207,22 @@ def broken(tmp_path: Path, server: Pair, authority: trustme.CA) -> dict[str, str
         ("none", "key", None, "certificate cannot be read: No such file"),
         ("certificate", "none", None, "key cannot be read: No such file"),
         ("certificate", "folder", None, "directory"),
-        ("certificate", "other key", None, "not that of the certificate"),
+        ("certificate", "other key", None, "does not belong to the certificate"),
         ("certificate", "empty", None, "PEM"),
         ("certificate", "text", None, "PEM"),
         ("text", "key", None, "PEM"),
         ("empty", "key", None, "PEM"),
         ("key", "certificate", None, "PEM"),
         ("certificate", "key", "none", "CA's certificate cannot be read"),
-        ("certificate", "key", "text", "no certificates"),
-        ("certificate", "key", "empty", "no certificates"),
+        ("certificate", "key", "text", "no certificate in PEM"),
+        ("certificate", "key", "empty", "no certificate in PEM"),
         ("certificate", "encrypted", None, "encrypted"),
     ],
 )
 def test_files_that_do_not_fit_are_told(
     broken: dict[str, str], certificate: str, key: str, client_ca: str | None, told: str
 ) -> None:
-    """Which file, and what is the matter with it; nobody is asked for a passphrase."""
+    """The error names the file and the fault; OpenSSL does not ask for a passphrase."""
     if key not in broken:
         needs.program("openssl")
     with pytest.raises(SecurityFileError) as error:
@@ -234,9 +234,9 @@ def test_files_that_do_not_fit_are_told(
 def test_a_renewed_certificate_is_logged_once_with_its_names(
     tmp_path: Path, authority: trustme.CA, server: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it takes for both files to be the new ones."""
+    """However long it takes until both files are new."""
     caplog.set_level(logging.INFO, "segmentlog.server")
-    tls = ServerTls(server.certificate, server.key, look_every_s=0)
+    tls = ServerTls(server.certificate, server.key, check_interval_s=0)
     tls.context()
     assert not caplog.records
     write_pair(tmp_path, "server", authority.issue_cert("db.example", "10.0.0.7"))

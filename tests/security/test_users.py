@@ -1,4 +1,4 @@
-"""The users file: what is in it, who may read it, and that nothing of it is lost."""
+"""The users file: its contents, its permissions, and that a change loses nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_keys_are_those_of_rfc_7677() -> None:
 
 
 def test_users_are_added_changed_and_removed(path: str) -> None:
-    """What `add_user` was told is verified from then on, and nothing else is; a removed user is nobody."""
+    """A password given to `add_user` is verified from then on, and no other; a removed user does not exist."""
     assert add_user(path, "ann", "one", iterations=4096)
     assert add_user(path, "bob", "two", iterations=4096)
     users = Users(path)
@@ -118,7 +118,7 @@ def test_a_file_that_others_may_read_is_told(path: str, caplog: pytest.LogCaptur
     ],
 )
 def test_names_that_clients_send_differently_are_refused(path: str, name: str) -> None:
-    """Or that rules could not tell from everybody."""
+    """Also names that rules could not distinguish from all users."""
     with pytest.raises(InvalidUser):
         add_user(path, name, "pw", iterations=4096)
     assert not os.path.exists(path)
@@ -133,7 +133,7 @@ def test_passwords_that_clients_send_differently_are_refused(path: str, password
 
 
 def test_accents_and_other_scripts_are_welcome(path: str) -> None:
-    """What SASLprep leaves as it is."""
+    """Names and passwords that SASLprep leaves unchanged."""
     add_user(path, "Zoë", "pässwörd ß", iterations=4096)
     add_user(path, "안나", "שלום", iterations=4096)
     users = Users(path)
@@ -172,7 +172,7 @@ def test_absurd_iterations_are_refused(path: str, iterations: int) -> None:
         (lambda document: document.update(format=2), "format 2"),
         (lambda document: document.update(more=1), "more"),
         (lambda document: document.update(secret="AAAA"), "secret"),
-        (lambda document: document["users"].update(ann={}), "nothing that proves"),
+        (lambda document: document["users"].update(ann={}), "no credentials"),
         (lambda document: document["users"]["ann"].update(MD5=document["users"]["ann"]["SCRAM-SHA-256"]), "MD5"),
         (lambda document: document["users"]["ann"]["SCRAM-SHA-256"].update(iterations=10**9), "iterations"),
         (lambda document: document["users"]["ann"]["SCRAM-SHA-256"].update(iterations=1), "iterations"),
@@ -182,7 +182,7 @@ def test_absurd_iterations_are_refused(path: str, iterations: int) -> None:
     ],
 )
 def test_a_broken_file_is_refused_in_a_sentence(path: str, change: object, told: str) -> None:
-    """At the start of a server, and of a change: nothing is overwritten that nobody understands."""
+    """At the start of a server and at a change: an invalid file is never overwritten."""
     add_user(path, "ann", "pw", iterations=4096)
     document = json.loads(Path(path).read_text())
     change(document)  # type: ignore[operator]
@@ -205,7 +205,7 @@ def test_a_broken_file_is_refused_in_a_sentence(path: str, change: object, told:
     ],
 )
 def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """An editor that writes another encoding, or JSON that never ends; a server that runs goes on with what it knew."""
+    """Another encoding, or unterminated JSON; a running server keeps the previous users."""
     add_user(path, "ann", "pw", iterations=4096)
     users = Users(path)
     Path(path).write_bytes(data)
@@ -214,7 +214,7 @@ def test_what_is_no_text_is_refused_in_a_sentence(path: str, data: bytes, caplog
     assert "rgen" not in str(error.value)
     users.reload()
     assert users.verify("ann", "pw")
-    assert "goes on to count" in caplog.text
+    assert "stay in effect" in caplog.text
 
 
 def test_a_file_cut_anywhere_is_refused(path: str) -> None:
@@ -231,16 +231,16 @@ def test_a_file_cut_anywhere_is_refused(path: str) -> None:
 
 
 def test_no_file_is_told_how_to_make_one(path: str) -> None:
-    """Rather than a server that nobody can use."""
+    """Instead of starting a server that no client can use."""
     with pytest.raises(SecurityFileError, match="users add"):
         Users(path)
-    with pytest.raises(SecurityFileError, match="no such file"):
+    with pytest.raises(SecurityFileError, match="does not exist"):
         remove_user(path, "ann")
     assert os.listdir(os.path.dirname(path)) == []
 
 
 def test_a_file_that_breaks_later_leaves_who_is_known(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And is told once for each state of it."""
+    """One error is logged for each state of the file."""
     add_user(path, "ann", "pw", iterations=4096)
     users = Users(path)
     good = Path(path).read_bytes()
@@ -300,7 +300,7 @@ class _Failing(FileSystem):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_a_write_that_fails_leaves_the_old_file(path: str, fails_at: int) -> None:
-    """And nothing beside it but the lock."""
+    """Only the lock file remains beside it."""
     add_user(path, "ann", "pw", iterations=4096)
     before = Path(path).read_bytes()
     with pytest.raises(OSError, match="Input"):
@@ -331,7 +331,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 def test_unknown_users_look_like_others(path: str) -> None:
-    """The same challenge for a name each time, also after a restart; sizes and counts as others have them."""
+    """A name gets the same challenge each time, also after a restart, with the usual sizes and iterations."""
     for name in ("ann", "bob"):
         add_user(path, name, "pw", iterations=5000)
     add_user(path, "carl", "pw", iterations=9000)
@@ -347,7 +347,7 @@ def test_unknown_users_look_like_others(path: str) -> None:
 
 
 def known_parts(credential: users_module.Credential) -> tuple[bytes, bytes, bytes]:
-    """What is random in it."""
+    """Return the random parts of a challenge."""
     return credential.salt, credential.stored_key, credential.server_key
 
 

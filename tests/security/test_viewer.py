@@ -1,4 +1,4 @@
-"""What a right shows, thing by thing, and what the store's own topics take in addition."""
+"""What each right shows, and the additional rights that internal topics require."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_thing_takes_its_right(view: MakeViewer, rule: str, thing: Thing, n
 
 
 def test_the_stores_own_topics(view: MakeViewer) -> None:
-    """Their figures take DESCRIBE on the cluster, everything else ALTER: who may change the rules may see all."""
+    """Their metadata requires DESCRIBE on the cluster, everything else ALTER: who may change the rules may see all."""
     topics = "allow User:ann all topic:*"
     viewer = view(topics)
     assert not any(viewer.may_see(thing, OWN) for thing in (Thing.TOPIC, Thing.TOPIC_CONFIG, Thing.RECORDS))

@@ -30,7 +30,7 @@ OLD_ID: Final = 1 << 61 | 5
 """A producer id as an earlier version assigned it: accepted where the partition knows it."""
 _VALUES: Final = ("1", "delete", "compact", "compact,delete", "x", "", "-1", "1000", "lz4", "producer", "always")
 _SHORT_MS: Final = (0, 1, 10, 30)
-"""Nobody waits long in these tests."""
+"""Fetches in these tests wait only briefly."""
 
 
 def every_api() -> list[tuple[int, int]]:

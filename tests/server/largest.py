@@ -63,7 +63,7 @@ class Shape(NamedTuple):
         return f"{APIS[self.key].name} v{self.version}: {self.name}"
 
     def make(self, count: int) -> Any:
-        """A request whose array has so many elements."""
+        """Return a request whose array has ``count`` elements."""
         request = copy.deepcopy(self.base)
         holder = request
         for name in self.path[:-1]:

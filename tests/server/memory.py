@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Memory:
-    """What has come since it was made: resident, so that what was only claimed does not count."""
+    """Resident memory allocated since this object was created, so that memory that was only reserved does not count."""
 
     def __init__(self, pid: int | None = None) -> None:
         self._folder = Path("/proc") / str(pid or os.getpid())

@@ -37,14 +37,14 @@ def parse(text: str) -> Scraped:
 
 
 def scrape(address: str) -> Scraped:
-    """What is told now."""
+    """Return the present metrics."""
     status, text = get(address)
     assert status == 200, text
     return parse(text)
 
 
 def value(found: Scraped, name: str, **labels: object) -> float | None:
-    """One sample; None when it is not told."""
+    """Return one sample; None if it does not exist."""
     return found.get((name, frozenset((key, str(one)) for key, one in labels.items())))
 
 

@@ -1,4 +1,4 @@
-"""Who waits for the disk is told: by one fsync for many, of an error, and whatever becomes of the others."""
+"""Acknowledgements that wait for an fsync: one fsync covers many, errors reach each, and none blocks the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def durability() -> Iterator[AckWaiter]:
 
 
 class Told:
-    """What each waiter was told."""
+    """Results that each waiter got."""
 
     def __init__(self) -> None:
         self.outcomes: dict[int, Exception | None] = {}
@@ -46,7 +46,7 @@ class Told:
 
 
 def held(monkeypatch: pytest.MonkeyPatch, log: Partition, sync: Callable[..., int]) -> threading.Event:
-    """Have the first fsync wait until it is let go: others come meanwhile. Returns what lets it go."""
+    """Block the first fsync, so that others arrive meanwhile. Return the event that releases it."""
     gate = threading.Event()
 
     def slow(offset: int, base_offset: int | None = None) -> int:
@@ -60,7 +60,7 @@ def held(monkeypatch: pytest.MonkeyPatch, log: Partition, sync: Callable[..., in
 def test_one_fsync_for_all_who_came_meanwhile(
     tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one covers everybody who came while the first one ran."""
+    """The second fsync covers all requests that arrived while the first one ran."""
     log, told, calls = open_log(tmp_path), Told(), []
     sync = log.sync_upto
     gate = held(monkeypatch, log, lambda end, base=None: (calls.append(end), sync(end, base))[1])
@@ -91,7 +91,7 @@ def test_a_failed_fsync_is_told_to_all(tmp_path: Path, durability: AckWaiter, mo
 def test_what_was_dropped_is_told_to_whom_it_concerns(
     tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for records that are still there is not told that others' are gone."""
+    """A waiter whose records still exist gets no error because records of others were lost."""
     log, told = open_log(tmp_path), Told()
 
     def partly(end: int, base: int | None = None) -> int:
@@ -111,7 +111,7 @@ def test_what_was_dropped_is_told_to_whom_it_concerns(
 def test_one_who_fails_to_listen_keeps_nobody_waiting(
     tmp_path: Path, durability: AckWaiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception of whoever is told ends nobody else's wait, and no thread."""
+    """An exception of one callback affects neither other waiters nor the thread."""
     log, told = open_log(tmp_path), Told()
     gate = held(monkeypatch, log, log.sync_upto)
 

@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def wanted(**more: Any) -> dict[str, Any]:
-    """A filter for everything, as far as it is not told otherwise."""
+    """Return a filter that matches everything, except for the given fields."""
     everything = {
         "resource_type_filter": 1, "resource_name_filter": None, "pattern_type_filter": 1, "principal_filter": None,
         "host_filter": None, "operation": 1, "permission_type": 1,
@@ -39,7 +39,7 @@ def wanted(**more: Any) -> dict[str, Any]:
 
 
 def described(call: Any, **more: Any) -> list[tuple[Any, ...]]:
-    """What DescribeAcls answers to a filter."""
+    """Return the rules that DescribeAcls returns for a filter."""
     answer = describe_acls(call, DescribeAclsRequest(**wanted(**more)))
     assert (answer.error_code, answer.error_message) == (0, None)
     return [
@@ -50,7 +50,7 @@ def described(call: Any, **more: Any) -> list[tuple[Any, ...]]:
 
 
 def creation(**more: Any) -> AclCreation:
-    """That bob may read t, as far as it is not told otherwise."""
+    """Return a rule that lets bob read t, except for the given fields."""
     rule = {
         "resource_type": 2, "resource_name": "t", "resource_pattern_type": 3, "principal": "User:bob", "host": "*",
         "operation": 3, "permission_type": 3,
@@ -69,7 +69,7 @@ def test_without_rules_there_is_no_security() -> None:
 
 
 def test_rules_are_shown_only_to_who_may_describe_the_cluster(make: Make) -> None:
-    """And changed only by who may alter it."""
+    """Changing them requires ALTER on the cluster."""
     authorizer = make("allow User:ann describe cluster", "allow User:bob describe topic:*")
     ann: Any = Call(authorizer)
     bob: Any = Call(authorizer, BOB)
@@ -187,7 +187,10 @@ def test_invalid_rules_are_refused_alone(make: Make, more: dict[str, Any]) -> No
 
 
 def test_a_file_that_is_gone_or_broken_is_not_made_anew(make: Make) -> None:
-    """Who deletes it means something else than who adds a rule; the former rules stay, and it is an error."""
+    """A request to add a rule does not recreate a deleted file.
+
+    The previous rules stay, and the response is an error.
+    """
     authorizer = make("super User:ann")
     call: Any = Call(authorizer)
     Path(authorizer.path).write_text("nonsense\n")

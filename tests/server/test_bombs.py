@@ -64,7 +64,7 @@ _BEFORE, _AFTER = Sent(b"before", b"1", NOW_MS), Sent(b"after", b"2", NOW_MS)
 
 
 def bomb(name: str, count: int) -> bytes:
-    """A batch that says that it has so many records."""
+    """Return a batch whose header claims ``count`` records."""
     made = foreign([Sent(b"k", b"v", NOW_MS)])[:WIRE_HEADER_SIZE] + BOMBS[name]()
     codec = CODECS[name.split()[0]]
     return forged(made, attributes=codec, batch_length=len(made) - 12, record_count=count, last_offset_delta=count - 1)
@@ -81,7 +81,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def server(store: LogStore) -> Iterator[Server]:
-    """Of it."""
+    """Serve the store."""
     with Server(
         store,
         host="127.0.0.1",
@@ -95,7 +95,7 @@ def server(store: LogStore) -> Iterator[Server]:
 
 
 def code_of(client: WireClient, topic: str, batch: bytes) -> int:
-    """What became of a batch."""
+    """Return the error code of an append."""
     request = producing(-1, batch)
     request.topic_data[0].name = topic
     return int(client.ask(0, 7, request).responses[0].partition_responses[0].error_code)

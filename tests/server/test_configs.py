@@ -1,4 +1,4 @@
-"""What tools do to configurations: keys of Kafka's that are not ours, and what belongs to brokers."""
+"""Config requests of tools: Kafka's keys without an effect, and the broker's own configs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_reset_of_what_is_not_known_changes_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize("operation", [SET, APPEND])
 def test_what_is_not_known_cannot_be_set(desk: Desk, operation: int) -> None:
-    """Who sets a key relies on it. Nothing else of the request is done either."""
+    """A client relies on a key that it sets, so an unknown key is an error, and nothing of the request is applied."""
     answer = alter(desk, ("log.cleaner.threads", operation, "1"), ("retention.ms", SET, "60000"))
     assert answer.error_code == ErrorCode.INVALID_CONFIG
     assert "log.cleaner.threads" in answer.error_message
@@ -266,7 +266,7 @@ def test_a_wrong_value_is_refused_by_every_request(desk: Desk, name: str, value:
 
 
 def test_words_of_lists_are_added_and_taken_away(alone: Desk) -> None:
-    """The last policy, too: records are kept for ever, and can be deleted by who asks. Throttles change nothing."""
+    """Also the last policy: records are then kept forever, and can be deleted on request. Throttles change nothing."""
     throttled = "leader.replication.throttled.replicas"
     assert alter(alone, ("cleanup.policy", APPEND, "compact"), (throttled, APPEND, "0:1")).error_code == ErrorCode.NONE
     assert described(alone, TOPIC, "t")["cleanup.policy"] == "compact,delete"
@@ -295,7 +295,7 @@ def produce(desk: Desk, name: str, batch: bytes) -> Any:
 
 @pytest.mark.parametrize("wanted", CODECS)
 def test_what_clients_send_has_the_codec_of_the_topic(alone: Desk, wanted: str) -> None:
-    """Whatever they compress with; with producer it stays as it is."""
+    """Whatever codec the clients use; with ``producer`` the batch stays unchanged."""
     name = "uncompressed" if wanted == "none" else wanted
     assert create(alone, "made", compression_type=name).error_code == ErrorCode.NONE
     assert described(alone, TOPIC, "made")["compression.type"] == name
@@ -353,7 +353,7 @@ def test_who_may_not_alter_brokers_may_reset_nothing(store: LogStore, tmp_path: 
 
 
 def test_each_partition_lies_at_one_worker(brokers: list[Broker]) -> None:
-    """Sizes are told by leaders alone: tools add up what workers say, and show where replicas are."""
+    """Only leaders report sizes, because tools add up the sizes of all workers and show replicas."""
     found = []
     for broker in brokers:
         (result,) = Desk(broker).ask(DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=None)).results

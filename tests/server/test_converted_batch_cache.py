@@ -1,4 +1,4 @@
-"""What the library wrote, as Kafka's clients read it: made once for many."""
+"""Batches of the library in Kafka's format: converted once for many clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batches(tmp_path: Path) -> list[RecordBatch]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """One that the disk's files are told the time by."""
+    """Provide the clock of the files on disk."""
     return Clock()
 
 
@@ -83,7 +83,7 @@ def test_in_memory(batches: list[RecordBatch]) -> None:
 
 
 def test_on_disk_from_the_second_time_on(batches: list[RecordBatch], disk: DiskBatchCache) -> None:
-    """What is asked for once is not written; what is asked for again is found from then on."""
+    """A batch requested once is not written to disk; requested again, it is found from then on."""
     kept = ConvertedBatchCache(0, disk)
     assert ask(kept, batches[:8]) == 8
     assert disk.size_bytes == 0
@@ -93,7 +93,7 @@ def test_on_disk_from_the_second_time_on(batches: list[RecordBatch], disk: DiskB
 
 
 def test_the_disk_is_bounded(batches: list[RecordBatch], disk: DiskBatchCache, clock: Clock) -> None:
-    """What was asked for lately stays, though more is asked for; what nobody wants any more makes room."""
+    """Recently requested batches stay although others are requested; the least recently used ones are deleted."""
     kept = ConvertedBatchCache(0, disk)
     for _ in range(4):
         ask(kept, batches)
@@ -123,7 +123,7 @@ def test_a_full_disk_is_no_error(batches: list[RecordBatch], tmp_path: Path) -> 
 
 
 def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
-    """Who asks for what is being made waits for that; who made it in vain leaves it to the next."""
+    """A request waits for a conversion in progress; if that fails, the next request converts the batch."""
     kept = ConvertedBatchCache(1 << 20)
     begun, go_on = threading.Event(), threading.Event()
     calls = []
@@ -159,7 +159,7 @@ def test_side_by_side_it_is_made_once(batches: list[RecordBatch]) -> None:
 
 
 def test_what_is_held_is_counted(batches: list[RecordBatch]) -> None:
-    """A batch counts from when it is made until nobody has it, nor a part of it; kept and held it counts once."""
+    """A batch counts until the last reference to any part of it is gone; cached and referenced it counts once."""
     kept = ConvertedBatchCache(0)
     held = [kept.convert("topic", batch) for batch in batches]
     assert kept.held_bytes == sum(len(one) for wire in held for one in wire)
@@ -188,8 +188,9 @@ def test_beyond_the_share_it_goes_to_disk_at_once(batches: list[RecordBatch], tm
 
 
 def test_answers_become_smaller_when_the_share_is_used_up(tmp_path: Path) -> None:
-    """Clients that take nothing hold the share and a batch each; whoever asks then has a batch at a time, and all again
-    once they have gone.
+    """Clients that do not read use up the memory limit.
+
+    Later fetches then get one batch each, and more once those are gone.
     """
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t", PARTITIONS)

@@ -47,19 +47,19 @@ from segmentlog.transactions.server_transactions import ProducerIdAndEpoch
 
 PARTITIONS = 24
 MANY = 40
-"""Elements of a request in the quick tests. What they add is far more than is allowed, where it is not bounded."""
+"""Elements of a request in the quick tests. Without a limit they would cost far more than is allowed."""
 ELEMENTS, TEXT_BYTES = 50, 2000
 """The limits of an answer there."""
 ERROR_BYTES = 120
-"""Of the answer about one element that is only an error, beside the name that it repeats."""
+"""Size of the response about one element that is only an error, without the name that it repeats."""
 DIFFERENT = int(os.environ.get("SEGMENTLOG_COST_ELEMENTS", "2000"))
 CONTROL_BYTES = Limits().control_request_bytes
 ANSWER_MAX = 100 << 20
-"""Of the largest requests: what they repeat of themselves, errors about half a million elements, and the limits."""
+"""Size of the largest response: repeated parts of the request, errors about half a million elements, and the limits."""
 PEAK_MAX = 700 << 20
-"""Of the same with the request as objects."""
+"""Memory of the same, with the request as objects."""
 CALLS = 250
-"""Of functions, for one element of a request: to look for what is not there takes tens."""
+"""Function calls for one element of a request: a lookup of an unknown thing takes tens."""
 
 
 def elements(value: Any) -> int:
@@ -70,7 +70,7 @@ def elements(value: Any) -> int:
 
 
 class World:
-    """A store that has of everything what a request may ask for many times, and a desk at it."""
+    """A store with everything that a request may name many times, and a server of it without sockets."""
 
     def __init__(self, path: Path, partitions: int = PARTITIONS, **limits: Any) -> None:
         self.store = opened(LogStore(path / "store", background=False, fs=NoSyncFileSystem()))
@@ -122,7 +122,7 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
 
 class Cost:
-    """What a request took."""
+    """Measured cost of a request."""
 
     def __init__(self, request: Any, size_bytes: int) -> None:
         self.asked = elements(request)
@@ -210,7 +210,7 @@ def test_more_of_a_request_adds_no_more_than_errors(
 @pytest.mark.long
 @pytest.mark.parametrize("key", SERVED, ids=lambda key: APIS[key].name)
 def test_so_in_every_version(make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in all of them."""
+    """The cost is limited in every version."""
     world = make_world(answer_elements=ELEMENTS, answer_bytes=TEXT_BYTES, answer_config_bytes=TEXT_BYTES)
     check_versions(world, key, versions_of(key), monkeypatch)
 
@@ -265,7 +265,7 @@ FILTERED = (16, 66)
 def test_work_stops_when_the_client_has_left(
     make_world: Callable[..., World], key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever has a list looks between its elements whether anybody waits for the answer, but for what is meant so."""
+    """Each loop over a request's elements checks whether the client is connected, except those that must complete."""
     world = make_world()
     version = versions_of(key)[-1]
     monkeypatch.setattr("segmentlog.server.request_context.CHECK_INTERVAL_S", 0.0)
@@ -284,6 +284,6 @@ def test_work_stops_when_the_client_has_left(
 
 
 def _is_of_one_thing(shape: Shape) -> bool:
-    """Whether an array is no list of things to do: keys of one resource, assignments of one topic."""
+    """Return whether an array does not list things to do: keys of one resource, assignments of one topic."""
     names = {"configs", "assignments", "broker_ids", "configuration_keys", "forgotten_topics_data"}
     return not names.isdisjoint(shape.path)

@@ -81,7 +81,7 @@ def fill(store: LogStore) -> None:
 
 
 def ids_of(store: LogStore) -> list[str]:
-    """Of the topics there are."""
+    """Return the ids of the topics."""
     return [store.topic(name).id for name in store.topics()]
 
 
@@ -138,14 +138,14 @@ def _members(broker: Broker) -> list[str]:
 def test_every_version_of_every_api_answers(
     make_broker: MakeBroker, nodes: int, rules: tuple[str, ...], settings: ServerSettings, seed: int
 ) -> None:
-    """Whatever the outcome, the answer has the form of the version that was asked in; nobody is cut off."""
+    """Whatever the outcome, the response has the requested version, and the connection stays open."""
     met = sweep(make_broker(nodes, *rules, settings=settings), seed)
     assert all(-1 not in codes for codes in met.values()), "something that nobody foresaw"
     print({APIS[key].name: sorted(codes) for key, codes in met.items()})
 
 
 def test_all_that_is_advertised_can_be_asked(make_broker: MakeBroker) -> None:
-    """What ApiVersions lists is what is served, but for Produce from 0 on (KAFKA-18659)."""
+    """ApiVersions lists the supported versions, except Produce from 0 on (KAFKA-18659)."""
     desk = Desk(make_broker())
     for version in range(6):
         told = {

@@ -26,7 +26,7 @@ from segmentlog.store import LogStore
 
 
 def nothing() -> None:
-    """Whoever waits waits on."""
+    """Check nothing: the wait continues."""
 
 
 class Crowd:
@@ -60,7 +60,7 @@ class Crowd:
 
 
 def test_clients_have_their_turns() -> None:
-    """Whoever has one request waits for one of each other client, however many those have."""
+    """A client with one request waits for one request of each other client, however many those have."""
     places = FairSlots(1)
     crowd = Crowd(places)
     with places.slot("busy", nothing):
@@ -73,7 +73,7 @@ def test_clients_have_their_turns() -> None:
 
 
 def test_long_work_passes_its_place_on() -> None:
-    """Between two parts of it others have their turn; where nobody waits it goes on."""
+    """Other requests get the slot between two parts of it; if none waits, the work continues."""
     places = FairSlots(1)
     crowd = Crowd(places)
     with places.slot("long", nothing) as turn:
@@ -86,7 +86,7 @@ def test_long_work_passes_its_place_on() -> None:
 
 
 def test_who_gives_up_leaves_the_queue() -> None:
-    """A client that has left while it waited takes no place, and nobody waits behind it."""
+    """A client that left while it waited takes no slot, and blocks no request after it."""
     places = FairSlots(1)
 
     def gone() -> None:

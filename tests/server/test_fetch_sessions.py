@@ -27,7 +27,7 @@ def test_the_longest_unused_makes_room() -> None:
 
 
 def test_partitions_of_all_sessions_are_bounded() -> None:
-    """Who asks for more is answered without a session; one that is dropped makes room."""
+    """A client above the limit gets a response without a session; a closed session makes room."""
     sessions = FetchSessions(10, lambda: 0, partitions_max=100)
     first = sessions.create(60)
     assert first is not None

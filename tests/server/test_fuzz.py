@@ -200,7 +200,7 @@ def produced(topic: str, records: bytes) -> TopicProduceData:
 
 @pytest.mark.parametrize("seed", seeds("server fuzz"))
 def test_hostile_connections_disturb_nobody(store: LogStore, caplog: pytest.LogCaptureFixture, seed: int) -> None:
-    """The same over sockets, several requests at once and in pieces: a good client is served all the while."""
+    """Random requests over sockets, several at once and in pieces: a well-behaved client is served all the time."""
     random = Random(seed)
     server = Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=HURRIED, security=Security(), owns_store=False

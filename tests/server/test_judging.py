@@ -36,7 +36,7 @@ BEYOND_AIOKAFKA = (
     "zstd: two frames",
     "zstd: a skippable frame",
 )
-"""What Java's clients read, and aiokafka does not."""
+"""Records that Java's clients read and aiokafka does not."""
 VERSIONS = range(APIS[0].min_version, APIS[0].max_version + 1)
 _INIT_PRODUCER_ID = 22
 
@@ -281,7 +281,7 @@ def test_a_compacted_topic_needs_keys(store: LogStore, desk: Desk) -> None:
 
 
 def test_a_request_without_acks_that_is_refused_ends_the_connection(desk: Desk) -> None:
-    """Its client could not be told otherwise."""
+    """The client could not learn of the error in another way."""
     from segmentlog.server.frames import BadFrame
 
     part = PartitionProduceData(0, memoryview(REFUSED["offset deltas 0, 0"].make(now_ms())))

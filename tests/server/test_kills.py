@@ -137,7 +137,7 @@ class Load:
             thread.start()
 
     def wait_until_it_flows(self) -> None:
-        """Of every producer something is acknowledged: what is killed from now on is killed under load."""
+        """Wait until each producer has an acknowledgement, so that the kill happens under load."""
         until(lambda: self.errors or {value[0] for _, _, value in list(self.acknowledged)} == {"a", "b"})
 
     def finish(self) -> None:
@@ -203,7 +203,7 @@ class Load:
             stopper.join()
 
     def _stop_at_the_end(self, process: subprocess.Popen[str]) -> None:
-        """What is in flight then has some time left."""
+        """Stop the processes; requests in progress have some time left."""
         while not self._is_over.wait(0.1) and process.poll() is None:
             pass
         assert process.stdin is not None

@@ -55,7 +55,7 @@ _RULES: Final = (
 )
 
 TELLS: Final = "tells"
-"""Who may see everything is answered otherwise about what is there than about what is not."""
+"""The responses about existing and missing things differ for a client with all permissions."""
 ROWS: Final = {
     0: TELLS,
     1: TELLS,
@@ -168,7 +168,7 @@ class World:
         self.restore()
 
     def restore(self) -> None:
-        """What an administrator's requests have changed."""
+        """Undo the changes of an administrator's requests."""
         (self.folder / "acls").write_text("\n".join(_RULES) + "\n")
         self.broker.authorizer.reload()
         if MISSING in self.store.topics():
@@ -203,11 +203,11 @@ class World:
 
     @property
     def hidden_id(self) -> bytes:
-        """Of the topic."""
+        """Return the id of the hidden topic."""
         return wire_id(self.store.topic(HIDDEN).id)
 
     def asker(self, random: Random) -> Curious:
-        """Who asks about what is hidden."""
+        """Return a client that requests hidden things."""
         asker = Curious(random, [self.store.topic(HIDDEN).id], extreme=0)
         asker.members = [self.member]
         return asker
@@ -215,7 +215,7 @@ class World:
     def ask(self, who: Principal, frame: bytes) -> bytes | None:
         """The answer; None if the connection is closed, or nothing is answered."""
         self.draws.seed(1)
-        self.store.transactions.assigned_ids._forget_parent()  # both count producer ids from the same start
+        self.store.transactions.assigned_ids._discard_parent_state()  # both count producer ids from the same start
         self.broker.fetch_sessions._sessions.clear()
         try:
             return Desk(self.broker, who).ask_bytes(frame)
@@ -223,7 +223,7 @@ class World:
             return None
 
     def state(self) -> Any:
-        """What there is that a request could have changed."""
+        """Return everything that a request could have changed."""
         return (
             {name: (self.store.topic(name).id, self.store.topic(name).config) for name in self.store.topics()},
             [partition.log_end_offset for partition in self.store.opened_partitions() if partition.topic == HIDDEN],
@@ -241,7 +241,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def about_nothing(data: bytes, hidden_id: bytes) -> bytes:
-    """The same about what is not there."""
+    """Return the same request about things that do not exist."""
     return data.replace(HIDDEN.encode(), MISSING.encode()).replace(hidden_id, MISSING_ID)
 
 
@@ -252,7 +252,7 @@ def asked(world: World, random: Random, key: int, version: int, number: int) -> 
 
 
 def test_every_api_has_a_row() -> None:
-    """Whoever adds an API says here whether it tells what there is."""
+    """A new API must state here whether its response reveals what exists."""
     assert set(ROWS) == set(HANDLERS)
 
 

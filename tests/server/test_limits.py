@@ -61,19 +61,19 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
 
 
 def fetching(size_bytes: int) -> FetchRequest:
-    """Of the first so many bytes of topic t."""
+    """Return a fetch of the first ``size`` bytes of topic t."""
     part = FetchPartition(0, partition_max_bytes=size_bytes)
     return FetchRequest(max_wait_ms=0, max_bytes=size_bytes, topics=[FetchTopic("t", partitions=[part])])
 
 
 def producing(acks: int, batch: bytes) -> ProduceRequest:
-    """Of a batch to topic t."""
+    """Return a request that produces a batch to topic t."""
     topic = TopicProduceData("t", partition_data=[PartitionProduceData(0, batch)])
     return ProduceRequest(None, acks, 1000, [topic])
 
 
 def is_served(server: Server, within_s: float = 1.0) -> bool:
-    """Whether somebody new is answered soon."""
+    """Return whether a new client gets a response soon."""
     began = time.monotonic()
     with WireClient(server.bootstrap_servers) as client:
         client.ask(18, 0, ApiVersionsRequest())
@@ -139,7 +139,7 @@ def test_who_sends_the_slowest_makes_room(make_server: MakeServer) -> None:
 
 
 def test_a_buffer_too_many_waits_its_patience() -> None:
-    """Where everybody is being served, nobody is cut off: who comes last is refused."""
+    """While all connections are being served, none is closed for another: the last request is rejected."""
     pool = BufferPool(bound_bytes=128 << 10)
     first = pool.lease(lambda: None)
     first.grow(100 << 10, 0, 0.0)
@@ -212,7 +212,10 @@ def filled(server: Server, size_bytes: int) -> None:
 
 
 def test_who_never_reads_is_cut_off(make_server: MakeServer) -> None:
-    """Fetches that nobody takes: the connection ends, its memory is bounded, and others are served meanwhile."""
+    """A client that does not read its fetches is disconnected.
+
+    Its memory is limited, and others are served meanwhile.
+    """
     server = make_server(patience_s=0.5)
     filled(server, 8 << 20)
     fetch = fetching(8 << 20)
@@ -280,7 +283,7 @@ def test_a_thousand_connections_leave_nothing(make_server: MakeServer) -> None:
 
 
 def test_a_server_that_stops_waits_for_nobody_who_goes_on_asking(make_server: MakeServer) -> None:
-    """What came is answered; a client that never stops does not keep the server."""
+    """The server answers the requests that have arrived; a client that never stops sending does not delay its end."""
     server = make_server()
     is_stopped = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the log says, and to whom: lines for people, objects for programs, secrets for nobody."""
+"""The log: text lines for people, JSON objects for programs, and no secrets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_object_a_line(lines: Lines) -> None:
 
 
 def test_clients_write_no_lines_of_their_own(stream: io.StringIO) -> None:
-    """What they call themselves is shown, and moves no cursor."""
+    """Client ids are logged with control characters escaped."""
     set_up_logs("text", stream=stream)
     logging.getLogger("segmentlog.server").info("%s came", "me\n2026 ERROR disk on fire\x1b[2J")
     assert stream.getvalue().count("\n") == 1
@@ -79,7 +79,7 @@ def test_clients_write_no_lines_of_their_own(stream: io.StringIO) -> None:
 
 
 def test_on_a_terminal_a_line_takes_the_place_of_the_status(stream: io.StringIO) -> None:
-    """It erases what stands there; in a file nothing moves a cursor."""
+    """A log line erases the status line; in a file there are no control characters."""
     set_up_logs("text", stream=stream)
     logging.getLogger("segmentlog.server").info("one")
     assert not stream.getvalue().startswith("\r")
@@ -109,7 +109,10 @@ def _serve(path: Path, *, limits: Limits | None = None, security: Security | Non
 
 
 def test_a_failed_authentication_is_logged_without_secrets(tmp_path: Path, lines: Lines) -> None:
-    """Who came from where, and how; not the password, nor the name, which may be one. And it is counted."""
+    """The line has address and mechanism, but neither the password nor the name, which may be a password.
+
+    It is counted.
+    """
     users = tmp_path / "users.json"
     add_user(str(users), "ann", "right-password")
     with _serve(tmp_path / "store", security=Security(users=str(users))) as server:

@@ -31,7 +31,7 @@ ELEMENTS = int(os.environ.get("SEGMENTLOG_SERVER_ELEMENTS", "3000"))
 _BYTES_PER_ELEMENT = 3000
 """With the answer; most take some 300. The most take topics that are made or described, and both have other bounds."""
 _BYTES_OF_ITS_OWN = 8 << 20
-"""Of any request, and of what is looked up for the first time."""
+"""Memory of any request, and of lookups for the first time."""
 
 pytestmark = pytest.mark.long
 
@@ -59,7 +59,7 @@ class Filler(Asker):
     """Makes elements of which no two are the same."""
 
     def fill(self, key: int, way: tuple[FieldLayout, ...], made: Any) -> None:
-        """Put so many into the array at the end of the way."""
+        """Put the test's number of elements into the array at the end of ``way``."""
         version = APIS[key].max_version
         for field in way[:-1]:
             assert field.struct is not None

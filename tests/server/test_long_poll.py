@@ -1,4 +1,4 @@
-"""Long polls are woken by whoever appends, whatever became of the partition meanwhile."""
+"""Long polls are woken by any append, whatever happened to the partition meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Of a store with topic t."""
+    """Serve a store with topic t."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     store.create_topic("t")
     with Server(

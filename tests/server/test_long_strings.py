@@ -76,8 +76,8 @@ def test_what_is_wrong_is_told_shortly(desk: Desk, key: int, versions: tuple[int
 
 
 def test_longer_ones_are_not_taken(desk: Desk) -> None:
-    """Or others would be told of them in versions that have no words for it."""
-    with pytest.raises(BadFrame, match="a string of 32768 bytes"):
+    """Else other clients would get them in versions that cannot represent them."""
+    with pytest.raises(BadFrame, match="a string has 32768 bytes"):
         desk.ask(11, 9, join(LONGEST + "x"))
     assert desk.ask(11, 9, join(LONGEST)).error_code == ErrorCode.NONE
     (group,) = desk.ask(15, 4, DescribeGroupsRequest(["g"])).groups
@@ -85,7 +85,7 @@ def test_longer_ones_are_not_taken(desk: Desk) -> None:
 
 
 def test_members_ids_are_short(desk: Desk) -> None:
-    """Whatever a client calls itself: its id is told to others."""
+    """Whatever a client's id is: a member id is sent to other members."""
     client_id = desk.broker.groups.new_member_id(LONGEST)
     assert client_id != desk.broker.groups.new_member_id(LONGEST)
     assert len(client_id) < 400

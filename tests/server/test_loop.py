@@ -66,12 +66,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 def producing(batch: bytes = ONE, topic: str = "t") -> ProduceRequest:
-    """Of a batch to a topic."""
+    """Return a request that produces a batch to a topic."""
     return ProduceRequest(None, 1, 1000, [TopicProduceData(topic, partition_data=[PartitionProduceData(0, batch)])])
 
 
 def polling(offset: int, wait_ms: int = 30_000) -> FetchRequest:
-    """From an offset of topic t on, for so long."""
+    """Return a fetch from an offset of topic t that waits for ``wait_ms``."""
     part = FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)
     return FetchRequest(
         max_wait_ms=wait_ms, min_bytes=1, max_bytes=1 << 20, topics=[FetchTopic("t", partitions=[part])]
@@ -79,7 +79,7 @@ def polling(offset: int, wait_ms: int = 30_000) -> FetchRequest:
 
 
 def base_offset(answer: Any) -> int:
-    """Of what was produced."""
+    """Return the base offset of a produce response."""
     (part,) = answer.responses[0].partition_responses
     assert part.error_code == 0
     return int(part.base_offset)
@@ -221,7 +221,7 @@ def test_a_client_that_left_costs_one_look_a_request(
 def test_one_that_takes_long_does_not_keep_the_others_waiting(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knew that it would; it is answered when it is done, and then goes on as the others do."""
+    """A request that takes long unexpectedly is answered when it is done; its connection then continues as usual."""
     server = serve()
     append_wire, is_slow, goes_on = Partition.append_wire, threading.Event(), threading.Event()
 
@@ -250,7 +250,7 @@ def test_one_that_takes_long_does_not_keep_the_others_waiting(
 def test_a_batch_that_waits_for_a_place_keeps_nobody_waiting(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is small as sent, and large once decompressed. Those that need no place are served at once."""
+    """A batch that is small as sent and large once decompressed. Requests that need no slot are served at once."""
     monkeypatch.setattr(loop.Loop, "_replace_stuck_leader", lambda _: None)  # it has to step aside by itself
     server = serve()
     packed = foreign([Sent(b"k", b"v" * 1_000_000)], CODECS["zstd"])
@@ -296,7 +296,7 @@ def test_answers_behind_a_long_poll(serve: Callable[..., Server]) -> None:
 
 
 def test_a_thread_for_as_long_as_it_needs_one(serve: Callable[..., Server]) -> None:
-    """What may take long, or is large, is done in a thread; sixteen small requests later there is none."""
+    """Requests that may block or are large are done in a thread, which ends after sixteen small requests."""
     server = serve()
     large = foreign([Sent(None, b"x" * 200_000)])
     with WireClient(server.bootstrap_servers) as client:
@@ -314,7 +314,7 @@ def test_a_thread_for_as_long_as_it_needs_one(serve: Callable[..., Server]) -> N
 
 
 def test_a_thread_in_the_middle_of_what_came_together(serve: Callable[..., Server]) -> None:
-    """The order of the answers is that of the requests, whoever does them."""
+    """Responses have the order of the requests, whichever thread does them."""
     server = serve()
     large = foreign([Sent(None, b"x" * 40_000)])
     asked = [(0, 9, producing()), (16, 4, ListGroupsRequest()), (0, 9, producing()), (0, 9, producing(large)),
@@ -376,7 +376,7 @@ def test_what_was_decrypted_already_is_not_waited_for(serve: Callable[..., Serve
 
 
 def test_a_client_that_takes_nothing_keeps_nobody_waiting(serve: Callable[..., Server]) -> None:
-    """Its answers fill what the system keeps for it; the others go on."""
+    """Its responses fill the system's buffers; other clients are served."""
     server = serve()
     with WireClient(server.bootstrap_servers) as setup:
         setup.ask(0, 9, producing(foreign([Sent(None, b"x" * 60_000)])))
@@ -425,7 +425,7 @@ def test_requests_of_some_size_need_no_thread(serve: Callable[..., Server]) -> N
 
 
 def connected(handle: Callable[[KafkaConnection, memoryview], Any]) -> tuple[KafkaConnection, socket.socket]:
-    """Return a connection that nobody steps, and its client."""
+    """Return a connection that no loop steps, and its client."""
     ours, theirs = socket.socketpair()
     transport = PlainTransport(ours, 10.0, 10.0)
     frames = FrameReader(transport, BufferPool(), limit_bytes=1 << 20, patience_s=10.0, idle_s=10.0)
@@ -434,7 +434,7 @@ def connected(handle: Callable[[KafkaConnection, memoryview], Any]) -> tuple[Kaf
 
 @pytest.mark.parametrize("size", [16_384, 60_000])
 def test_one_step_takes_a_request_that_is_there(size: int) -> None:
-    """One that does not fit the small buffer is not waited for a second time, nor is what came with it."""
+    """A request that does not fit the small buffer is not waited for again, nor are those that came with it."""
     seen: list[int] = []
 
     def handle(_: KafkaConnection, frame: memoryview) -> list[bytes]:
@@ -452,7 +452,10 @@ def test_one_step_takes_a_request_that_is_there(size: int) -> None:
 
 
 def test_who_is_still_to_be_answered_has_not_left() -> None:
-    """A server that stops receives nothing more: that is not the client's end, who waits in a group, say."""
+    """A server that stops receives nothing more.
+
+    That does not mean that a client has left, such as one that joins a group.
+    """
     connection, theirs = connected(lambda *_: None)
     with theirs:
         assert not connection.is_disconnected()

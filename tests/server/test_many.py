@@ -62,7 +62,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    """Provide a broker with limits, over a store with topic t of so many partitions."""
+    """Provide a broker with limits, over a store with topic t of ``partitions`` partitions."""
     brokers: list[Broker] = []
 
     def make(partitions: int = 1, **limits: Any) -> Desk:
@@ -115,7 +115,7 @@ def test_produce_may_be_as_large_as_ever(make_server: MakeServer) -> None:
 
 
 def listing(count: int) -> bytes:
-    """Return a request about so many topics without names, of three bytes each."""
+    """Return a request about ``count`` topics without names, of three bytes each."""
     head = request_bytes(35, 2, DescribeLogDirsRequest(topics=[]), 7)[4:-2]
     return head + uvarint(count + 1) + b"\x01\x01\0" * count + b"\0"
 
@@ -194,7 +194,7 @@ def test_only_this_broker_is_described(make_desk: MakeDesk) -> None:
 
 
 def test_what_has_no_room_in_the_answer_is_an_error(make_desk: MakeDesk) -> None:
-    """What comes before it is told, in each API that describes much; CreateTopics says what it made all the same."""
+    """Each API that describes much returns what comes before it; CreateTopics returns what it created regardless."""
     desk = make_desk(3, answer_elements=100, answer_config_bytes=2500)
     desk.broker.store.create_topic("wide", 101)
     resources = [DescribeConfigsResource(2, "t", None), DescribeConfigsResource(2, "wide", None)] * 2
@@ -273,7 +273,7 @@ def test_asking_for_topics_makes_no_more_of_them_than_creating_them(make_desk: M
 
 
 def fetch(numbers: range, session_id: int = 0, epoch: int = 0, forgotten: range = range(0)) -> FetchRequest:
-    """Of partitions of topic t."""
+    """Return a fetch of partitions of topic t."""
     parts = [FetchPartition(number, partition_max_bytes=1 << 20) for number in numbers]
     return FetchRequest(
         max_wait_ms=0, max_bytes=1 << 20, session_id=session_id, session_epoch=epoch,
@@ -289,7 +289,7 @@ def told(answer: Any) -> list[int]:
 
 @pytest.mark.long
 def test_ten_thousand_partitions_in_one_fetch(make_desk: MakeDesk) -> None:
-    """All are told of at first, and then those that have news."""
+    """The first response contains all of them, later ones those with news."""
     desk = make_desk(PARTITIONS)
     whole = desk.ask(1, 11, fetch(range(PARTITIONS)))
     assert whole.error_code == 0
@@ -303,7 +303,7 @@ def test_ten_thousand_partitions_in_one_fetch(make_desk: MakeDesk) -> None:
 
 
 def test_a_session_grows_up_to_the_bound(make_desk: MakeDesk) -> None:
-    """Then it is gone, and the client, which begins anew, is answered without one."""
+    """Above the limit the session is deleted, and the client gets full responses without one."""
     desk = make_desk(25, fetch_session_partitions=20)
     session_id = desk.ask(1, 11, fetch(range(10))).session_id
     assert session_id
@@ -322,7 +322,7 @@ def test_a_session_grows_up_to_the_bound(make_desk: MakeDesk) -> None:
 
 
 def test_sessions_share_the_bound(make_desk: MakeDesk) -> None:
-    """What one has set aside another cannot grow into; one that ends makes room."""
+    """A session cannot use room reserved by another; a closed session makes room."""
     desk = make_desk(25, fetch_session_partitions=20)
     first, second = (desk.ask(1, 11, fetch(range(8))).session_id for _ in range(2))
     assert desk.ask(1, 11, fetch(range(8, 13), first, 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND

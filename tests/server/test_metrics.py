@@ -1,4 +1,4 @@
-"""What Prometheus is told, and by whom: every figure against the store or the requests that it is about."""
+"""Metrics: each figure compared with the store or the requests that it is about, and who may request them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PRODUCE, _LIST_OFFSETS, _METADATA = 0, 2, 3
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """A store with topic ``t`` of two partitions, nothing of which is synced unless somebody asks."""
+    """Provide a store with topic ``t`` of two partitions, without automatic fsyncs."""
     with segmentlog.open(tmp_path / "store", background=False) as store:
         store.create_topic("t", partitions=2, fsync="never")
         yield store
@@ -141,7 +141,7 @@ def test_what_a_truncation_took_is_told(store: LogStore, server: Server) -> None
 
 
 def test_partitions_of_other_processes_are_told_without_being_opened(tmp_path: Path) -> None:
-    """By the page that they share; one that nobody opened since the machine started is counted, and no more."""
+    """Their metrics come from the shared state page; those not opened since the machine started are only counted."""
     path = tmp_path / "store"
     pid = os.fork()
     if not pid:
@@ -207,7 +207,7 @@ def test_a_first_scrape_of_many_topics_opens_and_syncs_nothing(tmp_path: Path, m
 
 
 def test_a_topic_made_anew_is_told_anew(store: LogStore, server: Server) -> None:
-    """What was looked up of the one before is not taken for its own; a topic that is gone is not told of."""
+    """Cached data of the deleted topic is not used for the new one; a deleted topic has no metrics."""
     partition = store.open_partition("t", 0)
     partition.append([b"x" * 100])
     partition.roll()
@@ -279,7 +279,7 @@ def test_an_answer_that_waits_for_the_disk_counts_until_then(server: Server, mon
 
 
 def test_errors_are_counted_under_kafkas_names(server: Server) -> None:
-    """Those within an answer, each partition by itself, and not what went well."""
+    """Errors inside a response count for each partition; successes do not count."""
     wanted = [list_offsets.ListOffsetsPartition(number, -1, -1) for number in (0, 7, 8)]
     request = list_offsets.ListOffsetsRequest(topics=[list_offsets.ListOffsetsTopic("t", wanted)])
     with RawClient(server.bootstrap_servers) as client:
@@ -310,7 +310,7 @@ def test_a_store_that_is_not_shipped_tells_nothing_of_it(store: LogStore, server
 
 
 def test_every_metric_is_told_and_no_other(shipped: Server) -> None:
-    """What `families` lists, with its kind and its help, beside those of Prometheus' library."""
+    """A scrape has the metrics of `definitions`, with kind and help, and those of Prometheus' library."""
     _, text = get(address_of(shipped))
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
@@ -380,7 +380,7 @@ def test_a_server_that_is_well_says_so(server: Server) -> None:
 
 
 def test_a_stuck_server_is_not_healthy(server: Server) -> None:
-    """While somebody holds what every request needs; and healthy again after."""
+    """It is unhealthy while a lock that requests need is held, and healthy again afterwards."""
     with server.worker.broker.purgatory._mutex:
         status, why = get(address_of(server), "/healthz")
     assert status == 503
@@ -400,7 +400,7 @@ def test_a_failed_partition_is_named(store: LogStore, server: Server) -> None:
 
 
 def test_a_server_that_ends_is_not_ready(server: Server) -> None:
-    """It accepts nobody any more, and says so as long as it is there."""
+    """It accepts no connections any more, and reports that while it runs."""
     server.worker.close(1)
     assert get(address_of(server), "/readyz") == (503, "no connections are accepted\n")
     server.store.close()

@@ -200,7 +200,7 @@ def errors(server: Server) -> int:
 
 
 def values(server: Server) -> list[bytes | None]:
-    """Of the topic."""
+    """Return the values of the topic."""
     return [record.value for record in server.store.consumer("t")]
 
 

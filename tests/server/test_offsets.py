@@ -79,7 +79,7 @@ def test_the_largest_timestamp_is_a_records(desk: Desk) -> None:
 
 
 def test_the_largest_timestamp_that_may_be_seen(desk: Desk) -> None:
-    """What is not decided yet keeps nobody from what is."""
+    """Undecided records do not hide earlier ones."""
     append(desk, NOW_MS - 5)
     append(desk, NOW_MS - 4, NOW_MS - 9)
     client = Client(desk, is_new=True)
@@ -90,7 +90,7 @@ def test_the_largest_timestamp_that_may_be_seen(desk: Desk) -> None:
 
 
 def test_the_largest_timestamp_of_what_is_left(desk: Desk) -> None:
-    """What was deleted does not count: whole batches and segments, nor the front of the first that is left."""
+    """Deleted records do not count: whole batches and segments, and the front of the first remaining one."""
     append(desk, NOW_MS + 9)
     append(desk, NOW_MS + 8, NOW_MS + 1, NOW_MS + 2)
     append(desk, NOW_MS)
@@ -127,7 +127,7 @@ def test_records_of_before_the_year_1_are_refused(desk: Desk) -> None:
 
 
 def test_to_delete_what_is_gone_is_no_error(desk: Desk) -> None:
-    """As in Kafka: whoever asks again, or later than retention, is told where the log begins."""
+    """As in Kafka: a repeated or late request gets the log start offset."""
     append(desk, NOW_MS, NOW_MS, NOW_MS, NOW_MS)
     assert delete(desk, 3) == (ErrorCode.NONE, 3)
     assert delete(desk, 3) == (ErrorCode.NONE, 3)

@@ -1,4 +1,4 @@
-"""What a fetch is answered with, where the same was answered before and nothing is looked at again."""
+"""Responses of repeated fetches, which read nothing from the log again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def append(log: Partition, count: int, start: int = 0) -> None:
 
 
 def there(log: Partition, offset: int = 0) -> bytes:
-    """What Kafka's clients would read, by who looks at everything."""
+    """Return the bytes that Kafka's clients would read, from an independent read of all batches."""
     return b"".join(wire for batch in log.read(offset) for wire in as_wire(batch))
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_looked_at_twice(tmp_path: Path, fetch: Fetches) -> None:
 
 
 def test_batches_of_kafkas_between(tmp_path: Path, fetch: Fetches) -> None:
-    """They are no renderings; those around them are found."""
+    """Client batches are not converted; converted batches around them are found in the cache."""
     log = open_log(tmp_path)
     for number in range(0, 12, 2):
         append(log, 2, number)
@@ -99,7 +99,7 @@ def test_batches_of_kafkas_between(tmp_path: Path, fetch: Fetches) -> None:
 
 @pytest.mark.parametrize("how", ["compacted", "truncated", "died", "trimmed"])
 def test_what_is_other_by_now_is_looked_at(tmp_path: Path, fetch: Fetches, how: str) -> None:
-    """Whatever becomes of the log: what is answered is what lies there."""
+    """Whatever happens to the log, a fetch returns its present contents."""
     log = open_log(tmp_path, **{"cleanup.policy": "compact", "segment.bytes": "1kb"})
     append(log, 30)
     before = fetch(log)

@@ -72,7 +72,7 @@ class _Request:
         self.answer: Any = None
 
     def encoded(self) -> bytes:
-        """As it goes over the wire, the same each time it is sent."""
+        """Return the batch as bytes, the same each time it is sent."""
         data = []
         for number, values in self.batches.items():
             made = (-1, -1, -1) if self.producer is None else (self.producer_id, 0, self.sequence)
@@ -83,7 +83,7 @@ class _Request:
 
 
 class _Told:
-    """What clients know: it grows, and is the clients' also after the machine has died."""
+    """Facts that clients know: they only grow, and survive the death of the machine."""
 
     def __init__(self) -> None:
         self.acked: dict[Where, bytes] = {}
@@ -91,7 +91,7 @@ class _Told:
         self.named: dict[Where, bytes] = {}
         """Every record whose offset was ever told, by an answer or by a fetch."""
         self.read: dict[Where, tuple[bytes, int]] = {}
-        """Of a fetch: and the epoch that its batch had."""
+        """Records that fetches returned, with the epoch of their batch."""
         self.watermarks = [0] * _PARTITIONS
 
     def copy(self) -> _Told:
@@ -102,7 +102,7 @@ class _Told:
         return made
 
     def name(self, where: Where, value: bytes) -> None:
-        """An offset was told."""
+        """An offset was acknowledged."""
         assert self.named.setdefault(where, value) == value, "one offset, two records"
 
 
@@ -197,13 +197,13 @@ class _Machine:
         return found
 
     def end_of(self, number: int, epoch: int) -> int:
-        """Where an epoch ended, as a client is told that asks (KIP-320); -1: it is to begin anew."""
+        """Return where an epoch ended, as a client learns it (KIP-320); -1: the client must start again."""
         asked = OffsetForLeaderTopic("t", [OffsetForLeaderPartition(number, -1, epoch)])
         answer = self.desk.ask(23, 4, OffsetForLeaderEpochRequest(-2, [asked]))
         return int(answer.topics[0].partitions[0].end_offset)
 
     def close(self) -> None:
-        """What it owes is not paid."""
+        """Close the server without finishing pending fsyncs."""
         self.broker.close()
         self.store.close()
 
@@ -232,7 +232,7 @@ class _Life:
         self.in_flight: list[_Request] = []
         self.sequences = [0] * _PRODUCERS
         self.producer_ids: list[int] = []
-        """Of each producer: assigned once, and used on through all power cuts."""
+        """Producer id of each producer: assigned once, and used through all power cuts."""
         self.count = self.cuts = self.lost = 0
 
     def run(self) -> None:
@@ -294,7 +294,7 @@ class _Life:
         )
 
     def values(self, is_large: bool) -> list[bytes]:
-        """That nobody ever sent; in a batch that is taken, or is not."""
+        """Return values that were never sent before, in a batch that is accepted or rejected."""
         self.count += 1
         if is_large:
             return [b"%d " % self.count + bytes(700)]
@@ -303,7 +303,7 @@ class _Life:
     # ------------------------------------------------------------ after a power cut
 
     def look(self, disk: SimulatedDisk, told: _Told) -> dict[Where, bytes]:
-        """What a machine that starts on this disk shows, held against what clients know."""
+        """Compare the log of a machine that starts on this disk with the facts that clients know."""
         self.cuts += 1
         machine = self.start(disk)
         after = told.copy()
@@ -319,7 +319,7 @@ class _Life:
         return found
 
     def check(self, machine: _Machine, told: _Told, found: dict[Where, bytes]) -> None:
-        """Of what was told before the cut."""
+        """Check the facts from before the power cut."""
         for where, value in told.acked.items():
             assert found.get(where) == value, "what was acknowledged with acks=all is there, where it was said to be"
         if self.durable_reads:
@@ -373,13 +373,16 @@ def live(count: int, seed: str, fsync: str, *, durable_reads: bool) -> None:
 @pytest.mark.parametrize("seed", seeds("produce power cuts"))
 @pytest.mark.long
 def test_what_producers_and_consumers_were_told_survives_power_cuts(fsync: str, durable_reads: bool, seed: int) -> None:
-    """Acknowledged is there, once, where it was said to be; no offset names two records; what was read and is gone is
-    behind the end of its epoch, and with durable reads nothing is gone."""
+    """Acknowledged records exist once, at their offset.
+
+    No offset gets two records. Lost records that were read are after the end of their epoch; with durable reads none is
+    lost.
+    """
     live(max(share(LIVES, "produce power cuts") // 6, 1), str(seed), fsync, durable_reads=durable_reads)
 
 
 def test_an_answer_before_the_disk_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is no formality: a server that acknowledges what is only written breaks its word."""
+    """The trial detects a server that acknowledges records that are only written."""
     monkeypatch.setattr(_Late, "_reach", lambda self, partition, waiters: None)
     with pytest.raises(AssertionError, match="acks=all"):
         live(20, "lies", "never", durable_reads=False)

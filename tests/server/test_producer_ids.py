@@ -89,7 +89,7 @@ def produce(
 
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_a_plain_batch_under_the_id_of_a_transactional_id_is_refused(serve: Serve, name: str | None) -> None:
-    """A right to write to the topic is no right to fence the transactional id, whatever name the request gives."""
+    """A right to write to the topic must not allow fencing the transactional id, whatever name the request gives."""
     broker = serve()
     victim = Client(Desk(broker, ANN), "tx", is_new=False)
     assert victim.begin() == victim.write(b"a") == victim.end() == ErrorCode.NONE
@@ -101,7 +101,7 @@ def test_a_plain_batch_under_the_id_of_a_transactional_id_is_refused(serve: Serv
 
 @pytest.mark.parametrize("name", ["job", None])
 def test_a_plain_batch_under_the_id_of_a_producer_of_the_library_is_refused(serve: Serve, name: str | None) -> None:
-    """Named or not: it goes on, and opens again."""
+    """Named or not: the library's producer continues, and can be opened again."""
     broker = serve()
     with broker.store.producer(name=name) as producer:
         producer.send("t", b"a", partition=0).result()
@@ -184,7 +184,7 @@ def test_another_worker_knows_the_id_and_so_does_a_restart(serve: Serve) -> None
 
 @pytest.mark.parametrize("how", ["restore", "takeover"])
 def test_a_restored_store_knows_the_ids(tmp_path: Path, serve: Serve, how: str) -> None:
-    """A client that is connected to the new owner sends again what it has no answer to, and goes on."""
+    """A client that connects to the new owner repeats its unanswered requests, and continues."""
     url = f"file://{tmp_path}/bucket"
     with LogStore(tmp_path / "store", ship=url) as store:
         store.create_topic("t", 2)
@@ -251,7 +251,7 @@ def test_a_damaged_secret_is_read_and_warned_about_once(
 
 
 def test_a_store_that_cannot_be_written_to_assigns_no_ids(tmp_path: Path, serve: Serve) -> None:
-    """The client is told at once, and not with its first batch."""
+    """The client gets the error at once, and not with its first batch."""
     serve().store.close()
     store = opened(LogStore(tmp_path / "store", background=False, read_only=True))
     broker = Broker(store, WorkerCluster("c", _NODES[:1], 1), ServerSettings(), OpenAuthorizer())

@@ -80,7 +80,7 @@ class _Race:
         return self.desk.ask(key, version, make(old_id))
 
     def values(self) -> list[bytes | None]:
-        """What the topic of that name holds now."""
+        """Return the values that the topic of that name holds now."""
         found = self.other.open_partition("t", 0).read(0)
         return [record.value for batch in found for record in batch.records()]
 
@@ -108,7 +108,7 @@ def test_produce_reaches_no_other_topic(race: _Race) -> None:
 
 
 def test_fetch_reads_no_other_topic(race: _Race) -> None:
-    """Neither records nor offsets of the new one are told."""
+    """It returns neither records nor offsets of the new topic."""
     part = FetchPartition(0, partition_max_bytes=1 << 20)
 
     def request(topic_id: bytes) -> FetchRequest:

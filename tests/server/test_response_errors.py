@@ -20,7 +20,7 @@ from segmentlog.server.worker_counters import BUCKETS_S, Event, WorkerCounters
 
 
 def test_codes_of_partitions_and_of_the_whole() -> None:
-    """Each as often as it is told; none that says that all went well."""
+    """Each code as often as the response contains it, without those of success."""
     partitions = [produce.PartitionProduceResponse(number, code) for number, code in enumerate((0, 6, 3, 6))]
     answer = produce.ProduceResponse([produce.TopicProduceResponse(partition_responses=partitions)])
     assert collect_error_codes(answer) == [6, 3, 6]
@@ -38,7 +38,7 @@ def test_codes_of_partitions_and_of_the_whole() -> None:
 
 
 def test_every_response_can_be_looked_at() -> None:
-    """Of each API that is served: an empty one tells of nothing."""
+    """For each supported API an empty response contains no error."""
     for key in SERVED:
         api = APIS[key]
         name = f"{api.name}Response"

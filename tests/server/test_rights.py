@@ -139,12 +139,12 @@ ASKS: dict[int, Callable[[World], Iterator[Any]]] = {
 }  # fmt: skip
 """APIs that list or describe, and what is asked of them."""
 CHANGES = {0, 8, 11, 12, 13, 14, 17, 18, 20, 21, 22, 24, 25, 26, 27, 28, 30, 31, 33, 36, 37, 42, 44, 47, 68}
-"""Those that change something, or say nothing of what there is: `test_leaks` and the test of assignments have them."""
+"""APIs that change something, or reveal nothing that exists: `test_leaks` and the test of assignments cover them."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a store that is filled once: nobody changes it."""
+    """Provide a store that is filled once, and that no test changes."""
     made = tmp_path_factory.mktemp("rights")
     fill(made)
     return made
@@ -169,7 +169,7 @@ def broker(world: World) -> Iterator[Broker]:
 
 
 def test_every_api_is_asked() -> None:
-    """Whoever adds an API says here whether it shows anything."""
+    """A new API must state here whether its response reveals anything."""
     assert set(ASKS) | CHANGES == set(HANDLERS)
     assert not set(ASKS) & CHANGES
 
@@ -231,7 +231,7 @@ def test_a_group_assigns_no_topic_that_a_member_may_not_describe(broker: Broker)
 
 
 def test_a_description_of_a_group_leaves_out_hidden_topics(broker: Broker) -> None:
-    """What its members subscribe to and are assigned, as far as who asks may describe the topics."""
+    """Subscriptions and assignments of members contain only topics that the client may describe."""
 
     def described(who: str) -> tuple[set[str], set[str]]:
         request = _of(15)("DescribeGroupsRequest", groups=["open-group"])

@@ -1,4 +1,4 @@
-"""SASL: who proves it comes in, in every way that clients have; nobody else does, whatever he sends."""
+"""SASL: a client with the right password is accepted in each way that clients use; others are rejected."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plain(name: str, password: str, authorize: str = "") -> bytes:
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
 def test_scram_lets_in_who_has_the_password(users: Users, mechanism: str) -> None:
-    """With commas, equals signs and accents in name and password; until then there is no principal."""
+    """With commas, equals signs and accents in name and password; before the last token there is no principal."""
     session = SaslSession(users)
     assert session.principal is None
     assert scram(session, mechanism, NAME, PASSWORD) == (ErrorCode.NONE, None)
@@ -168,7 +168,7 @@ def test_a_replayed_exchange_is_refused(users: Users) -> None:
 
 
 def begun(users: Users) -> tuple[SaslSession, ScramClient]:
-    """A session that waits for the first token, and somebody who has it."""
+    """Return a session that waits for the first token, and a client that has it."""
     session = SaslSession(users)
     session.handshake("SCRAM-SHA-256")
     return session, ScramClient("SCRAM-SHA-256", "bob", "other", nonce="0123456789")
@@ -242,7 +242,7 @@ def test_what_librdkafka_2_0_2_sends_byte_for_byte(path: str, users: Users, monk
 
 
 def test_scram_tokens_cut_anywhere_are_refused(users: Users) -> None:
-    """Of the first message and of the second: an error, no exception, no principal."""
+    """A truncated first or second message causes an error, but no exception and no principal."""
     whole = ScramClient("SCRAM-SHA-256", "bob", "other", nonce="0123456789").first()
     end_of_name = whole.index(b",r=")
     for size in range(len(whole)):
@@ -322,7 +322,7 @@ def test_a_mechanism_that_is_not_offered_is_none(users: Users) -> None:
 
 
 def test_nothing_else_is_permitted_before(users: Users) -> None:
-    """ApiVersions and what proves somebody; then everything."""
+    """Before authentication only ApiVersions and SASL requests are allowed; after it every request is."""
     session = SaslSession(users)
     assert [key for key in range(100) if session.permits(key)] == [HANDSHAKE, VERSIONS, AUTHENTICATE]
     session.handshake("PLAIN")
@@ -384,7 +384,7 @@ def test_old_clients_send_bare_tokens(users: Users) -> None:
 
 
 def test_a_session_ends_and_is_proved_anew(users: Users) -> None:
-    """KIP-368: the life is told, after it only what proves somebody is permitted, and the same user goes on."""
+    """KIP-368: the response has the lifetime; after it only SASL requests are allowed, and the same user continues."""
     now = [0.0]
     session = SaslSession(users, session_lifetime_ms=60_000, clock=lambda: now[0])
     scram(session, "SCRAM-SHA-256", "bob", "other")
@@ -405,7 +405,7 @@ def test_a_session_ends_and_is_proved_anew(users: Users) -> None:
 
 
 def test_nobody_becomes_somebody_else(users: Users) -> None:
-    """Proving anew as another user, by another mechanism or with bare tokens ends the connection."""
+    """Re-authentication as another user, by another mechanism or with bare tokens ends the connection."""
     session = SaslSession(users)
     scram(session, "SCRAM-SHA-256", "bob", "other")
     assert scram(session, "SCRAM-SHA-256", NAME, PASSWORD) == (
@@ -449,7 +449,7 @@ def _call(session: SaslSession | None, version: int) -> Any:
 
 
 def test_the_handlers_say_it_in_kafkas_words(users: Users) -> None:
-    """SaslHandshake and SaslAuthenticate, as they go over the wire; the life only with the last answer."""
+    """SaslHandshake and SaslAuthenticate over the wire; only the last response has the lifetime."""
     session = SaslSession(users, session_lifetime_ms=5000)
     call = _call(session, 1)
     shaken = sasl_handshake(call, SaslHandshakeRequest(mechanism="SCRAM-SHA-512"))

@@ -33,7 +33,7 @@ EVERY_RULE = (
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """With a topic for ann, and one for nobody."""
+    """Provide a store with one topic for ann, and one that no user may see."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("mine")
         store.create_topic("secret")
@@ -58,7 +58,7 @@ def served(store: LogStore, **security: Any) -> Server:
 
 
 def client(server: Server, name: str, password: str, mechanism: str = "SCRAM-SHA-256", **more: Any) -> Any:
-    """Somebody who logs in."""
+    """Return a client that authenticates."""
     return admin.AdminClient({
         "bootstrap.servers": server.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password, **more,
@@ -66,7 +66,7 @@ def client(server: Server, name: str, password: str, mechanism: str = "SCRAM-SHA
 
 
 def seen(one: Any) -> list[str]:
-    """The topics that a client is told of."""
+    """Return the topics that a client can see."""
     return sorted(one.list_topics(timeout=WAIT_S).topics)
 
 
@@ -116,7 +116,7 @@ def test_a_client_hears_that_it_failed(store: LogStore, security: dict[str, str]
 
 
 def test_a_certificate_is_a_name(store: LogStore, security: dict[str, str], tmp_path: Path) -> None:
-    """Of a client by TLS alone; and nobody gets in without one."""
+    """A client with TLS alone has the name in its certificate; without a certificate it is rejected."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     own = write_pair(tmp_path, "server", authority.issue_cert("127.0.0.1", "localhost"))

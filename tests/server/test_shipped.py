@@ -1,4 +1,4 @@
-"""A server whose store is shipped: what acks=all means then, what clients are told while it cannot be, who is told."""
+"""A server whose store is shipped: the meaning of acks=all, and responses while the object store is unreachable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bucket(tmp_path: Path) -> LocalBucket:
 
 @pytest.fixture
 def server(tmp_path: Path, bucket: LocalBucket) -> Iterator[Server]:
-    """acks=all waits for the object store, which is asked seldom unless somebody waits."""
+    """Serve with acks=all waiting for the object store, which is uploaded to rarely unless a request waits."""
     with segmentlog.serve(
         tmp_path / "store", port=0, metrics="127.0.0.1:0", acks_all="shipped", ship=bucket.url,
         ship_interval_ms=3_600_000,
@@ -65,7 +65,7 @@ def restored(bucket: LocalBucket, folder: Path, isolation: Any = "read_uncommitt
 
 
 def told(server: Server, values: list[bytes], *, acks: int = -1, partition: int = 0) -> ErrorCode:
-    """What a client is told that produces a batch."""
+    """Return the response to a client that produces a batch."""
     data = produce.PartitionProduceData(partition, foreign([Sent(None, value) for value in values]))
     request = produce.ProduceRequest(acks=acks, topic_data=[produce.TopicProduceData("t", partition_data=[data])])
     with RawClient(server.bootstrap_servers) as client:
@@ -88,7 +88,7 @@ def gone(bucket: LocalBucket, tmp_path: Path) -> Iterator[None]:
 
 
 def test_acks_all_is_answered_once_the_object_store_has_it(tmp_path: Path, server: Server, bucket: LocalBucket) -> None:
-    """Whatever partition it is in; many who wait are shipped together."""
+    """For any partition; many waiting requests are shipped together."""
     producer = confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "acks": "all", "linger.ms": 0})
     failed: list[Any] = []
     for number in range(20):
@@ -144,7 +144,7 @@ def test_a_transaction_is_in_the_object_store_when_its_end_is_answered(
 def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
     tmp_path: Path, server: Server, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Kafka's words for too few replicas. acks=1 goes on, and the server stays ready; metrics tell."""
+    """The error is Kafka's for too few replicas. acks=1 works, the server stays ready, and metrics show the failure."""
     address = server.metrics_address
     assert address is not None
     monkeypatch.setattr("segmentlog.log.append.wait_shipped.WAIT_S", 0.3)
@@ -169,7 +169,7 @@ def test_clients_are_told_to_try_again_while_the_object_store_is_gone(
 def test_nobody_waits_for_more_offsets_in_the_thread_that_serves_all(
     tmp_path: Path, bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose partition has handed out all that was promised is told at once to try again."""
+    """A client whose partition has used up its offset grant gets a retriable error at once."""
     for name in ("log.append.appender.OFFSET_CEILING_STEP", "log.offset_grants.OFFSET_CEILING_STEP"):
         monkeypatch.setattr(f"segmentlog.{name}", 4)
     monkeypatch.setattr("segmentlog.policy.upload_policy.GRANT_MIN", 10)
@@ -212,7 +212,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_a_store_that_is_open_is_not_shipped_by_its_server(tmp_path: Path, bucket: LocalBucket) -> None:
-    """Whoever opens it says so."""
+    """The process that opens a store decides whether it is shipped."""
     with LogStore(tmp_path / "store") as store, pytest.raises(InvalidConfig, match="given when the store is opened"):
         segmentlog.serve(store, port=0, ship=bucket.url)
 

@@ -139,7 +139,7 @@ def produce(value: bytes, acks: int = -1) -> ProduceRequest:
 
 
 def fetch(wait_ms: int, size_bytes: int = 1 << 20) -> FetchRequest:
-    """Of all there is."""
+    """Return a fetch of all records."""
     part = FetchPartition(0, partition_max_bytes=size_bytes)
     return FetchRequest(
         max_wait_ms=wait_ms, min_bytes=1, max_bytes=size_bytes, topics=[FetchTopic("t", partitions=[part])]
@@ -179,7 +179,7 @@ def test_who_waits_for_records_is_answered(start: Start) -> None:
 
 
 def test_who_waits_for_a_group_is_answered(start: Start) -> None:
-    """That its coordinator is not there: it asks who is, and goes on there."""
+    """The response says that the coordinator is unavailable; the client looks for it, and continues there."""
     server = start()
     with WireClient(server.address) as client:
         protocol = JoinGroupRequestProtocol("range", encode_topics(("t",)))
@@ -194,7 +194,7 @@ def test_who_waits_for_a_group_is_answered(start: Start) -> None:
 
 
 def _until_it_waits(address: str, group: str) -> None:
-    """Until somebody has come to join a group."""
+    """Wait until a client joins a group."""
     deadline_s = time.monotonic() + _WAIT_S
     with WireClient(address) as other:
         while not other.ask(15, 1, DescribeGroupsRequest([group])).groups[0].members:
@@ -227,7 +227,7 @@ def test_who_is_slow_gets_all_of_its_answer(start: Start, path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_who_takes_nothing_is_not_waited_for_long(start: Start, path: Path, times: int) -> None:
-    """For `FINISH_S`, and not at all after a second signal. What was acknowledged is there."""
+    """The server waits for `FINISH_S`, and not at all after a second signal. Acknowledged records exist."""
     fill(path)
     server = start(finish_s=1.0 if times == 1 else _NEVER_S)
     with WireClient(server.address, receive_buffer=4096) as client, WireClient(server.address) as good:
@@ -244,7 +244,7 @@ def test_who_takes_nothing_is_not_waited_for_long(start: Start, path: Path, time
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3"])
 def test_a_handshake_is_not_waited_for(start: Start, tmp_path: Path, said: bytes) -> None:
-    """Of TLS: it is closed, for nothing of it is in flight."""
+    """A TLS handshake is closed: it has no request in progress."""
     pair = write_pair(tmp_path, "server", trustme.CA().issue_cert("localhost"))
     server = start(cert=pair.certificate, key=pair.key)
     with WireClient(server.address) as client:
@@ -274,7 +274,7 @@ def test_who_has_not_said_who_he_is_is_not_waited_for(start: Start, tmp_path: Pa
 
 
 def test_half_a_request_is_not_waited_for(start: Start) -> None:
-    """Nobody was told anything about it."""
+    """Its client got no response about it."""
     server = start()
     with WireClient(server.address) as client:
         client.ask(18, 0, ApiVersionsRequest())

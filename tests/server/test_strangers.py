@@ -51,7 +51,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs the certificates here."""
+    """Return the authority that signs the certificates."""
     return trustme.CA()
 
 
@@ -88,12 +88,12 @@ def log_in(client: WireClient) -> WireClient:
 
 
 def is_served(client: WireClient) -> bool:
-    """Whether somebody who is in gets answers."""
+    """Return whether an authenticated client gets responses."""
     return client.ask(3, 12, MetadataRequest(topics=None)).cluster_id is not None
 
 
 def encrypted(server: Server, authority: trustme.CA) -> WireClient:
-    """Return a client behind TLS."""
+    """Return a client with TLS."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     client = WireClient(server.bootstrap_servers)
@@ -119,7 +119,7 @@ def test_requests_of_strangers_are_small(make_server: MakeServer, key: int) -> N
 
 
 def test_requests_of_strangers_are_few(make_server: MakeServer) -> None:
-    """So many are answered, and then the connection ends; who is in may ask for as much as he likes."""
+    """A few requests are answered, and then the connection is closed; authenticated clients have no such limit."""
     server = make_server(unauthenticated_requests=5)
     with WireClient(server.bootstrap_servers) as client:
         for _ in range(5):
@@ -141,7 +141,7 @@ def say_half_a_length(client: WireClient) -> None:
 
 
 def say_byte_by_byte(client: WireClient) -> None:
-    """A request that takes for ever to come."""
+    """Send a request byte by byte."""
 
     def send() -> None:
         try:
@@ -176,7 +176,7 @@ def begin_to_log_in(client: WireClient) -> None:
 
 @pytest.mark.parametrize("say", [say_nothing, say_half_a_length, say_byte_by_byte, ask_versions, begin_to_log_in])
 def test_strangers_do_not_stay(make_server: MakeServer, say: Callable[[WireClient], None]) -> None:
-    """Whatever they do meanwhile: their time is up. Who is in by then stays."""
+    """Whatever they send, they are disconnected in time. Clients that have authenticated by then stay."""
     server = make_server(authentication_s=0.4, unauthenticated_requests=1000)
     with log_in(WireClient(server.bootstrap_servers)) as known, WireClient(server.bootstrap_servers) as client:
         say(client)
@@ -188,7 +188,7 @@ def test_strangers_do_not_stay(make_server: MakeServer, say: Callable[[WireClien
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\0\1", b"\0"])
 def test_a_handshake_does_not_take_for_ever(make_server: MakeServer, said: bytes, authority: trustme.CA) -> None:
-    """Of TLS: nothing, its beginning, and a byte now and then."""
+    """A TLS handshake with nothing, its beginning, or a byte now and then."""
     server = make_server(tls=True, sasl=False, authentication_s=0.4)
     with encrypted(server, authority) as known, WireClient(server.bootstrap_servers) as client:
         if said == b"\0":
@@ -248,7 +248,10 @@ def is_gone(client: WireClient) -> bool:
 
 
 def test_silent_connections_make_room_where_nobody_has_to_say_who_he_is(make_server: MakeServer) -> None:
-    """Those of the address that has most of them; who has asked for something stays, and one more is refused."""
+    """Those of the address with the most of them.
+
+    Clients that sent a request stay, and another connection is rejected.
+    """
     server = make_server(sasl=False, connections=4)
     listener = server.worker.listener
     known = WireClient(server.bootstrap_servers, source="127.0.0.2")

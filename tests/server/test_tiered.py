@@ -1,4 +1,4 @@
-"""Topics with tiered storage behind the server: Kafka's clients read what lies in the object store alone."""
+"""Topics with tiered storage behind the server: Kafka's clients read segments that are only in the object store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EARLIEST, LATEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -4, 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LogStore:
-    """45 records, every third batch the library's, in segments of ten, of which four lie there alone."""
+    """Provide 45 records, every third batch the library's, in segments of ten, four of which are evicted."""
     store = opened(LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()))
     log = store.create_topic("t", 1, TIERED).partition(0)
     for number in range(45):
@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def server(store: LogStore) -> Iterator[Server]:
-    """Of that store."""
+    """Serve that store."""
     with Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
         owns_store=False,
@@ -52,14 +52,14 @@ def server(store: LogStore) -> Iterator[Server]:
 
 
 def fetched(client: WireClient, offset: int, size_bytes: int = 1 << 20) -> PartitionData:
-    """What a fetch answers of the partition."""
+    """Return the response to a fetch of the partition."""
     topic = FetchTopic("t", partitions=[FetchPartition(0, -1, offset, partition_max_bytes=size_bytes)])
     answer = client.ask(1, 11, FetchRequest(max_wait_ms=200, min_bytes=1, max_bytes=size_bytes, topics=[topic]))
     return answer.responses[0].partitions[0]  # type: ignore[no-any-return]
 
 
 def offsets(data: PartitionData) -> list[int]:
-    """Of the batches in an answer."""
+    """Return the offsets of the batches in a response."""
     found, left = [], memoryview(data.records or b"")
     while left:
         header = WireHeader._make(WIRE_HEADER.unpack_from(left))
@@ -77,7 +77,7 @@ def listed(client: WireClient, timestamp: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size_bytes", [1, 700, 1 << 20])
 def test_a_client_reads_all_of_it(server: Server, size_bytes: int) -> None:
-    """Batch after batch, whoever wrote it, however much it asks for; and once more."""
+    """Batch after batch, whoever wrote it, with any limit of the fetch; and once more."""
     with WireClient(server.bootstrap_servers) as client:
         for _ in range(2):
             reached: list[int] = []
@@ -110,7 +110,7 @@ def test_where_it_begins_here_and_ends_there(server: Server, store: LogStore, tm
 
 
 def test_while_it_cannot_be_reached_a_client_tries_again(server: Server, tmp_path: Path) -> None:
-    """What lies here is served; for the rest it is told of storage that fails, which is worth another try."""
+    """Local records are served; for the others the client gets a storage error, which it retries."""
     os.rename(tmp_path / "bucket", tmp_path / "away")
     with WireClient(server.bootstrap_servers) as client:
         assert fetched(client, 3).error_code == ErrorCode.KAFKA_STORAGE_ERROR

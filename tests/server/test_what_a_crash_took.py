@@ -1,4 +1,4 @@
-"""Offsets that a crash took, as Kafka's clients are told of them."""
+"""Offsets lost in a crash, as Kafka's clients see them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> LogStore:
 
 @pytest.fixture
 def server(store: LogStore) -> Iterator[Server]:
-    """Of that store."""
+    """Serve that store."""
     with Server(
         store, host="127.0.0.1", port=0, advertise=None, settings=ServerSettings(), security=Security(),
         owns_store=False,
@@ -61,7 +61,7 @@ def server(store: LogStore) -> Iterator[Server]:
 
 @pytest.fixture
 def lost(store: LogStore) -> LostRange:
-    """What the crash took, which reaches far: offsets that may have been handed out."""
+    """Return the lost range, which is long: its offsets may have been assigned."""
     (found,) = store.open_partition("t", 0).lost_ranges()
     assert found.base_offset == 5
     assert found.end_offset > 10
@@ -69,7 +69,7 @@ def lost(store: LogStore) -> LostRange:
 
 
 def fetched(client: WireClient, offset: int, version: int = 11, epoch: int = -1, last: int = -1) -> PartitionData:
-    """What a fetch answers of the partition."""
+    """Return the response to a fetch of the partition."""
     part = FetchPartition(0, epoch, offset, last, partition_max_bytes=1 << 20)
     topic = FetchTopic("t", partitions=[part])
     answer = client.ask(1, version, FetchRequest(max_wait_ms=200, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
@@ -77,7 +77,7 @@ def fetched(client: WireClient, offset: int, version: int = 11, epoch: int = -1,
 
 
 def headers(records: object) -> list[WireHeader]:
-    """Of each batch."""
+    """Return the header of each batch."""
     found, data = [], memoryview(records or b"")  # type: ignore[arg-type]
     while data:
         header = WireHeader._make(WIRE_HEADER.unpack_from(data))
@@ -114,7 +114,7 @@ def test_who_stands_inside_is_told(server: Server, lost: LostRange) -> None:
 
 @pytest.mark.parametrize("version", [4, 11])
 def test_who_stands_at_its_start_is_led_over_it(server: Server, lost: LostRange, version: int) -> None:
-    """Batches without records cover what was lost while nothing lies behind; a client that reads on does not wait."""
+    """Empty batches cover the lost range while no record follows it; a client that continues does not block."""
     with WireClient(server.bootstrap_servers) as client:
         found = headers(fetched(client, 5, version).records)
         assert found[0].base_offset == 5
@@ -128,7 +128,7 @@ def test_who_stands_at_its_start_is_led_over_it(server: Server, lost: LostRange,
 
 
 def test_offsets_by_time_and_at_the_ends(server: Server, lost: LostRange) -> None:
-    """The end lies behind what was lost; the largest timestamp is one that there is."""
+    """The log end offset is after the lost range; the largest timestamp belongs to an existing record."""
     with WireClient(server.bootstrap_servers) as client:
         for timestamp, offset in ((-1, lost.end_offset), (-2, 0), (0, 0), (1 << 60, -1)):
             topic = ListOffsetsTopic("t", [ListOffsetsPartition(0, -1, timestamp)])

@@ -41,7 +41,7 @@ def message(key: int, name: str) -> Any:
 
 
 def request_bytes(key: int, version: int, body: Any, correlation_id: int = 0, client_id: str | None = "test") -> bytes:
-    """A request as it goes over a connection, its length in front."""
+    """Return a request as bytes, length prefix included."""
     api = APIS[key]
     return b"".join(frame_request(api, version, correlation_id, client_id, api.codec.encode_request(body, version)))
 

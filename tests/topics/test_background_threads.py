@@ -1,4 +1,4 @@
-"""Background threads: one that starts badly, and one that fails."""
+"""Background threads that cannot start, that are interrupted, or that fail."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import pytest
 
-from segmentlog.topics.background_threads import Worker, Workers
+from segmentlog.topics.background_threads import BackgroundThread, BackgroundThreads
 
 
 def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C in the middle of starting the thread leaves nothing half done."""
+    """A thread whose start was interrupted can be stopped, and started again."""
     ticked = threading.Event()
 
     def tick() -> float:
@@ -23,7 +23,7 @@ def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest
     def interrupted(thread: threading.Thread) -> NoReturn:
         raise KeyboardInterrupt
 
-    worker = Worker("test", tick)
+    worker = BackgroundThread("test", tick)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -35,12 +35,12 @@ def test_an_interrupted_start_can_be_stopped_and_tried_again(monkeypatch: pytest
 
 
 def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a store does that is closed because starting its worker was interrupted."""
+    """Stopping a thread that never started does nothing."""
 
     def interrupted(thread: threading.Thread) -> NoReturn:
         raise KeyboardInterrupt
 
-    worker = Worker("test", lambda: 60.0)
+    worker = BackgroundThread("test", lambda: 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -49,9 +49,9 @@ def test_stopping_what_never_started_is_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
-    """Nobody waits for the threads of a store to start; what one is woken for meanwhile it does at once then."""
+    """Threads start in the background soon after the store opens; a wake before the start is not lost."""
     ticked = {"early": threading.Event(), "late": threading.Event()}
-    workers = Workers()
+    workers = BackgroundThreads()
 
     def tick_of(name: str) -> Callable[[], float]:
         def tick() -> float:
@@ -71,8 +71,8 @@ def test_workers_run_soon_and_a_call_before_that_is_not_lost() -> None:
 
 
 def test_workers_that_are_stopped_before_they_started_never_start() -> None:
-    """A store that is closed as soon as it was opened leaves no thread behind."""
-    workers = Workers()
+    """Threads of a store that is closed at once never start."""
+    workers = BackgroundThreads()
     worker = workers.add("never", lambda: 60.0)
     workers.ensure_running()
     workers.stop()
@@ -81,7 +81,7 @@ def test_workers_that_are_stopped_before_they_started_never_start() -> None:
 
 
 def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no thread shows in the store's health, and gets one when there are some again."""
+    """A thread that cannot start is reported by health, and starts when the machine has threads again."""
     refused, ticked = threading.Event(), threading.Event()
 
     def no_more(thread: threading.Thread) -> NoReturn:
@@ -92,7 +92,7 @@ def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPa
         ticked.set()
         return 60.0
 
-    workers = Workers()
+    workers = BackgroundThreads()
     workers.add("test", tick)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more)
@@ -109,7 +109,7 @@ def test_a_machine_without_threads_to_spare_is_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
-    """Whatever ended it: who asks for the worker the next time has one."""
+    """A thread that has ended is started again at the next request."""
     ticks: list[int] = []
 
     def tick() -> float:
@@ -118,7 +118,7 @@ def test_a_thread_that_came_to_an_end_is_started_anew() -> None:
             raise SystemExit  # ends a thread in silence
         return 60.0
 
-    worker = Worker("mortal", tick)
+    worker = BackgroundThread("mortal", tick)
     worker.ensure_running()
     _soon(lambda: not worker.is_running)
     worker.ensure_running()

@@ -1,4 +1,4 @@
-"""What a store does by itself, tick by tick, without threads; and with them, that they end."""
+"""Background work of a store: tick by tick without threads; and its threads, which end with the store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fill(store: LogStore, topic: str, segments: int, **config: object) -> None:
 
 
 def test_retention_goes_through_every_topic(tmp_path: Path) -> None:
-    """Also those that nobody has opened here; topics that keep everything are left alone."""
+    """Retention handles every topic, also unopened ones; topics that keep everything are left alone."""
     with open_store(tmp_path) as store:
         for name in ("a", "b"):
             fill(store, name, 5, **{"retention.segments": 2})
@@ -51,7 +51,7 @@ def test_retention_goes_through_every_topic(tmp_path: Path) -> None:
 
 
 def test_a_long_round_is_gone_through_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else's work waits for thousands of partitions: a tick ends in the middle, and the next one goes on."""
+    """A long round is divided: a tick stops in the middle, and the next one continues."""
     monkeypatch.setattr(background_work, "_SLICE_S", 0.0)
     names = ("a", "b", "c")
     with open_store(tmp_path) as store:
@@ -66,7 +66,7 @@ def test_a_long_round_is_gone_through_bit_by_bit(tmp_path: Path, monkeypatch: py
 
 
 def test_retention_waits_between_its_rounds_and_notices_time(tmp_path: Path) -> None:
-    """The pause is part of the shortest time that a topic asks for; a quiet topic is rolled and goes."""
+    """The pause between rounds follows the shortest limit of a topic; a quiet topic rolls, and its segments go."""
     clock = FakeClock()
     with open_store(tmp_path, clock) as store:
         fill(store, "t", 1, **{"retention.ms": 8000, "segment.ms": 8000, "file.delete.delay.ms": 0})
@@ -83,7 +83,7 @@ def test_retention_waits_between_its_rounds_and_notices_time(tmp_path: Path) -> 
 
 
 def test_two_threads_go_on_with_one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that ticks while another one looks for the next partition waits for its turn: so does the store's own."""
+    """Two threads share one round: each waits for its turn."""
     looking, may_go_on = threading.Event(), threading.Event()
     read = TopicFolders.read
 
@@ -108,7 +108,7 @@ def test_two_threads_go_on_with_one_round(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_error_in_one_partition_keeps_no_other_from_retention(tmp_path: Path) -> None:
-    """The first error is raised when all have had their turn."""
+    """An error in one partition does not stop retention in others; the first error is raised at the end."""
     with open_store(tmp_path) as store:
         for name in ("a", "b", "c"):
             fill(store, name, 5, **{"retention.segments": 2})
@@ -119,7 +119,7 @@ def test_an_error_in_one_partition_keeps_no_other_from_retention(tmp_path: Path)
 
 
 def test_put_aside_files_go_when_their_time_has_come(tmp_path: Path) -> None:
-    """A later tick deletes them, of this process or of the next."""
+    """Files that a trim has left are deleted by a later tick, of this or another process."""
     clock = FakeClock()
     folder = tmp_path / "t" / "0"
     with open_store(tmp_path, clock) as store:
@@ -133,7 +133,7 @@ def test_put_aside_files_go_when_their_time_has_come(tmp_path: Path) -> None:
 
 
 def test_put_aside_files_of_a_topic_that_keeps_everything_go_too(tmp_path: Path) -> None:
-    """Somebody has trimmed it, as Kafka Streams does with its topics, and it is open here."""
+    """Files that a trim has left are deleted in open topics without retention, too."""
     clock = FakeClock()
     folder = tmp_path / "t" / "0"
     with open_store(tmp_path, clock) as store:
@@ -150,7 +150,7 @@ def test_put_aside_files_of_a_topic_that_keeps_everything_go_too(tmp_path: Path)
 
 
 def test_the_dirtiest_partition_is_compacted_first(tmp_path: Path) -> None:
-    """One a tick, and the next tick at once while more are due."""
+    """The dirtiest partition is compacted first, one in each tick; the pause is 0 while more are due."""
     with open_store(tmp_path) as store:
         fill(store, "small", 2, **{"cleanup.policy": "compact"})
         store.topic("small").partition(0).compact()
@@ -170,7 +170,7 @@ def test_the_dirtiest_partition_is_compacted_first(tmp_path: Path) -> None:
 def test_a_partition_that_cannot_be_compacted_holds_up_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told by health, by a log line and for other processes; and tried again once its files have changed."""
+    """A partition that cannot be compacted is skipped, reported and logged, and tried again after a change."""
     caplog.set_level(logging.WARNING)
     with open_store(tmp_path) as store:
         for name in ("bad", "good"):
@@ -200,7 +200,7 @@ def test_a_partition_that_cannot_be_compacted_holds_up_no_other(
 
 
 def test_what_is_left_alone_is_the_topic_and_not_its_name(tmp_path: Path) -> None:
-    """Once it is deleted nothing is told of it, and one that is made anew is compacted."""
+    """Skipping applies to the topic id: a topic that is created again under the name is compacted."""
     compacted = {"cleanup.policy": "compact"}
     with open_store(tmp_path) as store:
         for name in ("gone", "anew"):
@@ -219,7 +219,7 @@ def test_what_is_left_alone_is_the_topic_and_not_its_name(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
-    """After a minute, then after two."""
+    """After a full disk, compaction is tried again after one minute, then after two."""
     clock = FakeClock()
     with open_store(tmp_path, clock) as store:
         fill(store, "t", 5, **{"cleanup.policy": "compact"})
@@ -243,7 +243,7 @@ def test_a_full_disk_is_tried_again_later(tmp_path: Path) -> None:
 
 
 def test_tombstones_go_without_anything_new(tmp_path: Path) -> None:
-    """Once their horizon has passed a pass is due, however clean the log."""
+    """Tombstones are removed after their delete horizon, even if the log is clean."""
     clock = FakeClock()
     with open_store(tmp_path, clock) as store:
         config = {"cleanup.policy": "compact", "delete.retention.ms": 100_000}
@@ -262,7 +262,7 @@ def test_tombstones_go_without_anything_new(tmp_path: Path) -> None:
 
 
 def test_a_partition_at_work_elsewhere_is_left_to_it(tmp_path: Path) -> None:
-    """The lease is a lock that the kernel frees: nobody waits for it in the background."""
+    """A partition that another process compacts is skipped: background work does not wait for locks."""
     with open_store(tmp_path) as store:
         fill(store, "t", 5, **{"cleanup.policy": "delete,compact", "retention.segments": 2})
         with (tmp_path / "t" / "0" / "cleaner").open("w") as held:
@@ -279,7 +279,7 @@ def test_a_partition_at_work_elsewhere_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_throttle_lets_so_much_through_a_second() -> None:
-    """A fifth of a second at once, then no faster than the rate; none for no limit."""
+    """A throttle allows a burst of a fifth of a second, then its rate; None means no limit."""
     now_s = 100.0
     throttle = Throttle(1000, lambda: now_s)
     assert throttle.wait_s(200) == pytest.approx(0)
@@ -291,7 +291,7 @@ def test_a_throttle_lets_so_much_through_a_second() -> None:
 
 @pytest.mark.parametrize("options", [{"cleaner_dedupe_buffer_bytes": 0}, {"cleaner_io_max_bytes_per_second": 0}])
 def test_absurd_options_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
-    """With the key that is wrong."""
+    """Invalid options are refused; the error names the key."""
     with pytest.raises(InvalidConfig, match=r"cleaner\."):
         open_store(tmp_path, **options)
 
@@ -302,7 +302,7 @@ def workers() -> set[threading.Thread]:
 
 
 def test_a_read_only_store_removes_nothing(tmp_path: Path) -> None:
-    """Its ticks say so, and it has no threads for them."""
+    """A read-only store deletes nothing: its ticks raise, and it has no threads."""
     before = workers()
     with open_store(tmp_path) as store:
         fill(store, "t", 5, **{"retention.segments": 1})
@@ -315,7 +315,7 @@ def test_a_read_only_store_removes_nothing(tmp_path: Path) -> None:
 
 
 def test_threads_retain_what_rolls_and_end_with_the_store(tmp_path: Path) -> None:
-    """The threads of a store delete what a topic keeps no longer, and end when the store is closed."""
+    """Threads of a store apply retention to new segments, and end with the store."""
     before = workers()
     with segmentlog.open(tmp_path) as store:
         fill(store, "t", 30, **{"retention.segments": 3})
@@ -330,7 +330,7 @@ def test_threads_retain_what_rolls_and_end_with_the_store(tmp_path: Path) -> Non
 
 
 def test_closing_ends_a_pass_that_is_under_way(tmp_path: Path) -> None:
-    """A compaction slowed down to hours does not hold up the close; the log is whole, and nothing is left over."""
+    """Closing a store stops a slow compaction; the log is whole, and no temporary file remains."""
     with segmentlog.open(tmp_path, cleaner_io_max_bytes_per_second=100) as store:
         log = store.create_topic("t", cleanup_policy="compact", segment_bytes=4096).partition(0)
         for number in range(200):

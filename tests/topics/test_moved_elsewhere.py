@@ -1,4 +1,4 @@
-"""Topics that another process deletes or renames, while this one has them open."""
+"""Topics that another process deletes or renames while this process has them open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _deleted_maps() -> int:
 
 
 def test_what_was_deleted_or_renamed_elsewhere_is_let_go_of(tmp_path: Path) -> None:
-    """A tick later neither files nor maps of it are left, and nobody has to ask for the name again."""
+    """A tick later, no file or mapping of the topic is open, without any access by its name."""
     with segmentlog.open(tmp_path, background=False) as store, segmentlog.open(tmp_path, background=False) as other:
         kept = store.create_topic("kept").partition(0)
         kept.append([b"here"])

@@ -1,4 +1,4 @@
-"""Topics are made, altered, renamed and deleted beside whoever uses them: none is taken for another's, or lost."""
+"""Topics are created, altered, renamed and deleted while others use them; no data is lost or mixed up."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
 
 @pytest.fixture
 def fs() -> FaultyFileSystem:
-    """That of `faulty`."""
+    """Return the file system of `faulty`."""
     return FaultyFileSystem()
 
 
 @pytest.fixture
 def faulty(store: LogStore, fs: FaultyFileSystem) -> Iterator[LogStore]:
-    """Provide the same store as another process sees it, in which something may happen before any call."""
+    """Provide the store as a second process sees it, with a hook before each file system call."""
     with LogStore(store.path, background=False, fs=fs) as faulty:
         yield faulty
 
 
 def values_of(store: LogStore, topic: str, number: int = 0) -> list[bytes | None]:
-    """What a reader of committed records gets."""
+    """Return what a reader of committed records gets."""
     log = store.topic(topic).partition(number)
     return [value for batch in log.read(0, isolation="read_committed") for value in batch.values]
 
 
 def beside(act: Callable[[], object]) -> threading.Thread:
-    """Begin to do something in another thread, and wait for a moment, or until it is done."""
+    """Start something in another thread; wait a moment, or until it is done."""
     thread = threading.Thread(target=act)
     thread.start()
     thread.join(0.3)
@@ -64,7 +64,7 @@ def beside(act: Callable[[], object]) -> threading.Thread:
 
 
 class Meanwhile:
-    """What another process does, here in a thread: it comes to its end at once, or has to wait for this one."""
+    """An action of another process, run in a thread: it completes at once, or waits for this process."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self._action = action
@@ -82,7 +82,7 @@ class Meanwhile:
         self._thread.join(0.5)
 
     def end(self) -> None:
-        """It was begun, and has come to its end."""
+        """Wait for its end; it must have started."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -92,7 +92,7 @@ class Meanwhile:
 
 
 def test_two_who_alter_both_do(store: LogStore, faulty: LogStore, fs: FaultyFileSystem) -> None:
-    """What one adds while the other has read the settings, and not yet written them, stays."""
+    """If two processes alter a topic at once, both changes remain."""
     others: list[threading.Thread] = []
     fs.before("replace", lambda: others.append(beside(lambda: store.alter_topic("t", partitions=4))))
     faulty.alter_topic("t", segment_records=7)
@@ -101,7 +101,7 @@ def test_two_who_alter_both_do(store: LogStore, faulty: LogStore, fs: FaultyFile
 
 
 def test_processes_that_alter_at_once_lose_nothing(store: LogStore) -> None:
-    """Each adds partitions and appends to the last one durably, or changes a key of its own: all of it is there."""
+    """Concurrent changes of keys and partition counts are all kept, and durable appends stay."""
 
     def add_partitions(_: int) -> None:
         with segmentlog.open(store.path, background=False) as opened:
@@ -128,7 +128,7 @@ def test_processes_that_alter_at_once_lose_nothing(store: LogStore) -> None:
 
 
 def test_who_opens_while_a_topic_is_altered_sees_it(store: LogStore, faulty: LogStore, fs: FaultyFileSystem) -> None:
-    """Wherever in its opening: the settings that it goes on with are those of now."""
+    """A process that opens a topic during a change sees the new settings, wherever the change comes."""
     store.topic("t").partition(0).append([b"1"])  # there is a page by which others are told
     for number, call in enumerate(("open", "fstat", "map_file", "stat", "boot_id"), 2):
         fs.before(call, lambda number=number: store.alter_topic("t", segment_records=number))
@@ -139,7 +139,7 @@ def test_who_opens_while_a_topic_is_altered_sees_it(store: LogStore, faulty: Log
 
 
 def test_what_was_killed_in_the_middle_of_altering_is_told(store: LogStore) -> None:
-    """The new settings were written, and those who have the topic open were not told: the next one tells them."""
+    """If a process dies after writing new settings, the next change notifies the open handles."""
     log = store.topic("t").partition(0)
     fs = FaultyFileSystem()
     dying = LogStore(store.path, background=False, fs=fs)
@@ -154,7 +154,7 @@ def test_what_was_killed_in_the_middle_of_altering_is_told(store: LogStore) -> N
 
 
 def test_what_was_killed_in_the_middle_of_renaming_is_told(store: LogStore) -> None:
-    """Who has it open under the old name, which another one may get."""
+    """If a process dies after a rename, open handles notice it, also if another topic gets the old name."""
     log = store.topic("t").partition(0)
     log.append([b"1"])
     fs = FaultyFileSystem()
@@ -172,7 +172,7 @@ def test_what_was_killed_in_the_middle_of_renaming_is_told(store: LogStore) -> N
 
 
 def test_settings_that_change_within_a_tick_of_the_clock_are_seen(store: LogStore, faulty: LogStore) -> None:
-    """A file may be replaced by one of the same inode, time and size."""
+    """A file that is replaced by one with the same inode, time and size is read again."""
     for number in range(60):
         store.alter_topic("t", segment_records=10 + number % 7)
         assert faulty.topic("t").config.segment_records == 10 + number % 7
@@ -184,8 +184,8 @@ def test_settings_that_change_within_a_tick_of_the_clock_are_seen(store: LogStor
 def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
     store: LogStore, faulty: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rename and a deletion say so in the end, with nothing changed, and other topics are not held up."""
-    monkeypatch.setattr("segmentlog.topics.topic_admin._PATIENCE_S", 0.1)
+    """A stopped process does not block a rename forever: it fails, changes nothing, and others continue."""
+    monkeypatch.setattr("segmentlog.topics.topic_admin._LOCK_WAIT_S", 0.1)
     log = store.topic("t").partition(0)
     with log.handle.folder_locked(), log.handle.folder_locked():  # more than once, too
         with pytest.raises(PartitionBusy, match="stop it to rename it"):
@@ -201,7 +201,7 @@ def test_who_is_stopped_in_the_middle_of_something_is_not_waited_for_for_ever(
 
 @pytest.mark.parametrize("call", ["fstat", "rename", "open", "map_file", "fsync", "remove_tree"])
 def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str) -> None:
-    """Whoever opens the topic while it is deleted, and wherever: once it is, nothing is acknowledged any more."""
+    """After a delete, no append is acknowledged, wherever another process is in opening the topic."""
     store.topic("t").partition(0).append([b"1"], ack="durable")
     opened: list[segmentlog.Partition] = []
     others = segmentlog.open(store.path, background=False)
@@ -231,7 +231,7 @@ def test_deleted_means_deleted(store: LogStore, faulty: LogStore, fs: FaultyFile
 def test_who_opens_what_is_deleted_is_told(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str, anew: bool
 ) -> None:
-    """Or they wait until it is open, and it is told with the next append; never does it get half of each."""
+    """A process that opens a topic during its deletion gets all of it or an error."""
     store.topic("t").partition(0).append([b"old"] * 5, ack="durable")
 
     def replace() -> None:
@@ -262,7 +262,7 @@ def test_who_opens_what_is_deleted_is_told(
 def test_idle_files_are_not_opened_in_another_topic(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, call: str
 ) -> None:
-    """Files that were released are opened anew by their names, where those of another topic may stand by now."""
+    """Released files of a topic are not reopened in another topic that has the name now."""
     log = faulty.topic("t").partition(0)
     log.append([b"old"] * 5, ack="durable")
     assert log.handle.close_if_idle()
@@ -289,7 +289,7 @@ def test_idle_files_are_not_opened_in_another_topic(
 
 
 def test_a_topic_stands_for_itself_and_not_for_its_name(store: LogStore, faulty: LogStore) -> None:
-    """Deleted and made anew, it is another one; a producer, which is told names, goes on with that."""
+    """A `Topic` is bound to its id: after delete and create it raises; a producer, which has names, continues."""
     topic = faulty.topic("t")
     assert str(uuid.UUID(topic.id)) == topic.id == store.topic("t").id
     producer = faulty.producer(linger_ms=0)
@@ -313,7 +313,7 @@ def test_a_topic_stands_for_itself_and_not_for_its_name(store: LogStore, faulty:
 
 
 def test_two_threads_open_released_files_once(store: LogStore, faulty: LogStore, fs: FaultyFileSystem) -> None:
-    """One comes to append, the other one to sync: both succeed, and no lock is left on a descriptor nobody knows."""
+    """Two threads that reopen released files at once both succeed, and leak no lock."""
     log = faulty.topic("t").partition(0)
     for call in ("open", "stat"):
         log.append([b"1"])
@@ -350,7 +350,7 @@ def test_two_threads_open_released_files_once(store: LogStore, faulty: LogStore,
 def _rename_between(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, when: str
 ) -> tuple[Callable[[], None], Meanwhile]:
-    """(What sees to it that the topic is renamed then, the renaming)."""
+    """Return a hook that renames the topic at a certain call, and the function that renames it."""
 
     def rename_now() -> None:
         store.rename_topic("t", "renamed")
@@ -382,7 +382,7 @@ def _rename_between(
 def test_a_transaction_is_all_or_nothing_over_a_rename(
     store: LogStore, faulty: LogStore, fs: FaultyFileSystem, when: str, committed: bool
 ) -> None:
-    """Its decision reaches all partitions, whatever the topics are called then; none of it goes to another topic."""
+    """A decision reaches all partitions of a renamed topic, and no other topic."""
     with faulty.producer(name="n") as producer:
         producer.begin_transaction()
         producer.send_many("t", [b"1"])
@@ -402,7 +402,7 @@ def test_a_transaction_is_all_or_nothing_over_a_rename(
 
 
 def test_a_transaction_goes_on_under_the_new_name(store: LogStore) -> None:
-    """In the process that renames, too."""
+    """A transaction continues under the new name, in the process that renames, too."""
     with store.producer() as producer, producer.transaction():
         producer.send_many("t", [b"1"])
         store.rename_topic("t", "renamed")
@@ -412,7 +412,7 @@ def test_a_transaction_goes_on_under_the_new_name(store: LogStore) -> None:
 
 
 def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> None:
-    """Decided, then killed, then the topic was renamed: whoever finishes it finds the topic."""
+    """A decided transaction of a dead process is finished in a topic that was renamed since."""
 
     def die() -> None:
         opened = segmentlog.open(store.path, background=False)
@@ -435,7 +435,7 @@ def test_a_dead_producer_s_decision_reaches_a_renamed_topic(store: LogStore) -> 
 
 
 def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store: LogStore) -> None:
-    """Its commit waits for it, and is told there once `topic.json` was restored."""
+    """A commit waits for a topic that cannot be read, and completes when `topic.json` is restored."""
     path = Path(store.path, "t", "topic.json")
     whole = path.read_bytes()
     with segmentlog.open(store.path, background=False) as other, other.producer(name="n") as producer:
@@ -470,7 +470,7 @@ def test_a_topic_that_cannot_be_read_is_not_a_deleted_one_to_a_transaction(store
 
 
 def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
-    """Nobody knows that it is gone; those of one that is go once it can be read again."""
+    """Offsets of a topic that cannot be read are kept until it is known to be deleted."""
     path = Path(store.path, "t", "topic.json")
     whole = path.read_bytes()
     for topic in ("t", "u"):
@@ -486,7 +486,7 @@ def test_positions_in_a_topic_that_cannot_be_read_stay(store: LogStore) -> None:
 
 
 def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) -> None:
-    """Not of one that is made anew, nor of one that gets the name; a rename takes it along; late commits as well."""
+    """Committed offsets follow a rename, and never apply to another topic of the same name."""
     store.topic("t").partition(0).append([b"1", b"2", b"3"])
     member = faulty.consumer("t", group="g")
     assert len(list(member)) == 3
@@ -505,7 +505,7 @@ def test_a_position_is_never_another_topic_s(store: LogStore, faulty: LogStore) 
 
 
 def test_a_member_under_the_old_name_keeps_others_out(store: LogStore, faulty: LogStore) -> None:
-    """A partition is read by one member at a time, whatever each of them calls it."""
+    """One member reads a partition at a time, whatever name each uses."""
     store.topic("t").partition(0).append([b"1"])
     old = faulty.consumer("t", group="g")
     assert old.poll_group(5) == [_T0]
@@ -520,7 +520,7 @@ def test_a_member_under_the_old_name_keeps_others_out(store: LogStore, faulty: L
 
 
 def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> None:
-    """A process that was killed between the two leaves positions that say nothing to anybody, and are swept."""
+    """Offsets of a deleted topic are removed later if the deleting process was killed."""
     store.topic("t").partition(0).append([b"1"])
     store.groups.reset("g", {_T0: 1})
     fs = FaultyFileSystem()
@@ -541,7 +541,7 @@ def test_positions_of_deleted_topics_are_forgotten_at_last(store: LogStore) -> N
 def test_a_topic_made_anew_while_the_one_before_is_deleted_stays_open(
     store: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another thread: what is let go of is what was deleted."""
+    """Deleting a topic does not close a new topic that another thread has created under the name."""
     old = store.topic("t").partition(0)
     old.append([b"old"])
     administration = store._topics.administration
@@ -582,7 +582,7 @@ def _change(store: LogStore, what: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["create", "alter", "rename", "delete", "recreate"])
 def test_killed_at_any_call_a_change_was_made_or_was_not(tmp_path: Path, what: str) -> None:
-    """The next process finds one or the other, can do it (again), and nothing of the dead one is left."""
+    """A change that is killed at any call is complete or absent; the next process cleans up."""
     for call in range(1, 300):
         path = tmp_path / str(call)
         with segmentlog.open(path, background=False) as store:
@@ -629,7 +629,7 @@ def test_killed_at_any_call_a_change_was_made_or_was_not(tmp_path: Path, what: s
 
 @pytest.mark.parametrize("what", ["create", "alter", "rename", "delete", "recreate"])
 def test_who_has_the_store_open_sees_to_what_a_dead_process_left(tmp_path: Path, what: str) -> None:
-    """Not only who opens it: the next one to change a topic, whichever call the other one died at."""
+    """The next change in a process that has the store open finishes what a dead process left."""
     kinds = set()
     for call in range(1, 300):
         fs = FaultyFileSystem()
@@ -656,7 +656,7 @@ def test_who_has_the_store_open_sees_to_what_a_dead_process_left(tmp_path: Path,
 
 
 def test_what_cannot_be_swept_keeps_nobody_out(store: LogStore) -> None:
-    """A process died in altering a topic, and the disk does not give another one's file: it is seen to later."""
+    """A change that cannot be finished now does not block opening the store; it is finished later."""
 
     class Failing(FileSystem):
         fails = True
@@ -679,7 +679,7 @@ def test_what_cannot_be_swept_keeps_nobody_out(store: LogStore) -> None:
 
 
 def test_a_change_is_done_though_its_end_cannot_be_noted(store: LogStore, fs: FaultyFileSystem) -> None:
-    """Who comes next looks for what is left, and finds nothing."""
+    """A change succeeds if its end cannot be recorded; the next process finds nothing to do."""
     with LogStore(store.path, background=False, fs=fs) as faulty:
         fs.fail("ftruncate", errno.EIO, call=2)
         faulty.create_topic("made")
@@ -690,7 +690,7 @@ def test_a_change_is_done_though_its_end_cannot_be_noted(store: LogStore, fs: Fa
 
 
 def test_leftovers_are_swept(store: LogStore, tmp_path: Path) -> None:
-    """Of topics that were being made or deleted; to whoever has a deleted one open it is told first."""
+    """Leftovers of interrupted creations and deletions are removed, after open handles were notified."""
     log = store.topic("t").partition(0)
     log.append([b"1"])
     os.mkdir(f"{store.path}/@making-{'0' * 32}")
@@ -707,7 +707,7 @@ def test_leftovers_are_swept(store: LogStore, tmp_path: Path) -> None:
 
 
 def test_nobody_sweeps_what_is_being_made(store: LogStore, faulty: LogStore, fs: FaultyFileSystem) -> None:
-    """Who makes or deletes a topic holds the lock under which is swept."""
+    """A topic that is being created is not swept, as its process holds the lock."""
     others: list[threading.Thread] = []
 
     def open_beside() -> None:
@@ -726,16 +726,16 @@ def test_nobody_sweeps_what_is_being_made(store: LogStore, faulty: LogStore, fs:
 
 
 def test_a_copy_of_a_topic_s_folder_is_told(store: LogStore) -> None:
-    """Two topics with one id would be one to groups and transactions."""
+    """A copy of a topic's folder is reported: two topics with one id would be one to groups and transactions."""
     import shutil
 
     shutil.copytree(f"{store.path}/t", f"{store.path}/copy")
     found = [one for one in inspect_store(store.path) if one.severity == "damage"]
-    assert [(one.topic, "same id as topic 'copy'" in one.what) for one in found] == [("t", True)]
+    assert [(one.topic, "the id of topic 'copy'" in one.what) for one in found] == [("t", True)]
 
 
 def test_internal_topics_have_ids_too(store: LogStore) -> None:
-    """They are topics like others."""
+    """Internal topics have ids, too."""
     store.groups.reset("g", {_T0: 0})
     with store.producer(name="n"):
         pass
@@ -744,7 +744,7 @@ def test_internal_topics_have_ids_too(store: LogStore) -> None:
 
 
 def test_the_lock_is_free_after_a_death(store: LogStore) -> None:
-    """A process that is killed while it changes a topic keeps nobody from changing another."""
+    """A process that is killed during a change leaves the lock free."""
     ours, theirs = multiprocessing.Pipe()
 
     def hold() -> None:
@@ -774,7 +774,7 @@ def test_the_lock_is_free_after_a_death(store: LogStore) -> None:
 
 
 def test_who_opens_a_partition_syncs_names_only_while_somebody_changes_some(store: LogStore) -> None:
-    """What a deletion leaves to be removed is not that; what one has died in is."""
+    """Opening a partition syncs names only during a change, and after an incomplete one."""
     synced: list[str] = []
 
     class Noting(FileSystem):

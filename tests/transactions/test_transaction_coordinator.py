@@ -1,4 +1,4 @@
-"""Named producers and transactions over a whole store: fencing, resuming, deciding, and who finishes what was left."""
+"""Named producers and transactions in a whole store: fencing, resuming, decisions, and recovery after crashes."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
 
 
 def values_of(store: segmentlog.LogStore, topic: str, isolation: Any = "read_committed") -> list[bytes | None]:
-    """All values that a consumer of that kind is handed."""
+    """Return all values that a consumer with these options receives."""
     with store.consumer(topic, isolation=isolation) as consumer:
         return [record.value for record in consumer]
 
 
 def in_child(work: Any) -> None:
-    """Run in a forked process that is killed at the end, like one that crashes."""
+    """Run in a forked process that is killed at the end, as in a crash."""
     pid = os.fork()
     if not pid:
         try:
@@ -72,7 +72,7 @@ def in_child(work: Any) -> None:
 
 
 def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt comes right after one partition's append; the next flush does the rest."""
+    """A chunk that is interrupted after one partition's append is appended once; the next flush appends the rest."""
     real = ProducerIdentity.append
     interrupts = iter([False, True])
 
@@ -95,7 +95,7 @@ def test_an_interrupted_chunk_is_appended_once(store: segmentlog.LogStore, monke
 
 
 def _interrupt_after(monkeypatch: pytest.MonkeyPatch, log: segmentlog.Partition, method: str) -> None:
-    """The next append to a log by that method is interrupted when it has just been made."""
+    """Interrupt the next append to a log by that method, right after it has succeeded."""
     real = getattr(log, method)
 
     def append(*args: Any) -> int:
@@ -109,7 +109,7 @@ def _interrupt_after(monkeypatch: pytest.MonkeyPatch, log: segmentlog.Partition,
 def test_positions_behind_an_interrupt_are_committed(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are others than those that the interrupted call has appended, and was not told of."""
+    """Offsets committed after an interrupted commit are appended: they are not taken for the interrupted ones."""
     store.topic("a").partition(0).append([b"1", b"2"])
     with store.consumer("a", group="g") as consumer, store.producer(name="n") as producer:
         records = iter(consumer)
@@ -129,7 +129,7 @@ def test_positions_behind_an_interrupt_are_committed(
 def test_what_fails_behind_its_append_takes_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ack: Any
 ) -> None:
-    """Told as failed it is there all the same, and what comes next is something else: it is appended."""
+    """An append that fails after the write is in the log; the next record gets another number and is appended."""
 
     shipped = iter([True, False, True])
 
@@ -157,7 +157,7 @@ def test_what_fails_behind_its_append_takes_no_number(
 def test_what_failed_is_not_appended_again_behind_an_interrupt(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be there all the same; the rest of what was sent with it, to other partitions, is appended by the next."""
+    """A failed chunk is not sent again after an interrupt; the rest of the send, to other partitions, is appended."""
     failing, interrupted = store.topic("a").partitions()
     real = failing.append_columns
 
@@ -185,7 +185,7 @@ def test_what_failed_is_not_appended_again_behind_an_interrupt(
 def test_encoded_batches_behind_an_interrupt_are_appended(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody appends again what an interrupted call was given, so what comes next is something else."""
+    """Batches that are sent after an interrupted call are appended: callers do not repeat encoded batches."""
     log = store.topic("b").partition(0)
 
     def encoded(value: bytes) -> list[Any]:
@@ -201,7 +201,7 @@ def test_encoded_batches_behind_an_interrupt_are_appended(
 
 
 def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next append of a producer is interrupted before it has done anything."""
+    """Interrupt the next append of a producer before it has done anything."""
     real = ProducerIdentity.append
     interrupts = iter([True])
 
@@ -214,7 +214,7 @@ def _interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_that_was_interrupted_goes_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has yet to append is appended by the next call, and the name is its own up to then."""
+    """After an interrupted close, the next close appends the rest. The producer keeps its name until then."""
     producer = store.producer(name="n", linger_ms=10_000)
     producer.send("b", b"1")
     _interrupt_once(monkeypatch)
@@ -227,7 +227,7 @@ def test_closing_that_was_interrupted_goes_on(store: segmentlog.LogStore, monkey
 
 
 def test_what_an_interrupted_close_left_is_fenced(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whoever has the name since, and counts on what the log holds."""
+    """A producer whose close was interrupted is fenced by the next instance, which counts on from the log."""
     producer = store.producer(name="n", linger_ms=10_000)
     delivery = producer.send("b", b"1")
     _interrupt_once(monkeypatch)
@@ -243,7 +243,7 @@ def test_what_an_interrupted_close_left_is_fenced(store: segmentlog.LogStore, mo
 
 
 def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
-    """But for those that want none."""
+    """Each producer gets an id of its own, except producers without idempotence."""
     with store.producer() as one, store.producer() as two, store.producer(enable_idempotence=False) as three:
         for producer in (one, two, three):
             producer.send_many("b", [b"x"] * 3)
@@ -253,7 +253,7 @@ def test_producers_have_ids_of_their_own(store: segmentlog.LogStore) -> None:
 
 
 def test_a_forked_child_is_another_producer(store: segmentlog.LogStore) -> None:
-    """Without a name it gets another id; a name stays with the parent."""
+    """A forked child gets another id if the producer has no name. A name stays with the parent."""
     producer = store.producer(linger_ms=0)
     producer.send_many("b", [b"parent"])
 
@@ -279,7 +279,7 @@ def test_a_forked_child_is_another_producer(store: segmentlog.LogStore) -> None:
 
 
 def test_after_a_gap_was_told_the_producer_goes_on(store: segmentlog.LogStore) -> None:
-    """The log was truncated under it: it hears of that once."""
+    """After the log was truncated, the producer gets one error, and then continues."""
     with store.producer() as producer:
         producer.send_many("b", [b"%d" % number for number in range(5)])
         store.topic("b").partition(0).truncate(3)
@@ -293,7 +293,7 @@ def test_after_a_gap_was_told_the_producer_goes_on(store: segmentlog.LogStore) -
 
 
 def test_a_named_producer_counts_on(store: segmentlog.LogStore, tmp_path: Path) -> None:
-    """Over instances and opens of the store."""
+    """Sequence numbers of a name continue over instances and reopened stores."""
     for number in range(3):
         with store.producer(name="etl-1") as producer:
             assert producer.last_sequence("b") == 2 * number - 1
@@ -304,7 +304,7 @@ def test_a_named_producer_counts_on(store: segmentlog.LogStore, tmp_path: Path) 
 
 
 def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
-    """For sends and for transactions, also when the older one closes late."""
+    """A newer instance fences the older one for sends and transactions, also if the older one closes late."""
     older = store.producer(name="etl")
     older.send_many("b", [b"1"])
     newer = store.producer(name="etl")
@@ -322,7 +322,7 @@ def test_a_newer_instance_fences_the_older(store: segmentlog.LogStore) -> None:
 
 
 def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under another id, as if nothing had happened."""
+    """A name that runs out of epochs continues under another producer id."""
     monkeypatch.setattr(transaction_coordinator, "EPOCH_MAX", 2)
     ids = set()
     for number in range(8):
@@ -336,7 +336,7 @@ def test_a_name_that_ran_out_of_epochs_counts_on(store: segmentlog.LogStore, mon
 
 @pytest.mark.parametrize("name", ["", "~mine", 7, "x" * 32_768, "\ud800"], ids=lambda name: ascii(name)[:10])
 def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
-    """Empty, of the wrong type, too long, not to be written, or the store's own."""
+    """Invalid names are refused: empty, of the wrong type, too long, not encodable, or with the reserved prefix."""
     with pytest.raises(InvalidConfig):
         store.producer(name=name)
 
@@ -344,7 +344,7 @@ def test_names_that_are_none(store: segmentlog.LogStore, name: Any) -> None:
 def test_who_waits_for_a_name_that_is_forgotten_has_it_alone(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file that it has locked in the end is the one that others lock, and not the one that went."""
+    """A process that waits for the lock of a deleted name gets the lock of the new file, not of the deleted one."""
     names = store.transactions._names
     real = producer_lease.lock_fence
     forgets = iter([True])
@@ -360,7 +360,7 @@ def test_who_waits_for_a_name_that_is_forgotten_has_it_alone(
 
 
 def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
-    """Whatever file names they would make."""
+    """Every other text is a valid name, whatever file name it needs."""
     for name in ("a/b", "..", "ö ü", "x" * 255, "x" * 32_767, "%41", "A"):
         with store.producer(name=name) as producer:
             producer.send_many("b", [name.encode()])
@@ -368,7 +368,7 @@ def test_odd_names_are_names(store: segmentlog.LogStore) -> None:
 
 
 def test_options_that_do_not_go_together(store: segmentlog.LogStore) -> None:
-    """Each refusal names the option."""
+    """Options that cannot be combined are refused; each error names the option."""
     with pytest.raises(InvalidConfig, match="enable_idempotence"):
         store.producer(name="n", enable_idempotence=False)
     with pytest.raises(InvalidConfig, match="transaction_timeout_ms"):
@@ -383,7 +383,7 @@ def test_options_that_do_not_go_together(store: segmentlog.LogStore) -> None:
 
 
 def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
-    """Over topics and partitions; and what is sent outside is plain."""
+    """A transaction is visible completely or not at all, over all topics; records outside of it are plain."""
     with store.producer() as producer:
         with producer.transaction():
             producer.send("a", b"1", key=b"k")
@@ -406,7 +406,7 @@ def test_all_of_it_or_nothing(store: segmentlog.LogStore) -> None:
 
 
 def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> None:
-    """Data and decision are on disk."""
+    """Data and decision are on disk before a commit returns."""
     log = store.topic("b").partition(0)
     with store.producer(name="n") as producer:
         producer.begin_transaction()
@@ -421,7 +421,7 @@ def test_a_commit_is_durable_before_it_returns(store: segmentlog.LogStore) -> No
 
 
 def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
-    """Whether the program looked at the failure or not; the next transaction is a new one."""
+    """A failed send aborts the transaction, whether the program looked at the error or not; the next one works."""
     with store.producer(name="n", linger_ms=10_000) as producer:
         with pytest.raises(RecordTooLarge), producer.transaction():  # noqa: PT012
             producer.send("b", b"0")
@@ -442,7 +442,7 @@ def test_a_failed_send_aborts(store: segmentlog.LogStore) -> None:
 
 
 def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
-    """Ending what was not begun, beginning twice, and using a closed producer."""
+    """Calls out of order are refused: ending without begin, beginning twice, using a closed producer."""
     with store.producer() as producer:
         for call in (producer.commit_transaction, producer.abort_transaction):
             with pytest.raises(SegmentlogError, match="no transaction open"):
@@ -456,7 +456,7 @@ def test_out_of_place_calls_are_refused(store: segmentlog.LogStore) -> None:
 
 
 class _Partitioner:
-    """One that fails as long as it is told to."""
+    """A partitioner that fails while it is told to."""
 
     fails = True
 
@@ -469,7 +469,7 @@ class _Partitioner:
 def test_a_commit_that_is_interrupted_leaves_nothing_open(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the decision it is none: the block's transaction is aborted, and what is sent next is none of it."""
+    """An interrupt before the decision aborts the transaction; later records do not belong to it."""
     with store.producer(linger_ms=10_000) as producer:
         _interrupt_once(monkeypatch)
         with pytest.raises(KeyboardInterrupt), producer.transaction():
@@ -482,7 +482,7 @@ def test_a_commit_that_is_interrupted_leaves_nothing_open(
 
 
 def test_an_error_of_nobodys_ends_a_transaction_too(store: segmentlog.LogStore) -> None:
-    """One that a partitioner raises, when a commit sends what is left."""
+    """An exception of a partitioner during the commit ends the transaction, too."""
     partitioner = _Partitioner()
 
     async def asynchronously() -> None:
@@ -504,7 +504,7 @@ def test_an_error_of_nobodys_ends_a_transaction_too(store: segmentlog.LogStore) 
 def test_results_are_not_committed_without_their_positions(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the application goes on behind the error: they would be made once more by whoever reads on."""
+    """Results are not committed without their offsets, even if the program ignores the error."""
     store.topic("a").partition(0).append([b"1"])
     offsets = store._create_offsets_log()
 
@@ -530,7 +530,7 @@ def test_results_are_not_committed_without_their_positions(
 
 
 def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
-    """Nobody is held back by it."""
+    """Closing a producer aborts its open transaction, so that readers are not blocked."""
     producer = store.producer(name="n")
     producer.begin_transaction()
     producer.send("b", b"1")
@@ -541,7 +541,7 @@ def test_closing_aborts_what_is_open(store: segmentlog.LogStore) -> None:
 
 
 def test_a_producer_without_a_name_leaves_nothing_behind(store: segmentlog.LogStore) -> None:
-    """No state, and no files."""
+    """A producer without a name leaves neither state nor files."""
     with store.producer() as producer, producer.transaction():
         producer.send("b", b"1")
     assert store.transactions.states() == {}
@@ -549,7 +549,7 @@ def test_a_producer_without_a_name_leaves_nothing_behind(store: segmentlog.LogSt
 
 
 def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
-    """Only what lies behind an open transaction in its own partition waits."""
+    """Only records after an open transaction in the same partition wait for its end."""
     with store.producer() as producer, store.producer() as other:
         producer.begin_transaction()
         producer.send_many("b", [b"open"])
@@ -563,7 +563,7 @@ def test_other_topics_are_not_held_back(store: segmentlog.LogStore) -> None:
 
 
 def test_threads_send_within_one_transaction(store: segmentlog.LogStore) -> None:
-    """All of it becomes visible together."""
+    """Threads may send within one transaction; all records become visible together."""
     with store.producer() as producer:
 
         def send(who: int) -> None:
@@ -582,7 +582,7 @@ def test_threads_send_within_one_transaction(store: segmentlog.LogStore) -> None
 
 
 def test_a_deleted_topic_does_not_keep_a_transaction_open(store: segmentlog.LogStore) -> None:
-    """There is nothing left to decide in it."""
+    """A deleted topic does not keep a transaction open."""
     with store.producer(name="n") as producer:
         producer.begin_transaction()
         producer.send_many("a", [b"1"], partition=0)
@@ -599,7 +599,7 @@ def test_a_deleted_topic_does_not_keep_a_transaction_open(store: segmentlog.LogS
 
 
 def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogStore) -> None:
-    """Its lease is free: no timeout is waited for."""
+    """A dead process's transaction is aborted at once: its lease is free, so no time-out is awaited."""
 
     def die() -> None:
         producer = store.producer(name="dies")
@@ -618,7 +618,7 @@ def test_a_dead_process_s_transaction_is_aborted_at_once(store: segmentlog.LogSt
 
 
 def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
-    """A thread of any process that has the store open."""
+    """A thread of any process that has the store open finishes abandoned transactions."""
     import time
 
     with segmentlog.open(tmp_path / "store") as store:
@@ -638,7 +638,7 @@ def test_background_work_does_it_without_being_asked(tmp_path: Path) -> None:
 
 
 def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> None:
-    """Aborted by others, it learns of it at its next call."""
+    """The transaction of a hung producer is aborted at its time-out; the producer gets an error at its next call."""
     producer = store.producer(name="hangs", transaction_timeout_ms=1000)
     producer.begin_transaction()
     producer.send_many("b", [b"late"])
@@ -661,7 +661,7 @@ def test_a_hung_producer_s_transaction_times_out(store: segmentlog.LogStore) -> 
 
 
 def _commit_and_die(store: segmentlog.LogStore, step: str) -> None:
-    """A process of its own commits one record in partition 0 of a, and one in b, and is killed behind the decision."""
+    """Commit one record in a/0 and one in b/0 in a process that is killed after the decision."""
 
     def die() -> None:
         producer = store.producer(name="dies")
@@ -696,7 +696,7 @@ def _commit_and_die(store: segmentlog.LogStore, step: str) -> None:
 def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
     store: segmentlog.LogStore, tmp_path: Path, step: str
 ) -> None:
-    """Killed at any step behind the decision."""
+    """A decided transaction is finished by the next process that opens the store, wherever the first was killed."""
     _commit_and_die(store, step)
     store.close()
     with segmentlog.open(tmp_path / "store", background=False) as again:
@@ -707,7 +707,7 @@ def test_a_decided_transaction_is_finished_by_whoever_opens_the_store(
 
 
 def _lose_markers(store: segmentlog.LogStore, *names: str) -> None:
-    """The machine dies; of these topics' partition 0 all is on disk but the marker in the end, of the states all is."""
+    """Simulate a power cut that loses only the last marker of these topics' partitions, and no state."""
     store.topic("__transaction_state").partition(0).flush()
     cuts = []
     for name in names:
@@ -724,7 +724,7 @@ def _lose_markers(store: segmentlog.LogStore, *names: str) -> None:
 
 @pytest.mark.parametrize("then", ["kept open", "opened again", "another transaction"])
 def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path, then: str) -> None:
-    """The record that says it is done survived, the marker did not: what it said is known all the same."""
+    """A marker that a power cut has lost is written again as the state says."""
     path = tmp_path / "store"
     store = opened(segmentlog.open(path, background=False))
     store.create_topic("t")
@@ -748,7 +748,7 @@ def test_a_marker_that_a_power_cut_took_is_written_again(tmp_path: Path, then: s
 @pytest.mark.parametrize("step", ["after one marker", "after the markers"])
 @pytest.mark.parametrize("then", ["looks", "opens the name"])
 def test_a_marker_of_one_that_died_before_noting_it_may_be_lost_as_well(tmp_path: Path, step: str, then: str) -> None:
-    """Who notes that it is done finds the markers written, and knows no more of their being on disk than that."""
+    """A lost marker is restored, also if another process wrote the completed state and cannot know its offset."""
     path = tmp_path / "store"
     store = opened(segmentlog.open(path, background=False))
     store.create_topic("a")
@@ -769,7 +769,7 @@ def test_a_marker_of_one_that_died_before_noting_it_may_be_lost_as_well(tmp_path
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
 def test_a_marker_of_a_commit_that_was_noted_later_may_be_lost_as_well(tmp_path: Path, error: BaseException) -> None:
-    """The producer itself was kept from noting that it is done, and does so when it begins the next transaction."""
+    """A lost marker is restored, also if the producer wrote the completed state at its next transaction."""
     path = tmp_path / "store"
     store = opened(segmentlog.open(path, background=False))
     store.create_topic("a")
@@ -798,7 +798,7 @@ def test_a_marker_of_a_commit_that_was_noted_later_may_be_lost_as_well(tmp_path:
 
 
 def test_what_was_aborted_stays_so_though_a_commit_names_its_partition(tmp_path: Path) -> None:
-    """The next transaction of the name names the partition, writes nothing to it, and a power cut takes the abort."""
+    """An aborted transaction stays aborted if a power cut loses the abort, and a later commit names its partition."""
     path = tmp_path / "store"
     store = opened(segmentlog.open(path, background=False))
     store.create_topic("a")
@@ -825,7 +825,7 @@ def test_what_was_aborted_stays_so_though_a_commit_names_its_partition(tmp_path:
 
 
 def test_an_open_transaction_that_no_state_knows_is_aborted(store: segmentlog.LogStore) -> None:
-    """Both the state and its producer were lost to a power cut; the data was not."""
+    """An open transaction is aborted if a power cut has lost its state and its producer, but not its data."""
     from segmentlog import ProducerStamp
 
     log = store.topic("b").partition(0)
@@ -839,7 +839,7 @@ def test_an_open_transaction_that_no_state_knows_is_aborted(store: segmentlog.Lo
 def test_a_name_whose_decision_hangs_cannot_be_opened(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names it; afterwards it can."""
+    """A name cannot be opened while a decision about it hangs; the error names it. Later it can."""
     monkeypatch.setattr(producer_lease, "_DECISION_WAIT_S", 0.05)
     with store.transactions._names.locked("n"), pytest.raises(ProducerBusy, match="'n' cannot be opened"):
         store.producer(name="n")
@@ -847,7 +847,7 @@ def test_a_name_whose_decision_hangs_cannot_be_opened(
 
 
 def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path: Path) -> None:
-    """It sees what is decided."""
+    """A read-only store finishes no transactions, and sees the decided ones."""
 
     def die() -> None:
         producer = store.producer(name="dies")
@@ -866,7 +866,7 @@ def test_a_read_only_store_finishes_nothing(store: segmentlog.LogStore, tmp_path
 def test_a_commit_that_did_not_get_to_its_decision_is_not_part_of_the_next(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else held the name's lock for too long; what was written then is taken back."""
+    """A commit that could not get the name's lock is aborted, and is not part of the next transaction."""
     monkeypatch.setattr(producer_lease, "_DECISION_WAIT_S", 0.05)
     with store.producer(name="n") as producer:
         producer.begin_transaction()
@@ -881,7 +881,8 @@ def test_a_commit_that_did_not_get_to_its_decision_is_not_part_of_the_next(
 def test_a_full_disk_aborts_and_afterwards_it_goes_on(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No room for the data, nor for the note that it is aborted: it is, and the next transaction begins without it."""
+    """A full disk aborts a transaction, even if the abort cannot be recorded. The next one works without its
+    records."""
     log = store.topic("b").partition(0)
     with store.producer(name="n", linger_ms=10_000) as producer:
         with producer.transaction():
@@ -905,7 +906,7 @@ def test_a_full_disk_aborts_and_afterwards_it_goes_on(
 
 
 def _no_room_for(monkeypatch: pytest.MonkeyPatch, store: segmentlog.LogStore, *statuses: str) -> None:
-    """No state with one of these can be written down any more."""
+    """Make writes of states with one of these statuses fail."""
     log = store.transactions._log
     real = log.write
 
@@ -920,7 +921,7 @@ def _no_room_for(monkeypatch: pytest.MonkeyPatch, store: segmentlog.LogStore, *s
 def test_a_full_disk_behind_the_decision_takes_nothing_back(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit returns, since it is one: told that it failed one would do it again. The next one finishes it."""
+    """A commit succeeds if the disk is full after the decision. The next transaction completes it."""
     with store.producer(name="n") as producer:
         _no_room_for(monkeypatch, store, "CompleteCommit")
         with producer.transaction(note="1"):
@@ -937,7 +938,7 @@ def test_a_full_disk_behind_the_decision_takes_nothing_back(
 
 
 def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told what was decided, with the numbers that it goes on under."""
+    """A client of a server gets the same answer, with its next epoch, if the disk is full after the decision."""
     log = store.topic("b").partition(0)
     remote = store.transactions.server_transactions
     numbers = remote.register("client", 60_000)
@@ -961,7 +962,7 @@ def test_so_it_is_for_a_client_of_a_server(store: segmentlog.LogStore, monkeypat
 def test_an_abort_is_seen_by_who_looked_while_it_was_written(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is counted before it is published: a look in between must not be the last one."""
+    """A reader that looks while an abort is being published sees it at its next look."""
     from segmentlog.log.append.appender import Appender
 
     store.topic("b").partition(0).append([b"plain"])
@@ -984,7 +985,7 @@ def test_an_abort_is_seen_by_who_looked_while_it_was_written(
 
 
 def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> TransactionState:
-    """The last state of a name, as a power cut may have left it."""
+    """Write the state of a name as a power cut may have left it."""
     from msgspec.structs import replace
 
     state = replace(store.transactions.states()[name], **changes)
@@ -993,7 +994,7 @@ def _state_of(store: segmentlog.LogStore, name: str, **changes: Any) -> Transact
 
 
 def test_a_decision_does_not_reach_the_transaction_behind_it(store: segmentlog.LogStore) -> None:
-    """The state fell back to the decision for one transaction; data of the next one, undecided, is in the log."""
+    """A decision does not apply to the next transaction, if the state was reset to it by a power cut."""
     from segmentlog import ProducerStamp
 
     log = store.topic("b").partition(0)
@@ -1009,7 +1010,7 @@ def test_a_decision_does_not_reach_the_transaction_behind_it(store: segmentlog.L
 
 
 def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog.LogStore) -> None:
-    """The marker of a commit was lost, and the transaction after it is aborted: both stand open as one."""
+    """An abort does not undo the commit before it whose marker was lost, though both look like one transaction."""
     from segmentlog import ProducerStamp
 
     log = store.topic("b").partition(0)
@@ -1025,7 +1026,7 @@ def test_an_abort_does_not_take_back_what_was_committed_before(store: segmentlog
 
 
 def test_what_was_left_open_does_not_join_the_next_transaction(store: segmentlog.LogStore) -> None:
-    """The state that named the partition was lost, and nobody has looked since."""
+    """Records of a transaction whose state was lost do not join the next transaction."""
     from segmentlog import ProducerStamp
 
     log = store.topic("b").partition(0)
@@ -1040,7 +1041,7 @@ def test_what_was_left_open_does_not_join_the_next_transaction(store: segmentlog
 def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was sent between the sync and the decision, and belongs to the transaction."""
+    """Records that another thread sends between sync and decision are synced before the decision."""
     log = store.topic("b").partition(0)
     real_commit, real_write = ProducerIdentity.commit, store.transactions._log.write
     ends: list[tuple[int, int]] = []
@@ -1067,7 +1068,7 @@ def test_what_another_thread_sent_last_is_on_disk_before_the_decision(
 
 
 def test_states_are_read_anew_when_their_log_was_cut(store: segmentlog.LogStore, tmp_path: Path) -> None:
-    """By a failed fsync and the recovery after it, say, while this process stood behind the cut."""
+    """States are read again when their log was truncated, such as after a failed fsync."""
     with segmentlog.open(tmp_path / "store", background=False) as other:
         store.producer(name="n").close()
         store.producer(name="n").close()

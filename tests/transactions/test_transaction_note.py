@@ -1,4 +1,4 @@
-"""The note of a transaction: kept with the decision, so that who does it again can see that it need not."""
+"""The metadata of a transaction, stored with its decision, so that a repeated job can see what is done."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def store(tmp_path: Path) -> Iterator[segmentlog.LogStore]:
 
 
 def values_of(store: segmentlog.LogStore) -> list[bytes | None]:
-    """What is committed."""
+    """Return the committed values."""
     with store.consumer("t", isolation="read_committed") as consumer:
         return [record.value for record in consumer]
 
 
 def note_of(path: str) -> str | None:
-    """What a new instance, in another store object, says."""
+    """Return the metadata that a new instance in another store object gets."""
     with segmentlog.open(path, background=False) as store, store.producer(name="p") as producer:
         return producer.last_note
 
 
 def killed(work: Callable[[], None]) -> None:
-    """Run in a forked process that dies as by kill -9 at the end of it."""
+    """Run in a forked process that is killed with SIGKILL at the end."""
     pid = os.fork()
     if not pid:
         try:
@@ -49,7 +49,7 @@ def killed(work: Callable[[], None]) -> None:
 
 
 def test_a_note_is_kept_with_the_commit(store: segmentlog.LogStore) -> None:
-    """None before the first; then the last committed one, for this instance and every later one."""
+    """Metadata is None before the first commit; then every instance returns that of the last commit."""
     with store.producer(name="p") as producer:
         assert producer.last_note is None
         for number in range(3):
@@ -62,7 +62,7 @@ def test_a_note_is_kept_with_the_commit(store: segmentlog.LogStore) -> None:
 
 
 def test_a_note_is_seen_only_after_the_commit(store: segmentlog.LogStore) -> None:
-    """Within the transaction the note is still the earlier one."""
+    """Within a transaction, the earlier metadata is returned until the commit."""
     with store.producer(name="p") as producer:
         with producer.transaction(note="1"):
             producer.send("t", b"x")
@@ -72,7 +72,7 @@ def test_a_note_is_seen_only_after_the_commit(store: segmentlog.LogStore) -> Non
 
 
 def test_an_abort_keeps_the_earlier_note(store: segmentlog.LogStore) -> None:
-    """Left by an exception, or aborted by hand: it never was."""
+    """An abort keeps the earlier metadata."""
     with store.producer(name="p") as producer:
         with producer.transaction(note="1"):
             producer.send("t", b"1")
@@ -89,7 +89,7 @@ def test_an_abort_keeps_the_earlier_note(store: segmentlog.LogStore) -> None:
 
 
 def test_a_transaction_without_a_note_keeps_the_earlier_one(store: segmentlog.LogStore) -> None:
-    """It says how far somebody is; who does not say has got no further."""
+    """A commit without metadata keeps the earlier metadata."""
     with store.producer(name="p") as producer:
         with producer.transaction(note="1"):
             producer.send("t", b"1")
@@ -100,7 +100,7 @@ def test_a_transaction_without_a_note_keeps_the_earlier_one(store: segmentlog.Lo
 
 
 def test_a_note_without_records(store: segmentlog.LogStore) -> None:
-    """A transaction that writes nothing leaves its note all the same; and the empty text is a note."""
+    """A transaction without records stores its metadata; the empty text is valid."""
     with store.producer(name="p") as producer, producer.transaction(note="nothing"):
         pass
     assert note_of(store.path) == "nothing"
@@ -112,7 +112,7 @@ def test_a_note_without_records(store: segmentlog.LogStore) -> None:
 
 
 def test_a_note_without_records_after_one_with(store: segmentlog.LogStore) -> None:
-    """It says nothing about the partitions of the transaction before."""
+    """A commit without records has no partitions of the previous transaction."""
     with store.producer(name="p") as producer:
         with producer.transaction(note="1"):
             producer.send("t", b"1", partition=0)
@@ -126,7 +126,7 @@ def test_a_note_without_records_after_one_with(store: segmentlog.LogStore) -> No
 
 @pytest.mark.parametrize("note", ["x" * (NOTE_MAX_BYTES + 1), "ü" * (NOTE_MAX_BYTES // 2 + 1), b"bytes", 7])
 def test_a_note_that_is_none_is_refused_first(store: segmentlog.LogStore, note: object) -> None:
-    """Before anything happens: no transaction was begun, and the producer goes on."""
+    """Invalid metadata is refused before the transaction begins, and the producer continues."""
     with store.producer(name="p") as producer:
         with pytest.raises(InvalidConfig, match=f"text of at most {NOTE_MAX_BYTES} bytes"), producer.transaction(note):  # type: ignore[arg-type]
             producer.send("t", b"never")
@@ -137,7 +137,7 @@ def test_a_note_that_is_none_is_refused_first(store: segmentlog.LogStore, note: 
 
 
 def test_a_note_that_comes_with_the_commit(store: segmentlog.LogStore) -> None:
-    """By hand it may be refused at the end: the transaction is still open then, to be ended otherwise."""
+    """Invalid metadata at `commit` is refused, and the transaction stays open."""
     with store.producer(name="p") as producer:
         producer.begin_transaction()
         producer.send("t", b"1")
@@ -149,7 +149,7 @@ def test_a_note_that_comes_with_the_commit(store: segmentlog.LogStore) -> None:
 
 
 def test_producers_without_a_name_have_notes_too(store: segmentlog.LogStore) -> None:
-    """For as long as they live."""
+    """Producers without a name have metadata, as long as they live."""
     with store.producer() as producer:
         assert producer.last_note is None
         with producer.transaction(note="1"):
@@ -170,7 +170,7 @@ def test_producers_without_a_name_have_notes_too(store: segmentlog.LogStore) -> 
 def test_killed_on_the_way(
     store: segmentlog.LogStore, monkeypatch: pytest.MonkeyPatch, dies_in: str, note: str
 ) -> None:
-    """The note is the new one if and only if the records are there, wherever kill -9 comes."""
+    """The new metadata is stored if and only if the records are committed, wherever SIGKILL comes."""
     path = store.path
     with store.producer(name="p") as producer, producer.transaction(note="0"):
         producer.send("t", b"0")
@@ -212,7 +212,7 @@ def test_killed_on_the_way(
 
 
 def test_who_was_fenced_leaves_no_note(store: segmentlog.LogStore) -> None:
-    """A newer instance decides: what the older one had open is gone, note and all."""
+    """A fenced instance cannot store metadata: its open transaction is aborted."""
     old = store.producer(name="p")
     old.begin_transaction()
     old.send("t", b"old")
@@ -227,7 +227,7 @@ def test_who_was_fenced_leaves_no_note(store: segmentlog.LogStore) -> None:
 
 
 def test_a_full_disk_leaves_no_note(tmp_path: Path) -> None:
-    """What could not be written was not committed, and neither was its note."""
+    """A full disk stores neither the commit nor its metadata."""
     fs = FaultyFileSystem()
     with segmentlog.LogStore(tmp_path / "store", background=False, fs=fs) as store:
         store.create_topic("t", partitions=2)

@@ -1,8 +1,8 @@
-"""Write down what a client says to a broker: ``python -m tools.codec.capture FILE PROXY_PORT BROKER_PORT COMMAND...``.
+"""Record a client's messages: ``python -m tools.codec.capture FILE PROXY_PORT BROKER_PORT COMMAND...``.
 
-The broker has to advertise the proxy's port. While the command runs, requests and responses go through, and of each
-kind and version the shortest and the longest are kept, a line each: request or response, API key, version, and the
-bytes behind the size, in hexadecimal. Responses that name folders of the broker are not kept.
+The broker must advertise the proxy's port. While the command runs, the proxy forwards requests and responses. FILE gets
+the shortest and the longest message of each kind and version, a line each: request or response, API key, version, and
+the bytes after the size in hexadecimal. Responses that contain folders of the broker are left out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _Kind = tuple[str, int, int]
 
 
 class Capture:
-    """What was seen of each kind that the codec has."""
+    """Shortest and longest message of each kind that the codec supports. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[_Kind, tuple[bytes, bytes]] = {}
 
     def add(self, kind: _Kind, frame: bytes) -> None:
-        """Keep it if it is the shortest or the longest of its kind."""
+        """Store a message if it is the shortest or the longest of its kind."""
         if kind[1] not in APIS or len(frame) > _BYTES_MAX or (kind[0] == "response" and kind[1] in _NAMING_FOLDERS):
             return
         with self._lock:
@@ -39,7 +39,7 @@ class Capture:
             self._kept[kind] = (min(shortest, frame, key=len), max(longest, frame, key=len))
 
     def lines(self) -> list[str]:
-        """One for each frame, in the order of their kinds."""
+        """Return a line for each stored message, in the order of their kinds."""
         return [
             f"{word} {key} {version} {frame.hex()}"
             for (word, key, version), kept in sorted(self._kept.items(), key=lambda item: (item[0][1:], item[0][0]))
@@ -48,7 +48,7 @@ class Capture:
 
 
 def serve(capture: Capture, proxy_port: int, broker_port: int) -> None:
-    """Take connections until the process ends."""
+    """Accept connections, and forward their messages, until the process ends."""
     with socket.create_server(("127.0.0.1", proxy_port)) as server:
         while True:
             client, _ = server.accept()
@@ -72,7 +72,7 @@ def _pump(
                 else:
                     key, version = waiting.pop(int.from_bytes(frame[:4], "big"))
                     if key == _API_VERSIONS and frame[4:6] == b"\x00\x23":
-                        version = 0  # it does not know the version that it was asked in
+                        version = 0  # the broker does not support the version of the request
                 capture.add((word, key, version), frame)
                 sink.sendall(size + frame)
         except OSError:
@@ -84,7 +84,7 @@ def _pump(
 
 
 def main() -> None:
-    """Run the command, then write the file."""
+    """Run the command, then write the file, and exit with the status of the command."""
     path, proxy_port, broker_port, *command = sys.argv[1:]
     capture = Capture()
     threading.Thread(target=serve, args=(capture, int(proxy_port), int(broker_port)), daemon=True).start()

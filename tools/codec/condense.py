@@ -1,7 +1,7 @@
 """Condense the message schemas in a kafka-clients jar: ``python -m tools.codec.condense JAR VERSION``.
 
-Kept are facts that the codec depends on: names, types, versions, what may be null, tags, defaults, and what may be
-left out in silence. Their comments and descriptions are not kept. The result is one file, and `generate` reads it.
+The result is one file, which `generate` reads. It contains the facts that the codec depends on: names, types, versions,
+nullability, tags, defaults, and whether an encoder may omit a value. Comments and descriptions are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ API_KEYS: Final = (
     *range(8, 34),
     *(35, 36, 37, 42, 44, 46, 47, 60, 61, 65, 66, 68, 69, 75),
 )
-"""What `segmentlog serve` may answer."""
+"""APIs that `segmentlog serve` may support."""
 
 DATA: Final = ("ConsumerProtocolAssignment", "ConsumerProtocolSubscription")
-"""Messages inside of messages: what members of a group tell their leader, and what it tells them."""
+"""Messages inside of messages: subscriptions and assignments of the members of a group."""
 
 _COMMENT: Final = re.compile(r"^\s*//.*$", re.MULTILINE)
 _KEPT: Final = {
@@ -39,13 +39,13 @@ _KEPT: Final = {
 
 
 def condense(jar: Path, version: str) -> dict[str, Any]:
-    """The schemas of all messages that are wanted, by name."""
+    """Return the schemas of the messages of `API_KEYS` and `DATA`, by name."""
     messages = {}
     with zipfile.ZipFile(jar) as archive:
         for name in sorted(archive.namelist()):
             if name.startswith("common/message/") and name.endswith(".json"):
                 schema = json.loads(_COMMENT.sub("", archive.read(name).decode()))
-                if _is_wanted(schema):
+                if _is_selected(schema):
                     messages[schema["name"]] = _message(schema)
     return {
         "source": f"Apache Kafka {version}, common/message/*.json in kafka-clients; condensed to facts",
@@ -54,7 +54,7 @@ def condense(jar: Path, version: str) -> dict[str, Any]:
     }
 
 
-def _is_wanted(schema: dict[str, Any]) -> bool:
+def _is_selected(schema: dict[str, Any]) -> bool:
     if schema["type"] == "data":
         return schema["name"] in DATA
     return schema["type"] in ("request", "response") and schema["apiKey"] in API_KEYS
@@ -88,7 +88,7 @@ def _field(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump(value: Any, indent: str = "") -> str:
-    """JSON with a field a line, so that what another version of Kafka changes is seen."""
+    """Return JSON with one field a line, so that a diff shows what another version of Kafka changes."""
     if isinstance(value, dict) and any(isinstance(inner, dict | list) for inner in value.values()):
         inside = [f"{indent}  {json.dumps(key)}: {dump(inner, indent + '  ')}" for key, inner in value.items()]
         return "{\n" + ",\n".join(inside) + f"\n{indent}}}"

@@ -19,7 +19,7 @@ from segmentlog.server.codec.wire_types import parse_versions
 
 ROOT: Final = Path(__file__).parents[2]
 VERSION: Final = "4.4.0"
-"""The version of Kafka whose schemas are used."""
+"""Version of Kafka whose schemas are used."""
 SCHEMAS: Final = Path(__file__).parent / "schemas" / f"kafka-{VERSION}.json"
 GENERATED: Final = ROOT / "segmentlog" / "server" / "codec" / "generated"
 CODEC: Final = "segmentlog.server.codec"
@@ -81,7 +81,7 @@ def snake(name: str) -> str:
 
 
 def _module(title: str, messages: dict[str, Facts], codecs: dict[str, tuple[str, str]]) -> str:
-    """Return the text of a module; ``codecs`` has a maker of functions and a class for each kind of message."""
+    """Return the text of a module; ``codecs`` has a factory of functions and a class for each kind of message."""
     classes: dict[str, list[str]] = {}
     for name, message in messages.items():
         for struct_name, lines in _classes(name, message):
@@ -122,7 +122,7 @@ def _used(text: str, *names: str) -> str:
 
 
 def _classes(name: str, message: Facts) -> Iterator[tuple[str, list[str]]]:
-    """Yield the classes of a message, each after the classes that it holds; a class again for each field of it."""
+    """Yield the classes of a message, each after the classes of its fields; a class may repeat."""
     shared = message.get("structs", {})
 
     def classes(
@@ -216,7 +216,7 @@ def _table(apis: list[tuple[int, str, Facts]]) -> str:
 
 
 def main() -> None:
-    """Write the modules into the package, or into the folder that is given."""
+    """Write the modules into the package, or into the folder given as an argument."""
     generate(Path(sys.argv[1]) if len(sys.argv) > 1 else GENERATED)
 
 

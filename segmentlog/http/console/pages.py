@@ -92,9 +92,9 @@ class Console:
         return HTMLResponse(text, status, background=refresh)
 
     def _counts(self, request: Request) -> dict[str, int]:
-        """Return the counts in the navigation, of the things that the principal may see.
+        """Return the counts for the navigation, limited to things that the principal may see.
 
-        They are as old as the cached overview. An ACL file with many topics makes them too expensive, so that they are
+        The counts are as old as the cached overview. With an ACL file and many topics they would cost too much, and are
         omitted.
         """
         overview = self.overviews.latest

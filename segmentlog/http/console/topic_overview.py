@@ -21,7 +21,7 @@ from segmentlog.format.file_names import INTERNAL_TOPICS
 from segmentlog.http.console.charts import RateSample
 from segmentlog.storage import fork_safety
 from segmentlog.storage.segment import list_segments
-from segmentlog.topics.partition_states import Partitions, PartitionState, TopicStates
+from segmentlog.topics.partition_states import PartitionState, PartitionStates, TopicStates
 
 if TYPE_CHECKING:
     from segmentlog.clock import Clock
@@ -101,7 +101,7 @@ class OverviewCache:
         self._store = store
         self._clock = clock
         self._is_stopped = is_stopped
-        self._partitions = Partitions(store, clock, store.fs)
+        self._partitions = PartitionStates(store, clock, store.fs)
         self._mutex = fork_safety.lock(self, "_mutex")
         self._last: StoreOverview | None = None
         self._before: StoreOverview | None = None

@@ -43,7 +43,8 @@ class RestContext:
         self._shipping = asyncio.Semaphore(_SHIPPED_AT_A_TIME)
 
     async def append(self, ack: AckName | None, do: Callable[..., _T], *args: Any) -> _T:
-        """Run an append in a thread. Waits for an object store leave most threads to other requests."""
+        """Run an append in a thread. Only a few appends wait for an object store at a time, so that other requests
+        find threads."""
         if ack != "shipped":
             return await self.work(do, *args)
         # Check before the append: otherwise it would succeed and then be reported as failed.

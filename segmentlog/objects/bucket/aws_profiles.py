@@ -1,7 +1,7 @@
 """Load credentials and settings of AWS profiles through botocore, for obstore.
 
 obstore reads the environment and queries the metadata services of containers and instances. It does not read
-``~/.aws/config`` and ``~/.aws/credentials``, so it cannot use profiles, SSO, ``credential_process`` or roles to assume.
+``~/.aws/config`` and ``~/.aws/credentials``. So it cannot use profiles, SSO, ``credential_process`` or roles to assume.
 botocore reads these files as AWS's own tools do; this module passes its credentials to obstore.
 """
 

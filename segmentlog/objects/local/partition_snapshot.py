@@ -74,8 +74,8 @@ def topics_to_ship(
 ) -> list[tuple[str, TopicFile]]:  # fmt: skip
     """Return name and file of each topic to ship, in `scan_order`.
 
-    Besides the selected topics these are topics with an id in ``shipped``, the ids in the manifest, in two cases: a
-    topic that is being renamed at this moment, and an excluded topic that still has evicted segments.
+    ``shipped`` are the ids in the manifest. Of these topics, two more kinds are returned: topics that are being renamed
+    at this moment, and excluded topics that still have evicted segments.
     """
     found: dict[str, tuple[str, TopicFile]] = {}
     for name in topics.names(internal=True):

@@ -1,8 +1,9 @@
 """Uploaded objects of a partition that still match its local files.
 
 segments    matched by the stamp of the file (inode, size, time), or by content if the stamp is unknown or different
-chunks      matched by content, once for each version of the log snapshots   producer snapshots, by the base offset of
-their segment staged      withheld chunks: uploaded, but not in any manifest yet
+chunks      matched by content, once for each version of the log
+snapshots   producer snapshots, by the base offset of their segment
+staged      withheld chunks: uploaded, but not in any manifest yet
 """
 
 from __future__ import annotations

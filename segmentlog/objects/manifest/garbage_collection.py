@@ -35,7 +35,7 @@ _OUR_KEYS: Final = re.compile(
 """The object names that `multipart.new_segment_key`, `tail_uploader` and `store_files` create."""
 
 
-class VerifyReport(msgspec.Struct, frozen=True):
+class ObjectsReport(msgspec.Struct, frozen=True):
     """Result of `verify`: the number of objects, their size in bytes, and (key, problem) of each damaged one."""
 
     objects: int
@@ -52,7 +52,7 @@ class SweepReport(msgspec.Struct, frozen=True):
     """Size of the deleted objects."""
 
 
-def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> VerifyReport:
+def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> ObjectsReport:
     """Read every object that the manifest refers to, and compare its checksums; inline records too.
 
     ``progress`` is called with the size of each object. Raise `ShippingRefused` if there is no manifest.
@@ -73,7 +73,7 @@ def verify(bucket: Bucket, progress: Callable[[int], None] | None = None) -> Ver
         count, size_bytes = count + 1, size_bytes + stored.size_bytes
         if progress is not None:
             progress(stored.size_bytes)
-    return VerifyReport(count, size_bytes, tuple(problems))
+    return ObjectsReport(count, size_bytes, tuple(problems))
 
 
 def sweep(bucket: Bucket, now_ms: int, *, grace_ms: int = GRACE_MS, dry_run: bool = False) -> SweepReport:

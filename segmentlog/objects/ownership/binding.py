@@ -23,10 +23,11 @@ FORMAT: Final = 1
 class Binding(msgspec.Struct, frozen=True):
     """Where a store is shipped to, and as which owner.
 
-    owner_id, owner_epoch   as in the manifest folder_id               device and inode of the store's folder when the
-    file was written topics                  names and patterns of the shipped topics; empty for all begun
-    whether a manifest was published fenced                  the machine that has taken the store over; empty if there
-    is none
+    owner_id, owner_epoch   as in the manifest
+    folder_id               device and inode of the store's folder when the file was written
+    topics                  names and patterns of the shipped topics; empty for all
+    begun                   whether a manifest was published
+    fenced                  the machine that has taken the store over; empty if there is none
     """
 
     url: str

@@ -1,7 +1,8 @@
 """Which machine may ship a store: the owner that the manifest names, from the folder that is bound to it.
 
-bind            record in a store that it is shipped to an empty place claim           continue as the owner, after a
-comparison of the local logs with the manifest fence           stop appends, because the manifest names another owner
+bind            record the URL in a store that is shipped for the first time
+claim           continue as the owner, after a comparison of the local logs with the manifest
+fence           stop appends, because the manifest names another owner
 stop_shipping   mark the manifest as ended, and remove the binding
 """
 
@@ -47,7 +48,7 @@ def new_owner(epoch: int, now_ms: int) -> Owner:
     return Owner(epoch, uuid.uuid4().hex, platform.node(), now_ms)
 
 
-class Claim(NamedTuple):
+class OwnerClaim(NamedTuple):
     """A successful claim: binding, owner, (manifest, tag) or None, and the partitions not yet compared with it."""
 
     binding: Binding
@@ -56,7 +57,7 @@ class Claim(NamedTuple):
     uncompared: set[PartitionKey]
 
 
-def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int) -> Claim:
+def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int) -> OwnerClaim:
     """Claim the right to ship this store to ``bucket``, and bind the store if it is not bound.
 
     Raise `ShippingRefused`, `StoreFenced`, `ObjectStoreError`. Then nothing has been shipped.
@@ -88,7 +89,7 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
             owner = replace(owner, epoch=binding.owner_epoch, id=binding.owner_id)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), patterns)
         write_binding(fs, path, binding)
-        return Claim(binding, owner, None, set())
+        return OwnerClaim(binding, owner, None, set())
     manifest, _ = found
     owner = manifest.owner
     if manifest.store_id != topics.store_id:
@@ -101,18 +102,18 @@ def claim(topics: Topics, bucket: Bucket, patterns: tuple[str, ...], now_ms: int
         owner = new_owner(manifest.owner.epoch + 1, now_ms)
         binding = Binding(bucket.url, owner.id, owner.epoch, folder_id(fs, path), patterns)
         write_binding(fs, path, binding)
-        return Claim(binding, owner, found, uncompared)
+        return OwnerClaim(binding, owner, found, uncompared)
     if (owner.epoch, owner.id) != (binding.owner_epoch, binding.owner_id):
         if owner.epoch < binding.owner_epoch:  # bound to an ended manifest, and not published since
             owner = Owner(binding.owner_epoch, binding.owner_id, platform.node(), now_ms)
-            return Claim(binding, owner, found, compare_with_local(topics, bucket, manifest))
+            return OwnerClaim(binding, owner, found, compare_with_local(topics, bucket, manifest))
         fence(topics, binding, owner)
         raise StoreFenced(f"store {path}", str(owner))
     uncompared = compare_with_local(topics, bucket, manifest)
     if patterns and patterns != binding.topics:
         binding = replace(binding, topics=patterns)
         write_binding(fs, path, binding)
-    return Claim(binding, owner, found, uncompared)
+    return OwnerClaim(binding, owner, found, uncompared)
 
 
 def compare_with_local(topics: Topics, bucket: Bucket, manifest: Manifest) -> set[PartitionKey]:

@@ -50,9 +50,12 @@ _TRIES: Final = 20
 class MirrorStatus(msgspec.Struct, frozen=True):
     """How far a mirror has followed the store.
 
-    sequence    of the published manifest; -1 before the first shipped_ms  wall clock of the owner when it put that
-    manifest looked_ms   wall clock of the last refresh that succeeded behind      offsets that are known and not
-    published yet size_bytes  size of the published logs error       why the last refresh failed; empty if it succeeded
+    sequence    of the published manifest; -1 before the first
+    shipped_ms  wall clock of the owner when it put that manifest
+    looked_ms   wall clock of the last refresh that succeeded
+    behind      offsets that are known and not published yet
+    size_bytes  size of the published logs
+    error       why the last refresh failed; empty if it succeeded
     """
 
     sequence: int = -1
@@ -74,7 +77,7 @@ class _ReplicaPartition:
 
 
 class _PartitionRefresh(msgspec.Struct):
-    """What a refresh publishes of a partition."""
+    """The next state of a partition, which a refresh publishes."""
 
     partition: _ReplicaPartition
     entry: ShippedPartition

@@ -27,7 +27,7 @@ from segmentlog.objects.tier.remote_reader import remote_segments_readable
 from segmentlog.storage import fork_safety
 from segmentlog.storage.file_operations import replace_file
 from segmentlog.storage.fs import FileSystem
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 
 _REFRESH_MAX_MS: Final = 3_600_000
 _CLOSING_S: Final = 10.0
@@ -80,7 +80,7 @@ class RemoteStore:
         self._mirror = Mirror(self._bucket, self.path, self.fs, topic_patterns=as_patterns("only_topics", topics),
                               parallel=0, fs=self._fs, clock=clock or Clock())  # fmt: skip
         self._cache.refresh = self.refresh
-        self._worker = Worker("attached", self._run_cycle, self._refresh_s) if threads else None
+        self._worker = BackgroundThread("attached", self._run_cycle, self._refresh_s) if threads else None
         try:
             self._make_store()
         except BaseException:

@@ -36,7 +36,7 @@ from segmentlog.storage.file_operations import make_folders_durably, read_file, 
 from segmentlog.storage.fork_safety import LockableFd, close_lockable, open_lockable, opened_lockable
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.interrupt_safe import EXCLUSIVE, NON_BLOCKING
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 
 _INTERVAL_MAX_MS: Final = 3_600_000
 _STATUS_S: Final = 2.0
@@ -52,10 +52,13 @@ Progress = Callable[[int, int], None]
 class ReplicaStatus(msgspec.Struct, frozen=True):
     """How far a replica has followed the store.
 
-    sequence     of the published manifest; -1 before the first shipped_ms   wall clock of the owner when it put that
-    manifest looked_ms    wall clock of the last refresh that succeeded lag_records  offsets in the object store that
-    are not published yet lag_s        seconds since ``looked_ms``; -1 before the first refresh size_bytes   size of the
-    published logs error        why the replica does not follow; empty if it does
+    sequence     of the published manifest; -1 before the first
+    shipped_ms   wall clock of the owner when it put that manifest
+    looked_ms    wall clock of the last refresh that succeeded
+    lag_records  offsets in the object store that are not published yet
+    lag_s        seconds since ``looked_ms``; -1 before the first refresh
+    size_bytes   size of the published logs
+    error        why the replica does not follow; empty if it does
     """
 
     url: str
@@ -100,19 +103,19 @@ class Replica:
         clock: Clock | None = None,
     ) -> None:
         self._interval_ms = as_int("interval_ms", interval_ms, 1, _INTERVAL_MAX_MS)
-        threads, wanted = as_bool("threads", threads), as_patterns("topics", topics)
+        threads, patterns = as_bool("threads", threads), as_patterns("topics", topics)
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._fs, self._clock = fs or FileSystem(), clock or Clock()
         self._bucket = bucket or open_bucket(url)
         self._mutex = fork_safety.reentrant_lock(self, "_mutex")
         self._status_s = 0.0
-        self._lock: LockableFd | None = self._lock_folder(wanted)
+        self._lock: LockableFd | None = self._lock_folder(patterns)
         self._mirror = Mirror(
             self._bucket, self.path, FullDownloader(self._bucket, self._fs),
-            topic_patterns=wanted, parallel=parallel, fs=self._fs, clock=self._clock,
+            topic_patterns=patterns, parallel=parallel, fs=self._fs, clock=self._clock,
         )  # fmt: skip
         fork_safety.on_fork(self, "_forget_lock")
-        self._worker = Worker("replica", self._run_cycle) if threads else None
+        self._worker = BackgroundThread("replica", self._run_cycle) if threads else None
         if self._worker is not None:
             self._worker.ensure_running()
 
@@ -135,7 +138,7 @@ class Replica:
         """Check that the folder can be this replica, mark it, and lock it."""
         fs, mark = self._fs, f"{self.path}/{REPLICA_FILE}"
         manifest, _ = require_manifest(self._bucket)
-        wanted = {"url": self._bucket.url, "store_id": manifest.store_id, "topics": list(topics)}
+        content = {"url": self._bucket.url, "store_id": manifest.store_id, "topics": list(topics)}
         make_folders_durably(fs, self.path)
         if not fs.exists(mark):
             if fs.exists(f"{self.path}/{STORE_FILE}"):
@@ -144,7 +147,7 @@ class Replica:
             if names := [name for name in fs.listdir(self.path) if not _is_harmless(name)]:
                 why = f"{self.path} is not empty (it contains {names[0]}); choose an empty or new folder"
                 raise ShippingRefused(self._bucket.url, why)
-            replace_file(fs, mark, json.dumps(wanted).encode() + b"\n")
+            replace_file(fs, mark, json.dumps(content).encode() + b"\n")
         fd = open_lockable(fs, mark, os.O_RDWR)
         try:
             try:
@@ -153,7 +156,7 @@ class Replica:
                 why = f"another process refreshes {self.path}; one is enough, and any number of processes can read it"
                 raise ShippingRefused(self._bucket.url, why) from None
             found = json.loads(read_file(fs, mark) or b"{}")
-            if found != wanted:
+            if found != content:
                 raise ShippingRefused(self._bucket.url, f"{self.path} is a replica of another store or topics: {found}")
         except BaseException:
             close_lockable(fs, fd)

@@ -1,7 +1,7 @@
 """Where a restore ends: the cut offset of each partition, for a time or for given offsets.
 
 A partition that is cut keeps the records before the cut, in their epochs. It resumes at the end of the offset grant, as
-after a crash that lost the rest: the range between is reported as lost, and its offsets are never assigned again.
+after a crash that lost the rest. The range between is reported as lost, and its offsets are never assigned again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RestoreTarget(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> dict[str, Any]:
-        """What the mark of an unfinished restore contains of the target."""
+        """The part of the mark of an unfinished restore that identifies the target."""
         if self.at_ms is not None:
             return {"at_ms": self.at_ms}
         return {"offsets": {str(tp): offset for tp, offset in sorted(self.offsets.items())}}

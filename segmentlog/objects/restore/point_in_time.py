@@ -92,7 +92,7 @@ class PointInTimeRestore:
         self._clock = clock
         self._now_ms = clock.now_ms()
         self._parts = {(topic.id, part.number): part for topic in topics for part in topic.partitions}
-        self._wanted: Cuts = {}
+        self._requested: Cuts = {}
         self._kept = ConsistentCuts({})
         self.warnings: list[str] = []
         """Consequences of the cuts that a person should know."""
@@ -107,7 +107,7 @@ class PointInTimeRestore:
     def cuts(self) -> tuple[CutPartition, ...]:
         """The offsets that are left out, by partition."""
         return tuple(
-            CutPartition(topic.name, part.number, self._kept.cuts[key], part.end_offset, self._wanted.get(key))
+            CutPartition(topic.name, part.number, self._kept.cuts[key], part.end_offset, self._requested.get(key))
             for key, topic, part in self._all_partitions()
             if key in self._kept.cuts
         )  # fmt: skip
@@ -129,8 +129,8 @@ class PointInTimeRestore:
             wanted = self.check()
         else:
             wanted = self._cuts_at_time(self._target.at_ms, read, run)
-        self._wanted = normalize_cuts(wanted, self._parts)
-        self._kept.cuts = dict(self._wanted)
+        self._requested = normalize_cuts(wanted, self._parts)
+        self._kept.cuts = dict(self._requested)
 
     def _cuts_at_time(self, at_ms: int, read: Read, run: RunJobs) -> Cuts:
         found: Cuts = {}

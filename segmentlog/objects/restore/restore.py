@@ -5,9 +5,9 @@
     DIR/store.json      written last: from then on the folder is a store
 
 The checkpoint of each log says that it was restored. The first process that opens a log for writing resumes it at the
-end of the offset grant, in a new epoch, and reports the offsets up to there as lost: the owner may have assigned them.
-A restore that was killed keeps the verified files when it runs again. `point_in_time` handles restores to a time or to
-offsets.
+end of the offset grant, in a new epoch. It reports the offsets up to the end of the grant as lost: the owner may have
+assigned them. A restore that was killed keeps the verified files when it runs again. `point_in_time` handles restores
+to a time or to offsets.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def restore(
     before_store  called before the folder becomes a store
 
     The offsets that are left out of a partition become a lost range, after which it resumes. Transactions are restored
-    whole or not at all, and no committed offset is after a cut: see docs/ship.md.
+    whole or not at all, and no committed offset is after a cut: see docs/point-in-time.md.
 
     Raise `ShippingRefused` if no store was shipped there, the folder contains something else, or an offset cannot be
     cut at; `InvalidConfig`, `ObjectStoreError`, `DiskFull`. Run it again with the same arguments to resume.

@@ -1,8 +1,8 @@
 """Extend the cuts of a restore so that no transaction over several partitions is split. Pure.
 
 A commit is valid in a partition if its marker is there. If a cut removes the marker, or some of the records, from one
-partition, every other partition is cut before its own marker, so that no reader sees any part of the transaction. These
-cuts may split other transactions, and so on, until none is split.
+partition, every other partition is cut before its own marker. So no reader sees any part of the transaction. These cuts
+may split other transactions, and so on, until none is split.
 
 The transaction log says which markers belong to one transaction: each decision contains the end offset of its records
 in every partition. For decisions that were compacted away, time decides. Markers of one producer in two partitions
@@ -134,39 +134,39 @@ def extend_cuts(
 ) -> ConsistentCuts:  # fmt: skip
     """Extend ``cuts`` so that no transaction is split.
 
-    ends   all transaction ends of each partition, in the order of offsets, also after its cut uncut  partitions that
-    must not be cut; their invalid markers are returned in `ConsistentCuts.undone` at_ms  undo transactions that were
-    decided later and miss a marker, which would say when
+    ends   all transaction ends of each partition, in the order of offsets, also after its cut
+    uncut  partitions that must not be cut; their invalid markers are returned in `ConsistentCuts.undone`
+    at_ms  undo transactions that were decided later and miss a marker, which would say when
     """
     transactions = _transactions(ends, commits)
     kept = ConsistentCuts(dict(cuts))
     waiting: dict[PartitionKey, list[tuple[int, int]]] = defaultdict(list)
-    for index, one in enumerate(transactions):
-        for partition_key, need in one.needs():
+    for index, transaction in enumerate(transactions):
+        for partition_key, need in transaction.needs():
             waiting[partition_key].append((need, index))
     for needs in waiting.values():
         needs.sort()
-    to_see = [partition_key for partition_key in cuts if partition_key in waiting]
-    for one in transactions:
-        if at_ms is not None and one.ends and one.decided_ms > at_ms:
-            one.is_undone = True
-            to_see += _undo(one, kept, uncut)
-    while to_see:
-        partition_key = to_see.pop()
+    to_check = [partition_key for partition_key in cuts if partition_key in waiting]
+    for transaction in transactions:
+        if at_ms is not None and transaction.ends and transaction.decided_ms > at_ms:
+            transaction.is_undone = True
+            to_check += _undo(transaction, kept, uncut)
+    while to_check:
+        partition_key = to_check.pop()
         needs = waiting[partition_key]
         while needs and needs[-1][0] > kept.cuts[partition_key]:
-            one = transactions[needs.pop()[1]]
-            if not one.is_undone:
-                one.is_undone = True
-                to_see += _undo(one, kept, uncut)
+            transaction = transactions[needs.pop()[1]]
+            if not transaction.is_undone:
+                transaction.is_undone = True
+                to_check += _undo(transaction, kept, uncut)
     _collect_undecided(transactions, kept)
     return kept
 
 
-def _undo(one: _Transaction, kept: ConsistentCuts, uncut: Collection[PartitionKey]) -> Iterator[PartitionKey]:
+def _undo(transaction: _Transaction, kept: ConsistentCuts, uncut: Collection[PartitionKey]) -> Iterator[PartitionKey]:
     """Cut each partition before its marker; yield the partitions whose cut has moved."""
-    kept.producers.add(one.producer_id)
-    for partition_key, marker in one.markers:
+    kept.producers.add(transaction.producer_id)
+    for partition_key, marker in transaction.markers:
         if partition_key in uncut:
             kept.undone.setdefault(partition_key, set()).add(marker.offset)
         elif marker.offset < kept.cuts.get(partition_key, marker.offset + 1):
@@ -175,9 +175,9 @@ def _undo(one: _Transaction, kept: ConsistentCuts, uncut: Collection[PartitionKe
 
 
 def _collect_undecided(transactions: Iterable[_Transaction], kept: ConsistentCuts) -> None:
-    for one in transactions:
-        for partition_key in one.ends:
-            (kept.undecided if one.is_undone else kept.committed).add((partition_key, one.producer_id))
+    for transaction in transactions:
+        for partition_key in transaction.ends:
+            (kept.undecided if transaction.is_undone else kept.committed).add((partition_key, transaction.producer_id))
     kept.committed -= kept.undecided
 
 
@@ -188,28 +188,28 @@ def _transactions(
     ends: Mapping[PartitionKey, Sequence[TransactionEnd]], commits: Iterable[CommitDecision]
 ) -> list[_Transaction]:
     by_producer: dict[int, dict[PartitionKey, list[TransactionEnd]]] = defaultdict(dict)
-    for partition_key, found_there in ends.items():
-        for end in found_there:
+    for partition_key, partition_ends in ends.items():
+        for end in partition_ends:
             by_producer[end.producer_id].setdefault(partition_key, []).append(end)
     found: dict[tuple[object, ...], _Transaction] = {}
     known: set[tuple[PartitionKey, int]] = set()
     for commit in commits:
         key = (commit.producer_id, commit.is_rest, *sorted(commit.ends.items()))
         decided_ms = min(commit.decided_ms, found[key].decided_ms if key in found else commit.decided_ms)
-        one = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
+        transaction = found[key] = _Transaction(commit.producer_id, [], {}, decided_ms=decided_ms)
         for partition_key, end_offset in commit.ends.items():
             if partition_key not in ends or not end_offset:
                 continue  # deleted since, or not restored; or nothing was written there
             marker = _marker_after(by_producer[commit.producer_id].get(partition_key, []), end_offset)
             if marker is None:
-                one.ends[partition_key] = end_offset
+                transaction.ends[partition_key] = end_offset
             elif marker.first_offset < end_offset and marker.committed and not commit.is_rest:
-                one.markers.append((partition_key, marker))
+                transaction.markers.append((partition_key, marker))
                 known.add((partition_key, marker.offset))
     transactions = list(found.values())
     for producer_id, markers_of in by_producer.items():
         unknown = {
-            partition_key: [one for one in markers if one.committed and (partition_key, one.offset) not in known]
+            partition_key: [end for end in markers if end.committed and (partition_key, end.offset) not in known]
             for partition_key, markers in markers_of.items()
         }
         transactions += _group_by_time(
@@ -235,9 +235,9 @@ def _group_by_time(
             member = following
         return member
 
-    for here, there in combinations(markers, 2):
-        for one, other in _nearest(markers[here], markers[there]):
-            first, second = first_of((here, one.offset)), first_of((there, other.offset))
+    for first_key, second_key in combinations(markers, 2):
+        for first_end, second_end in _nearest(markers[first_key], markers[second_key]):
+            first, second = first_of((first_key, first_end.offset)), first_of((second_key, second_end.offset))
             if first != second:
                 group[second] = first
     found: dict[tuple[PartitionKey, int], _Transaction] = {}
@@ -249,27 +249,27 @@ def _group_by_time(
 
 
 def _nearest(
-    here: Sequence[TransactionEnd], there: Sequence[TransactionEnd]
+    first: Sequence[TransactionEnd], second: Sequence[TransactionEnd]
 ) -> Iterator[tuple[TransactionEnd, TransactionEnd]]:
     """Yield the pairs of markers that are mutually nearest in time."""
-    moments_here, moments_there = _moments(here), _moments(there)
-    of_here = [_nearest_of(moment, moments_there) for moment in moments_here]
-    of_there = [_nearest_of(moment, moments_here) for moment in moments_there]
-    for index, nearest in enumerate(of_here):
-        if of_there[nearest] == index:
-            yield here[index], there[nearest]
+    first_times, second_times = _ascending_times(first), _ascending_times(second)
+    nearest_to_first = [_nearest_of(time, second_times) for time in first_times]
+    nearest_to_second = [_nearest_of(time, first_times) for time in second_times]
+    for index, nearest in enumerate(nearest_to_first):
+        if nearest_to_second[nearest] == index:
+            yield first[index], second[nearest]
 
 
-def _moments(ends: Iterable[TransactionEnd]) -> list[int]:
+def _ascending_times(ends: Iterable[TransactionEnd]) -> list[int]:
     """Return the times of markers, strictly ascending: markers of the same millisecond differ by their order."""
-    moments: list[int] = []
+    times: list[int] = []
     for end in ends:
-        moment = end.timestamp_ms << _NUMBER_BITS
-        moments.append(max(moment, moments[-1] + 1) if moments else moment)
-    return moments
+        time = end.timestamp_ms << _NUMBER_BITS
+        times.append(max(time, times[-1] + 1) if times else time)
+    return times
 
 
-def _nearest_of(moment: int, others: Sequence[int]) -> int:
-    at = bisect_left(others, moment)
+def _nearest_of(time: int, others: Sequence[int]) -> int:
+    at = bisect_left(others, time)
     candidates = [index for index in (at - 1, at) if 0 <= index < len(others)]
-    return min(candidates, key=lambda index: abs(others[index] - moment))
+    return min(candidates, key=lambda index: abs(others[index] - time))

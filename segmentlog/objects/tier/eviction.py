@@ -116,7 +116,7 @@ class Evictor:
             if base >= producers_segment:
                 break  # until the next roll, the next append reads it for producer state, under the append lock
             if base >= recovery_segment:  # a recovery would have to download it
-                recovery_segment = state.local.partition.move_recovery_point()
+                recovery_segment = state.local.partition.advance_recovery_point()
             if not self._evict(state.local, log, segments[base], shipped[base], now_ms):
                 break
             done += 1

@@ -1,8 +1,9 @@
 """Publish the manifest by a conditional put, and resolve puts whose outcome is unknown.
 
-mark_unreferenced   add objects that nothing refers to any more to the list of objects marked for deletion publish
-replace the manifest that was read or published last resolve_outcome     read the manifest after a put with an unknown
-outcome, and find out whose it is delete_marked       delete objects that have been marked long enough
+mark_unreferenced   add objects that nothing refers to any more to the list of objects marked for deletion
+publish             replace the manifest that was read or published last
+resolve_outcome     read the manifest after a put with an unknown outcome, and find out whose it is
+delete_marked       delete objects that have been marked long enough
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class ManifestPublisher:
     def resolve_outcome(self, binding: Binding, owner: Owner) -> PutOutcome:
         """Read the manifest and return whose it is.
 
-        Raise `StoreFenced` if it names another owner, `ShippingRefused` if it is another store's, is missing, or
-        shipping was ended; `ObjectStoreError` if it cannot be read, so that the outcome stays unknown.
+        Raise `StoreFenced` if it names another owner, and `ShippingRefused` if it is another store's, is missing, or
+        shipping was ended. Raise `ObjectStoreError` if it cannot be read; then the outcome stays unknown.
         """
         bound = read_binding(self._topics.fs, self._topics.path)
         # Check this before fencing: a store that is not bound to this owner must not be fenced because of it.

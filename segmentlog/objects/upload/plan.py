@@ -32,7 +32,7 @@ from segmentlog.topics.topic_registry import Topics
 
 
 class PartitionUpload(msgspec.Struct):
-    """What one cycle uploads of a partition. ``data`` holds the bytes of the plan's pieces, in the same order."""
+    """The upload of a partition in one cycle. ``data`` holds the bytes of the plan's pieces, in the same order."""
 
     state: PartitionUploadState
     log: LocalLog

@@ -26,7 +26,7 @@ from segmentlog.storage.file_operations import read_file
 from segmentlog.storage.fs import FileSystem
 from segmentlog.storage.grant_file import read_grant
 from segmentlog.storage.watch import Watch
-from segmentlog.topics.background_threads import Worker
+from segmentlog.topics.background_threads import BackgroundThread
 from segmentlog.topics.topic_registry import Topics
 
 logger = logging.getLogger("segmentlog")
@@ -48,10 +48,11 @@ _INTERVAL_MAX_MS: Final = 86_400_000
 class ShippingStatus(msgspec.Struct, frozen=True):
     """How far a store is shipped, as this process knows it.
 
-    is_owner    whether this process ships the store shipped_ms  wall-clock time of the last cycle after which the
-    object store had all that was on disk; 0 before lag_bytes   bytes appended since the last cycle lag_s       seconds
-    since ``shipped_ms``; -1 before the first such cycle error       why the store, or a partition, cannot be shipped;
-    empty if nothing is wrong
+    is_owner    whether this process ships the store
+    shipped_ms  wall-clock time of the last cycle after which the object store had all that was on disk; 0 before
+    lag_bytes   bytes appended since the last cycle
+    lag_s       seconds since ``shipped_ms``; -1 before the first such cycle
+    error       why the store, or a partition, cannot be shipped; empty if nothing is wrong
     """
 
     url: str
@@ -63,7 +64,7 @@ class ShippingStatus(msgspec.Struct, frozen=True):
 
 
 class ShippingService:
-    """The shipping of an open store from this process; see docs/ship.md. Thread-safe.
+    """The shipping of an open store from this process; see docs/replicate.md. Thread-safe.
 
     If several processes are to ship the store, one does. When it ends, another process takes its place.
     """
@@ -89,8 +90,9 @@ class ShippingService:
     ) -> None:
         """Ship the store from now on, every ``interval_ms`` and as soon as ``max_bytes`` are new.
 
-        topics       names and patterns; empty for the topics of the last time, at first all bytes_per_s  limit of the
-        upload bandwidth threads      False: run no threads; the caller calls `run_cycle`
+        topics       names and patterns; empty for the topics of the last time, at first all
+        bytes_per_s  limit of the upload bandwidth
+        threads      False: run no threads; the caller calls `run_cycle`
 
         Raise `InvalidConfig`, also if shipping was started before, and `ReadOnlyStore`.
         """
@@ -123,7 +125,7 @@ class ShippingService:
         if self._run is not None and self.url in (url, open_bucket(url).url):
             patterns, current = as_patterns("topics", topics), self._run.shipper.topic_patterns
             if patterns and patterns != current:
-                why = f"the topics that this process already ships there: {', '.join(current) or 'all'}"
+                why = f"the topics that this process already ships to it: {', '.join(current) or 'all'}"
                 raise InvalidConfig("topics", topics, why)
             _flush(self._topics)
             return self._run.shipper.ship(progress)
@@ -197,7 +199,6 @@ def _flush(topics: Topics) -> None:
 
 def _lock_holder(fs: FileSystem, path: str) -> str:
     """Name the process that has locked a file, as far as /proc/locks shows it."""
-    """Who has a file locked, as far as the system says it."""
     with contextlib.suppress(OSError, ValueError):
         found = fs.stat(path)
         device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
@@ -251,8 +252,8 @@ class _ShippingRun:
         self.shipper = Shipper(topics, bucket, topic_patterns=topic_patterns, interval_ms=interval_ms)
         self._log = self._new_log() if is_background else None
         self._watch: Watch | None = None
-        self._worker = Worker("ship", self.run_cycle) if threads else None
-        self._watcher = Worker("ship-wanted", self._wait_for_requests) if threads else None
+        self._worker = BackgroundThread("ship", self.run_cycle) if threads else None
+        self._watcher = BackgroundThread("ship-wanted", self._wait_for_requests) if threads else None
         fork_safety.on_fork(self, "_forget_parent")
 
     def _forget_parent(self) -> None:

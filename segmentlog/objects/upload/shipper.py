@@ -59,7 +59,7 @@ Progress = Callable[[int, int], None]
 
 
 class ShipResult(msgspec.Struct, frozen=True):
-    """What a cycle, or one call of `Shipper.ship`, did.
+    """Result of a cycle, or of one call of `Shipper.ship`.
 
     put         whether a manifest was published
     records     newly shipped offsets, without those in lost ranges

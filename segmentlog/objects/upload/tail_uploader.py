@@ -1,7 +1,8 @@
 """Upload the new data of all partitions as chunks of one tail object, with the producer snapshots they build upon.
 
-shared   the chunks of all partitions, one after another, in one tail alone    each large chunk is a tail of its own,
-uploaded in parallel inline   a tail of a few KiB is stored in the manifest instead of an object
+shared   the chunks of all partitions, one after another, in one tail
+alone    each large chunk is a tail of its own, uploaded in parallel
+inline   a tail of a few KiB is stored in the manifest instead of an object
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ class Api:
         return cast(MessageCodec, import_module(f"segmentlog.server.codec.generated.{self._module}"))
 
     def is_flexible(self, version: int) -> bool:
-        """Whether messages of this version have compact sizes and tagged fields."""
+        """Return whether messages of this version have compact sizes and tagged fields."""
         return self.flexible_from is not None and version >= self.flexible_from
 
     def has_tagged_response_header(self, version: int) -> bool:
-        """Whether the header of a response has tagged fields.
+        """Return whether the header of a response has tagged fields.
 
         Always false for ApiVersions: its client does not know the server's versions yet.
         """

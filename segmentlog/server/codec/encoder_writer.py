@@ -15,7 +15,7 @@ def write_encoder(message: MessageLayout, version: int) -> tuple[list[str], list
 
 
 def has_records(struct: StructLayout) -> bool:
-    """Whether the struct, or a struct in it, has a field of records."""
+    """Return whether the struct, or a struct in it, has a field of records."""
     return any(
         field.kind == "records" or (field.struct is not None and has_records(field.struct)) for field in struct.fields
     )

@@ -13,9 +13,9 @@ The rules are those of Kafka's `GroupCoordinator` (4.x: `ClassicGroup`), with KI
 ids before membership) and KIP-814 (a leader that may skip its assignment). There are two differences:
 
 - A static member that returns with other topics starts a rebalance. Kafka starts one only if another protocol is
-  elected, and so leaves the member without partitions of the new topics until the next rebalance.
-- A static member that was away during a rebalance expires by its session time-out alone. Not asking for its assignment
-  does not expire it.
+  elected. Until the next rebalance, the member has no partitions of the new topics there.
+- A static member that was away during a rebalance expires by its session time-out alone. It does not have to ask for
+  its assignment.
 """
 
 from __future__ import annotations

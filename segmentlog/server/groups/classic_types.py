@@ -17,7 +17,7 @@ Migration = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
 """How long a new member may wait for the answer to its first JoinGroup. The figure is Kafka's. A client that has gone
-away cannot be noticed before, as it sends no heartbeats until it has an answer."""
+away is not noticed earlier: heartbeats begin after the answer."""
 
 
 class GroupState(StrEnum):
@@ -95,8 +95,8 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     protocol_type: str = "consumer"
     protocols: Protocols = ()
     requires_known_member_id: bool = False
-    """Whether a new client gets its id first and must join again with it (KIP-394). A client that never repeats the
-    request does not become a member then."""
+    """Whether a new client gets its id first and must join again with it (KIP-394). So a client that gives up never
+    becomes a member."""
     supports_skipping_assignment: bool = False
     """Whether the client understands an answer that makes it leader without having to assign (KIP-814)."""
     may_see: Callable[[str], bool] = allow_all

@@ -3,7 +3,7 @@
 Every request is answered at once; no call waits. `segmentlog.policy.reconciliation` computes what a member must do when
 its heartbeat arrives. The rules are those of KIP-848 as Kafka 4.x implements them, with two differences:
 
-- The target assignment is computed together with the epoch, so a group is never in state "Assigning".
+- The target assignment is computed together with the epoch, so a group never has the state "Assigning".
 - The topics that match a member's regular expression are looked up at its heartbeat, among the topics it may see.
 """
 

@@ -252,9 +252,7 @@ class GroupManager:
         """
         try:
             self._start()
-        except (
-            GroupUnavailable
-        ):  # the former process with this number still runs: the first request starts the sessions
+        except GroupUnavailable:  # the former process still runs: the first request starts the sessions
             pass
         except (SegmentlogError, OSError) as error:
             logger.warning("sessions of group members are not expired until a client sends a request: %s", error)

@@ -185,7 +185,7 @@ class _Fetch:
         return self._collect() if self._has_more(answers) else (answers, False)
 
     def _has_more(self, answers: Answers) -> bool:
-        """Whether a partition has grown since its answer was created, or was deleted or renamed."""
+        """Return whether a partition has grown since its answer was created, or was deleted or renamed."""
         sent = {id(requested): data for requested, data in answers}
         for requested, partition in self._open:
             if partition.is_stale or self._bounds(partition).end > max(

@@ -12,7 +12,7 @@ from segmentlog.objects.ownership.binding import is_bound
 from segmentlog.server.telemetry import definitions
 from segmentlog.server.telemetry.text_format import labels_of, render
 from segmentlog.storage.fs import FileSystem
-from segmentlog.topics.partition_states import Partitions
+from segmentlog.topics.partition_states import PartitionStates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class StoreTelemetry:
 
     def __init__(self, store: LogStore, clock: Clock) -> None:
         self._store = store
-        self._partitions = Partitions(store, clock)
+        self._partitions = PartitionStates(store, clock)
         self._fs = FileSystem()
         self._mutex = threading.Lock()
         self._labels: dict[tuple[str, int], str] = {}
@@ -55,7 +55,7 @@ class StoreTelemetry:
         labels: dict[tuple[str, int], str] = {}
         rows = []
         shipped: list[tuple[int, int]] = []
-        for state in self._partitions.look():
+        for state in self._partitions.states():
             key = (state.topic, state.number)
             states[key] = state
             labels[key] = self._labels.get(key) or labels_of(definitions.LOG_END.labels, key)

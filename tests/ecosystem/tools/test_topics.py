@@ -18,7 +18,7 @@ def test_topics(do: Command, refuse: Command, store: LogStore) -> None:
     assert do(TOPICS, "--create", "--topic", "flights", "--if-not-exists") == ""
     assert "topic 'flights' exists already" in refuse(TOPICS, "--create", "--topic", "flights")
     said = refuse(TOPICS, "--create", "--topic", "more", "--replication-factor", 2)
-    assert "replication factor 2: there is one copy, of which every worker is a door" in said
+    assert "replication factor 2 is not supported: a store has one copy" in said
     assert "Unknown topic config name: no" in refuse(TOPICS, "--create", "--topic", "more", "--config", "no=1")
     said = refuse(TOPICS, "--create", "--topic", "more", "--config", "max.message.bytes=2147483647")
     assert "max.message.bytes = '2147483647' is not valid: a size from 1B to 512MiB" in said
@@ -34,7 +34,7 @@ def test_topics(do: Command, refuse: Command, store: LogStore) -> None:
         assert len(out.splitlines()) == (3 if nothing == "--at-min-isr-partitions" else 0)
     assert do(TOPICS, "--alter", "--topic", "flights", "--partitions", 4) == ""
     said = refuse(TOPICS, "--alter", "--topic", "flights", "--partitions", 2)
-    assert "it has 4 partitions; there can be 5 to 100000" in said
+    assert "it has 4 partitions; allowed are 5 to 100000" in said
     assert store.topic("flights").partition_count == 4
     assert "Topic 'none' does not exist as expected" in refuse(TOPICS, "--describe", "--topic", "none")
     assert do(TOPICS, "--delete", "--topic", "flights") == ""

@@ -1,4 +1,4 @@
-"""A shop's store, filled once for each module, and its pages."""
+"""A store of a shop, filled once for each module, and its pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that is filled once; tests that change it fill another."""
+    """Fill a store once. Tests that change a store fill another store."""
     path = tmp_path_factory.mktemp("shop") / "store"
     with LogStore(path, background=False) as store:
         fill(store)
@@ -25,14 +25,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(shop: Path) -> Iterator[LogStore]:
-    """It, open; nobody changes anything in it."""
+    """Open the store. Tests must not change it."""
     with LogStore(shop, background=False) as store:
         yield store
 
 
 @pytest.fixture
 def ui(opened: LogStore) -> Iterator[Callable[[str], Page]]:
-    """A page below the console's path, which has to be there."""
+    """Provide a function that returns a page of the console, which must exist."""
     with Client(HttpContext(opened, HttpSettings(allow_writes=True))) as client:
 
         def get(path: str) -> Page:

@@ -1,4 +1,4 @@
-"""Who sees what on the console's pages, and who changes what."""
+"""Access rules on the console's pages: which users see and change which things."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from segmentlog.store import LogStore
 
 
 class _Rules(Authorizer):
-    """What is allowed, as a set."""
+    """An authorizer that allows a given set of operations."""
 
     def __init__(self, *allowed: tuple[Operation, ResourceType, str]) -> None:
         self.allowed = set(allowed)
@@ -41,7 +41,7 @@ class _Rules(Authorizer):
 
 @pytest.fixture
 def ruled(store: LogStore) -> Iterator[Callable[..., Client]]:
-    """A client that may do what is said."""
+    """Provide clients that may perform the given operations only."""
     store.create_topic("open")
     store.create_topic("secret")
     for topic in ("open", "secret"):
@@ -67,7 +67,8 @@ _SEE_GROUP = (Operation.DESCRIBE, ResourceType.GROUP, "mine")
 
 
 def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -> None:
-    """Topics, groups, producers, in lists and where they are mentioned; and the store's place."""
+    """Hidden topics, groups and producers, and the store's folder, appear neither in lists nor where they are
+    mentioned."""
     client = ruled(_SEE, _READ, _SEE_GROUP)
     for path in (
         "/",
@@ -94,7 +95,7 @@ def test_what_somebody_may_not_see_is_on_no_page(ruled: Callable[..., Client]) -
 
 
 def test_a_lag_is_of_what_one_may_see(store: LogStore, ruled: Callable[..., Client]) -> None:
-    """Partitions of hidden topics are in no sum, neither in the list of groups nor on the page of one."""
+    """Sums in the list of groups and on a group's page exclude partitions of hidden topics."""
     store.topic("secret").partition(0).append([b"x"] * 7000)
     client = ruled(_SEE, _READ, _SEE_GROUP)
     pages = [client.get(path).text for path in ("/ui/groups", "/ui/groups/group?group=mine")]
@@ -104,7 +105,7 @@ def test_a_lag_is_of_what_one_may_see(store: LogStore, ruled: Callable[..., Clie
 
 
 def test_a_tail_ends_with_the_right_to_read(store: LogStore, ruled: Callable[..., Client]) -> None:
-    """Whoever looks on when the right is taken away sees nothing of what comes then."""
+    """A live tail sends nothing more once the right to read is revoked."""
     client = ruled(_READ)
     rules = client.context.authorizer
     assert isinstance(rules, _Rules)
@@ -123,7 +124,7 @@ _BY_SCHEMA = "path=salary+%3E+50000"
 
 
 def test_a_search_decodes_only_for_those_who_may_see_schemas(store: LogStore, ruled: Callable[..., Client]) -> None:
-    """Else a search by a path would answer which fields and values a decoded value has."""
+    """Without that right, a search by path must not reveal fields and values of a decoded value."""
     with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
         producer.send("open", {"salary": 60_000})
     link = "/ui/topics/open/records/0/1"
@@ -136,7 +137,7 @@ def test_a_search_decodes_only_for_those_who_may_see_schemas(store: LogStore, ru
 def test_a_tail_decodes_only_for_those_who_may_see_schemas(
     store: LogStore, ruled: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right to see schemas counts at each look: a page that is open loses it, too."""
+    """The right to see schemas is checked at each poll, so an open page loses it, too."""
     client = ruled(_READ, _SEE_SCHEMAS)
     rules = client.context.authorizer
     assert isinstance(rules, _Rules)
@@ -163,7 +164,7 @@ def test_a_tail_decodes_only_for_those_who_may_see_schemas(
 
 
 def test_to_see_a_topic_is_not_to_read_it(ruled: Callable[..., Client]) -> None:
-    """Its pages have no link to its records, and those are refused."""
+    """Without the right to read, pages have no link to records, and requests for records are refused."""
     client = ruled(_SEE)
     text = client.get("/ui/topics/open").text
     assert "/ui/topics/open/records" not in text
@@ -172,7 +173,7 @@ def test_to_see_a_topic_is_not_to_read_it(ruled: Callable[..., Client]) -> None:
 
 
 def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[..., Client]) -> None:
-    """Beside that the door allows writes."""
+    """A change requires a permission in addition to a server that allows writes."""
     producer = "their producer"
     forms = {
         "/topics/open/delete": {"name": "open"},
@@ -201,7 +202,7 @@ def test_changes_need_their_own_permission(store: LogStore, ruled: Callable[...,
 
 
 def test_nobody_takes_all_tails(store: LogStore, serve: Callable[..., HttpServer], tmp_path: Path) -> None:
-    """Of the pages that may follow records one user has a quarter, and gets it back with each that ends."""
+    """One user may open a quarter of all live tails. Each tail that ends makes room for another."""
     store.create_topic("open")
     users = str(tmp_path / "users.json")
     for name in ("ann", "bob"):

@@ -1,4 +1,4 @@
-"""The console in a real browser: nothing runs that is not ours, everybody can use it, the live tail lives."""
+"""The console in Chromium: only its own script runs, pages are accessible, and the live tail works."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _NAME = """() => {
     const one = document.activeElement;
     return one === document.body ? "" : one.innerText.trim() || one.name || one.getAttribute("aria-label");
 }"""
-"""What has the focus."""
+"""Name of the focused element."""
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Where `segmentlog http --allow-writes` answers, and the store that it has open, a shop's."""
+    """Run `segmentlog http --allow-writes` on a filled store, and provide its address and the store's path."""
     path = tmp_path_factory.mktemp("browser") / "store"
     with LogStore(path, background=False) as store:
         fill(store)
@@ -70,7 +70,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, one for all of these tests."""
+    """Start Debian's Chromium once for all tests of this module."""
     program = shutil.which("chromium")
     if program is None:
         if os.environ.get("CI"):
@@ -84,7 +84,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, address: tuple[str, Path]) -> Iterator[Callable[..., Any]]:
-    """Opens pages; at the end none of them may have had an error in its script, or broken the policy."""
+    """Provide a function that opens pages. Script errors and violations of the policy fail the test at its end."""
     contexts, errors = [], []
 
     def told(message: Any) -> None:
@@ -108,7 +108,7 @@ def page(browser: Any, address: tuple[str, Path]) -> Iterator[Callable[..., Any]
 
 
 def test_an_accessibility_checker_finds_nothing_and_nothing_is_too_wide(page: Callable[..., Any]) -> None:
-    """On every page, in light and in dark; in a window of 360 pixels all that is wider scrolls in a box of its own."""
+    """axe finds no problem on any page in light and dark. At 360 pixels wide content scrolls within its own box."""
     shown = page("/", color_scheme="light")
     home = shown.url.removesuffix("/")
     checker = axe.Axe()
@@ -133,7 +133,7 @@ def test_an_accessibility_checker_finds_nothing_and_nothing_is_too_wide(page: Ca
 
 
 def test_nothing_in_a_log_runs_or_is_drawn(page: Callable[..., Any]) -> None:
-    """Hostile keys, values, headers, names of groups, in tables and in full: text, and all of it there to be seen."""
+    """Hostile keys, values, headers and group names are shown completely, as text only."""
     shown = page("/topics/hostile/records?n=200")
     assert shown.title() == "Records of hostile · segmentlog"
     cells = shown.locator("td.value").all_inner_texts()
@@ -149,7 +149,7 @@ def test_nothing_in_a_log_runs_or_is_drawn(page: Callable[..., Any]) -> None:
 
 
 def test_everything_is_reached_by_keyboard(page: Callable[..., Any]) -> None:
-    """The way past the navigation first, then what one sees from top to bottom, each with a frame when it is there."""
+    """The Tab key reaches the skip link first, then all controls from top to bottom, each with a visible frame."""
     shown = page("/")
     shown.keyboard.press("Tab")
     skip = shown.locator(":focus")
@@ -177,7 +177,7 @@ def test_everything_is_reached_by_keyboard(page: Callable[..., Any]) -> None:
 
 
 def test_times_are_the_readers_with_utc_at_hand(page: Callable[..., Any]) -> None:
-    """In tables; and a time that is typed is one of the reader's clock."""
+    """Tables show local times with UTC in the title, and a typed time is in the reader's zone."""
     shown = page("/topics/orders/records/0/5", timezone_id="Asia/Kathmandu")
     first = shown.locator("time").first
     moment = first.get_attribute("datetime")
@@ -194,7 +194,7 @@ def test_times_are_the_readers_with_utc_at_hand(page: Callable[..., Any]) -> Non
 
 
 def test_a_live_tail_shows_pauses_goes_on_and_samples(page: Callable[..., Any], address: tuple[str, Path]) -> None:
-    """Records of another process; what came while it was paused; the newest few of a flood, the others counted."""
+    """The tail shows records of other processes, catches up after a pause, and samples a flood of records."""
     shown = page("/topics/hostile/tail")
     rows = shown.locator("#tail-rows tr")
     with LogStore(address[1], background=False) as store:
@@ -223,7 +223,7 @@ def test_a_live_tail_shows_pauses_goes_on_and_samples(page: Callable[..., Any], 
 
 
 def test_what_is_looked_at_is_refreshed_on_request(page: Callable[..., Any], address: tuple[str, Path]) -> None:
-    """Without taking the keyboard's place away; and not unless it is wanted."""
+    """A refresh keeps the keyboard focus, and happens only if it is switched on."""
     shown = page("/topics/empty")
     with LogStore(address[1], background=False) as store:
         store.topic("empty").partition(0).append([b"x"] * 4321)
@@ -235,7 +235,7 @@ def test_what_is_looked_at_is_refreshed_on_request(page: Callable[..., Any], add
 
 
 def test_forms_work_and_a_copy_is_what_is_shown(page: Callable[..., Any], address: tuple[str, Path]) -> None:
-    """A browser says itself that they are ours. Errors are announced beside their field."""
+    """The browser's same-origin headers pass the check, and errors are announced beside their field."""
     with LogStore(address[1], background=False) as store:
         store.create_topic("of-no-use")
         shown = page("/topics/of-no-use/config", permissions=["clipboard-read", "clipboard-write"])

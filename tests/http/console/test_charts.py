@@ -1,4 +1,4 @@
-"""Where boxes and lines of drawings go."""
+"""Geometry of the console's charts."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ def _segments(*sizes: int) -> list[SegmentInfo]:
 
 @pytest.mark.parametrize("count", [1, 2, 79, 80, 81, 500, 5000])
 def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
-    """Side by side from end to end; neighbours that are alike share a box when there are many."""
+    """Blocks follow each other from end to end; many adjacent segments of one state share a block."""
     segments = _segments(*(1000 + at % 7 for at in range(count)))
     blocks = segment_strip(segments, cleaned_offset=count * 3)
     assert len(blocks) <= 90
@@ -41,7 +41,7 @@ def test_a_strip_shows_every_segment_in_its_place(count: int) -> None:
 
 
 def test_a_strip_tells_which_segments_are_elsewhere() -> None:
-    """In the object store alone, whether compacted or not."""
+    """Segments that exist only in the object store have their own state, compacted or not."""
     elsewhere = SegmentInfo(0, 10, 10, 0, False, "", remote=True)
     assert [block.state for block in segment_strip([elsewhere, *_segments(10, 10)], 10)] == [
         "remote",
@@ -51,7 +51,7 @@ def test_a_strip_tells_which_segments_are_elsewhere() -> None:
 
 
 def test_a_segment_of_a_strip_is_as_wide_as_it_is_large_but_never_too_narrow() -> None:
-    """Empty ones are seen, too."""
+    """Empty segments are visible, too."""
     large, small, empty = segment_strip(_segments(1_000_000, 10, 0), 0)
     assert large.width > 900
     assert small.width >= 5
@@ -61,7 +61,7 @@ def test_a_segment_of_a_strip_is_as_wide_as_it_is_large_but_never_too_narrow() -
 
 
 def test_lag_is_drawn_within_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first look to the last, the largest at the top; one look is no line."""
+    """The line spans all samples, and the largest lag is at the top. One sample is not a line."""
     now_s = 0.0
     monkeypatch.setattr("segmentlog.http.console.charts.time.monotonic", lambda: now_s)
     history = LagHistory()
@@ -83,7 +83,7 @@ def test_lag_is_drawn_within_its_box(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_history_of_lags_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups that nobody has looked at for longest are forgotten."""
+    """The groups that were shown least recently are dropped first."""
     monkeypatch.setattr("segmentlog.http.console.charts._GROUPS_MAX", 3)
     now_s = 0.0
     monkeypatch.setattr("segmentlog.http.console.charts.time.monotonic", lambda: now_s)

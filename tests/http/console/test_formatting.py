@@ -1,4 +1,4 @@
-"""Bytes and names as pages show them."""
+"""Bytes and names as the console shows them."""
 
 import json
 import time
@@ -26,13 +26,13 @@ from segmentlog.texts import visible
     ],
 )
 def test_what_would_not_be_seen_is_written_out(text: str, shown: str) -> None:
-    """Control characters and what turns the direction of writing; letters of all scripts stay."""
+    """Control characters and direction marks are escaped; letters of all scripts are not."""
     assert visible(text) == shown
 
 
 @pytest.mark.parametrize("size", range(1, 24))
 def test_a_text_is_never_cut_within_a_character(size: int) -> None:
-    """What is shown is the front of what is there, and still text."""
+    """The truncated text is a prefix of the whole text."""
     text = "aé日🙂" * 3
     shown = formatting.render_bytes(text.encode(), size)
     assert shown.kind == "text"
@@ -42,7 +42,7 @@ def test_a_text_is_never_cut_within_a_character(size: int) -> None:
 
 
 def test_bytes_that_are_no_text_are_told_apart_from_those_that_are() -> None:
-    """As are null and the empty value."""
+    """Text, binary data, null and the empty value are distinguished."""
     assert formatting.render_bytes(None) == ("null", "null", 0, False)
     assert formatting.render_bytes(b"") == ("empty", "empty", 0, False)
     assert formatting.render_bytes(b"\xff\x00a") == ("\\xff\\x00a", "binary", 3, False)
@@ -51,7 +51,7 @@ def test_bytes_that_are_no_text_are_told_apart_from_those_that_are() -> None:
 
 
 def test_large_values_are_cut_and_say_so() -> None:
-    """In every view."""
+    """Every view truncates large values and reports it."""
     data = json.dumps({"text": "x" * (1 << 20)}).encode()
     looks = formatting.find_views(data)
     assert looks.views == ["json", "text", "hex"]
@@ -63,7 +63,7 @@ def test_large_values_are_cut_and_say_so() -> None:
 
 
 def test_the_best_view_comes_first() -> None:
-    """JSON for what is a document, hexadecimal for what is no text."""
+    """JSON comes first for documents, hexadecimal for binary data."""
     assert formatting.find_views(b'{"a": [1, 2]}').views[0] == "json"
     data = b'{"a":[1,2]}'
     assert formatting.render_view(data, "json", formatting.find_views(data)).text == json.dumps({"a": [1, 2]}, indent=2)
@@ -77,7 +77,7 @@ def test_the_best_view_comes_first() -> None:
 
 
 def test_command_lines_can_be_pasted() -> None:
-    """What a name has of the shell's own characters is quoted, and nothing in it moves the cursor."""
+    """Shell characters in names are quoted, and control characters are escaped."""
     assert (
         formatting.command("groups", "describe", "a'; rm -rf /") == """segmentlog groups describe 'a'"'"'; rm -rf /'"""
     )
@@ -94,7 +94,7 @@ def _deep(depth: int, commas: int) -> bytes:
     ids=["plain", "escaped", "many", "backslash"],
 )
 def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
-    """Sixty kilobytes that would become fifty million are shown as they are, wherever brackets stand in texts."""
+    """60 kB of JSON that would indent to 50 MB are shown unindented, wherever strings contain brackets."""
     data = hidden % _deep(400, 30_000)
     assert len(data) < 70_000
     tracemalloc.start()
@@ -114,7 +114,7 @@ def test_depth_does_not_multiply_what_is_shown(hidden: bytes) -> None:
     ids=["name", "backslash", "quotes", "open", "closed"],
 )
 def test_broken_json_is_no_json(data: bytes) -> None:
-    """And takes no longer to look at for it."""
+    """Malformed JSON is shown as text, without taking longer."""
     began_s = time.thread_time()
     assert formatting.find_views(data).views[0] == "text"
     assert time.thread_time() - began_s < 2

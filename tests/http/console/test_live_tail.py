@@ -1,4 +1,4 @@
-"""The live tail: cheap whatever is appended, and honest about what it leaves out."""
+"""The live tail: constant cost per poll, and exact counts of skipped records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segmentlog.store import LogStore
 
 
 def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
-    """Each record once, in the order of time; a position brings back what came since."""
+    """Each record appears once, in the order of time; a position resumes the tail."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"before"])
@@ -36,7 +36,7 @@ def test_a_tail_shows_what_is_appended_after_it_began(store: LogStore) -> None:
 
 
 def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
-    """A look reads the newest few of 100,000 records, and counts all of them."""
+    """One poll reads the newest of 100,000 records and counts all of them."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     tail = LiveTail(logs, RecordFilter())
@@ -53,7 +53,7 @@ def test_a_flood_is_sampled_and_said_to_be(store: LogStore) -> None:
 
 
 def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
-    """What did not fit was looked at, and is not said to be left out."""
+    """Records that were read but did not match are not counted as skipped."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
     tail = LiveTail([log], RecordFilter.parse(path="at = 1500"))
@@ -69,7 +69,7 @@ def test_a_filter_looks_at_more_than_it_shows(store: LogStore) -> None:
 
 
 def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
-    """Whatever goes under its feet."""
+    """The tail continues after records that were deleted or truncated meanwhile."""
     store.create_topic("t")
     (log,) = store.topic("t").partitions()
     tail = LiveTail([log], RecordFilter())
@@ -87,7 +87,7 @@ def test_a_tail_outlives_retention_and_truncation(store: LogStore) -> None:
 
 
 def test_positions_that_are_none_are_left_out() -> None:
-    """An event's id may come from anybody."""
+    """Event ids come from clients, so malformed parts are ignored."""
     assert parse_position("0:5,1:7") == {0: 5, 1: 7}
     for text in ("", "x", "0:x", ":", "0", "-1:5", "0:-5", "9" * 100 + ":1", "0:" + "9" * 100, "0:5" * 100_000):
         assert parse_position(text) == {}, text
@@ -95,7 +95,7 @@ def test_positions_that_are_none_are_left_out() -> None:
 
 @pytest.fixture
 def events(http_server: HttpServer) -> Callable[..., tuple[str, str]]:
-    """The id and the data of the next event that has records."""
+    """Return the id and the data of the next event with records."""
 
     def next_event(path: str, append: Callable[[], object], headers: dict[str, str] | None = None) -> tuple[str, str]:
         with (
@@ -123,7 +123,7 @@ def events(http_server: HttpServer) -> Callable[..., tuple[str, str]]:
 def test_records_come_as_events_and_an_id_goes_on_where_it_was(
     store: LogStore, events: Callable[..., tuple[str, str]]
 ) -> None:
-    """By the header that browsers send by themselves, and by the parameter that the page has."""
+    """The tail resumes by the `Last-Event-ID` header and by the page's parameter."""
     store.create_topic("t")
     log = store.topic("t").partition(0)
     position, data = events("/ui/topics/t/tail/events", lambda: log.append([b"<b>one</b>"]))
@@ -135,7 +135,7 @@ def test_records_come_as_events_and_an_id_goes_on_where_it_was(
 
 
 def test_a_door_that_closes_ends_its_tails(store: LogStore, http_server: HttpServer) -> None:
-    """At once, and not when its patience with what is in flight is over."""
+    """Closing the server ends tails at once, before the time for running requests is over."""
     store.create_topic("t")
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The console's pages: what they show, and that nothing in a log becomes part of them."""
+"""The console's pages: their content, and that data from a log never become part of the markup."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ WRITING_PAGES = [
 
 
 def test_a_browser_is_sent_to_the_topics(read_only_client: Client) -> None:
-    """From the door's own address, and from the console's without its slash."""
+    """The root of the server and the console's path without its slash redirect to the list of topics."""
     for path in ("/", "/ui"):
         answer = read_only_client.get(path, headers={"accept": "text/html"})
         assert answer.headers["location"] == "/ui/"
 
 
 def test_pages_keep_to_the_policy_and_can_be_read_aloud(ui: Callable[[str], Page]) -> None:
-    """No script or style in them, every address our own, one heading, a label for each field, names for tables."""
+    """No inline script or style, local addresses only, one heading, labels for all fields, unique ids."""
     for path in ALL_PAGES + WRITING_PAGES:
         page = ui(path)
         labels = {attributes.get("for") for tag, attributes in page.elements if tag == "label"}
@@ -73,7 +73,7 @@ def test_pages_keep_to_the_policy_and_can_be_read_aloud(ui: Callable[[str], Page
 
 
 def test_nothing_in_a_log_becomes_part_of_a_page(ui: Callable[[str], Page]) -> None:
-    """Keys, values, headers, names of groups and of clients: they are text, in whatever page they are."""
+    """Keys, values, headers, group names and client names are text on every page."""
     pages = [*ALL_PAGES, *(f"/groups/group?group={quote(name)}" for name in HOSTILE)]
     pages += [f"/groups/reset?to=latest&group={quote(name)}" for name in HOSTILE]
     pages += [
@@ -93,7 +93,7 @@ def test_nothing_in_a_log_becomes_part_of_a_page(ui: Callable[[str], Page]) -> N
 
 
 def test_topics_are_listed_sorted_filtered_and_paged(store: LogStore, client: Client) -> None:
-    """By any column, and the store's own on request."""
+    """The list sorts by any column, and shows internal topics on request."""
     for at in range(230):
         store.create_topic(f"topic-{at:03}")
     store.topic("topic-007").partition(0).append([b"x" * 100] * 50)
@@ -115,7 +115,7 @@ def test_topics_are_listed_sorted_filtered_and_paged(store: LogStore, client: Cl
 
 
 def test_a_topic_says_what_is_at_risk_and_who_set_what(store: LogStore, client: Client) -> None:
-    """Records that are written and not on disk; a key of the topic's own, and a default."""
+    """The page shows unsynced records, keys that the topic sets, and defaults."""
     store.create_topic("t", config={"fsync": "never", "retention.ms": "3d"}).partition(0).append([b"x"] * 1234)
     page = Page(client.get("/ui/topics/t").text)
     text = " ".join(page.text.split())
@@ -127,7 +127,7 @@ def test_a_topic_says_what_is_at_risk_and_who_set_what(store: LogStore, client: 
 
 
 def test_segments_are_shown_by_their_state(ui: Callable[[str], Page]) -> None:
-    """Compacted, sealed and active ones, in a strip and in a table."""
+    """The strip and the table distinguish compacted, sealed and active segments."""
     text = " ".join(ui("/topics/customers/partitions/0").text.split())
     assert "compacted: offsets 0 to 500" in text
     assert "active: offsets 500 to 600" in text
@@ -137,7 +137,7 @@ def test_segments_are_shown_by_their_state(ui: Callable[[str], Page]) -> None:
 
 
 def test_records_are_found_from_any_place(ui: Callable[[str], Page]) -> None:
-    """The end, the beginning, an offset, a time, a key; a filter, and a link to go on."""
+    """A search starts at the end, the beginning, an offset, a time or a key, filters, and can be continued."""
 
     def offsets(path: str) -> list[tuple[int, int]]:
         found = [attributes["href"] or "" for tag, attributes in ui(f"/topics/{path}").elements if tag == "a"]
@@ -169,7 +169,7 @@ def test_records_are_found_from_any_place(ui: Callable[[str], Page]) -> None:
      ("at=key&where=nobody", "where")],
 )  # fmt: skip
 def test_what_cannot_be_looked_for_is_told_beside_its_field(opened: LogStore, query: str, where: str) -> None:
-    """With what was typed still there."""
+    """An invalid field has an error beside it and keeps its text."""
     with Client(HttpContext(opened)) as client:
         answer = client.get(f"/ui/topics/orders/records?{query}")
     assert answer.status_code == 422
@@ -177,7 +177,7 @@ def test_what_cannot_be_looked_for_is_told_beside_its_field(opened: LogStore, qu
 
 
 def test_a_record_is_shown_in_full_or_its_front(opened: LogStore, ui: Callable[[str], Page]) -> None:
-    """As JSON, text and hexadecimal; the bytes themselves are saved, and never shown."""
+    """A value is shown as JSON, text and hexadecimal, and downloaded as bytes."""
     page = ui("/topics/orders/records/0/5")
     assert '"name": "User 1"' in page.text
     assert "segmentlog consume orders/0 --from 5 -n 1 --json" in page.text
@@ -196,7 +196,7 @@ def test_a_record_is_shown_in_full_or_its_front(opened: LogStore, ui: Callable[[
 
 
 def test_a_schema_is_used_where_there_is_somebody_who_knows_it(store: LogStore) -> None:
-    """What he says is text like any other."""
+    """Decoded values are shown as text, never as markup."""
     from starlette.applications import Starlette
     from starlette.routing import Mount
     from starlette.testclient import TestClient
@@ -213,7 +213,7 @@ def test_a_schema_is_used_where_there_is_somebody_who_knows_it(store: LogStore) 
 
 
 def test_damage_lost_ranges_and_recoveries_are_on_one_page(tmp_path: Path) -> None:
-    """With what the scrubber found, and why offsets are gone."""
+    """The page lists findings of the scrubber, and lost ranges with their reasons."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("t", config={"segment.records": 10, "compression.type": "none"}).partition(0)
         for _ in range(3):
@@ -242,7 +242,7 @@ def test_damage_lost_ranges_and_recoveries_are_on_one_page(tmp_path: Path) -> No
 def test_static_files_are_kept_by_browsers_and_change_with_their_content(
     ui: Callable[[str], Page], opened: LogStore
 ) -> None:
-    """A new release has new addresses; nothing else is served from there."""
+    """Static files are cached, their addresses change with their content, and other files are not served."""
     with Client(HttpContext(opened)) as client:
         for tag, attributes in ui("/").elements:
             address = attributes.get("src") if tag == "script" else attributes.get("href") if tag == "link" else None
@@ -256,7 +256,7 @@ def test_static_files_are_kept_by_browsers_and_change_with_their_content(
 
 
 def test_what_is_not_there_is_a_page_that_says_so(client: Client) -> None:
-    """Topics, partitions, groups, and addresses that nobody has."""
+    """Unknown topics, partitions, groups and paths get an error page with status 404 or 422."""
     for path in ("/nowhere", "/topics/none", "/topics/none/records", "/groups/group?group=none", "/groups/group",
                  "/topics/__consumer_offsets", "/topics/a%00b", "/topics/..%2f..", "/topics/%3Cscript%3E"):  # fmt: skip
         answer = client.get(f"/ui{path}")
@@ -276,7 +276,7 @@ def test_what_is_not_there_is_a_page_that_says_so(client: Client) -> None:
 
 
 def test_rates_are_there_at_the_second_look(store: LogStore, client: Client) -> None:
-    """The page says whether they are still to come, so that its script looks again."""
+    """The first page asks its script to refresh until rates are available."""
     log = store.create_topic("t").partition(0)
     assert "data-soon" in client.get("/ui/").text
     log.append([b"x"] * 100_000)
@@ -318,7 +318,7 @@ def test_a_topic_has_a_sparkline_once_there_are_two_samples(store: LogStore, cli
 def test_a_group_has_a_plot_of_its_lag_after_two_looks(
     store: LogStore, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the same as a table."""
+    """A group's page draws its lag after two samples, and has the samples as a table."""
     monkeypatch.setattr("segmentlog.http.console.charts._INTERVAL_S", 0.0)
     log = store.create_topic("t").partition(0)
     store.groups.reset("g", {TopicPartition("t", 0): 0})
@@ -344,7 +344,7 @@ def test_the_same_on_the_command_line_is_the_same(
     ui: Callable[[str], Page], query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:  # fmt: skip
-    """The command that a page shows, typed in any folder, prints the records that the page shows, filters included."""
+    """The command on a page prints the records of the page, in any working directory, filters included."""
     page = ui(f"/topics/orders/records{query}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SEGMENTLOG_DIR", raising=False)
@@ -366,7 +366,7 @@ def test_the_command_lines_of_other_pages_run(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    """A record's and a group's."""
+    """The commands on the pages of a record and of a group run."""
     monkeypatch.chdir(tmp_path)
     (record,) = _run_shown(ui("/topics/orders/records/0/5"), "", capfdbinary)
     assert (record["partition"], record["offset"]) == (0, 5)
@@ -378,7 +378,7 @@ def test_the_command_lines_of_other_pages_run(
 
 
 def _run_shown(page: Page, more: str, capfdbinary: pytest.CaptureFixture[bytes]) -> list[dict[str, Any]]:
-    """What the command that a page shows prints, as JSON."""
+    """Run the command that a page shows, and return its output as JSON."""
     (shown,) = [attributes["data-copy"] or "" for _, attributes in page.elements if "data-copy" in attributes]
     name, *words = shlex.split(shown)
     assert name == "segmentlog"
@@ -392,7 +392,7 @@ def _run_shown(page: Page, more: str, capfdbinary: pytest.CaptureFixture[bytes])
     ("query", "field"), [("path=a+%3D%3D%3D+1", "path"), ("path=a+%26%26+b", "path"), ("header=%3D1", "header")]
 )
 def test_a_filter_that_means_nothing_is_told_beside_its_field(opened: LogStore, query: str, field: str) -> None:
-    """On the page of records and on that of the live tail; never an empty result."""
+    """An invalid filter is an error on the pages of records and of the live tail, never an empty result."""
     with Client(HttpContext(opened)) as client:
         for page in ("records", "tail"):
             answer = client.get(f"/ui/topics/orders/{page}?{query}")

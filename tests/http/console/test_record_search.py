@@ -1,4 +1,4 @@
-"""Looking for records: nothing is missed, nothing is shown twice, and it says how far it came."""
+"""Searches of records find every match once, and report how far they came."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segmentlog.store import LogStore
 
 @pytest.fixture
 def logs(store: LogStore) -> list[Partition]:
-    """Three partitions with records of rising times, in batches of several sizes, in several segments."""
+    """Provide three partitions with rising timestamps, batches of several sizes and several segments."""
     store.create_topic("t", 3, {"segment.records": 40, "retention.ms": "unlimited"})
     found = store.topic("t").partitions()
     for at in range(300):
@@ -39,7 +39,7 @@ def _all(logs: list[Partition]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("limit", [4, 50, 1000])
 def test_going_on_comes_by_every_record_once(logs: list[Partition], limit: int, *, backwards: bool) -> None:
-    """In the order of time, or against it, whatever fits on a page."""
+    """Continued searches return every record once, in either order of time and with any page size."""
     cursors = {log.number: log.log_end_offset if backwards else 0 for log in logs}
     seen = []
     for _ in range(1000):
@@ -57,7 +57,7 @@ def test_going_on_comes_by_every_record_once(logs: list[Partition], limit: int, 
 
 @pytest.mark.parametrize("seed", seeds("console-search"))
 def test_a_search_finds_what_a_look_at_every_record_finds(logs: list[Partition], seed: int) -> None:
-    """By key, value, JSON path and header, and all of them together; forwards, backwards, with hardly any time."""
+    """Filters by key, value, JSON path and header, alone and combined, in both directions and with little time."""
     rng = random.Random(seed)
     for _ in range(12):
         given = {
@@ -99,7 +99,7 @@ def _has(headers: object, record_filter: str) -> bool:
 
 
 def test_a_search_that_is_cut_short_says_where_it_came_to(logs: list[Partition]) -> None:
-    """And gets on, however little it may take."""
+    """Every search advances, however small its budget is."""
     found = search(logs, {0: 0, 1: 0, 2: 0}, RecordFilter.parse(value="nowhere"), limit=10, seconds=0.0)
     assert not found.is_complete
     assert found.limit == "time"
@@ -110,7 +110,7 @@ def test_a_search_that_is_cut_short_says_where_it_came_to(logs: list[Partition])
 
 
 def test_damage_is_stepped_over_and_told(tmp_path: Path) -> None:
-    """With the offsets that could not be looked at."""
+    """Damaged batches are skipped and reported with their offsets."""
     with LogStore(tmp_path / "store") as store:
         store.create_topic("t", 1, {"compression.type": "none"})
         log = store.topic("t").partition(0)
@@ -129,7 +129,7 @@ def test_damage_is_stepped_over_and_told(tmp_path: Path) -> None:
 
 
 def test_a_lost_range_and_trimmed_records_are_passed(logs: list[Partition]) -> None:
-    """A position in the middle of what is gone goes on behind it."""
+    """A search that starts within deleted or lost offsets continues after them."""
     log = logs[0]
     log.truncate(60)
     log.append([b"behind"])
@@ -147,7 +147,7 @@ def test_a_lost_range_and_trimmed_records_are_passed(logs: list[Partition]) -> N
 
 
 def test_what_was_aborted_is_left_out_on_request(store: LogStore) -> None:
-    """Committed records only, also where the end is asked for."""
+    """With read_committed, aborted records are omitted, and the end is the last stable offset."""
     store.create_topic("t")
     with store.producer(name="p") as producer:
         producer.send("t", b"first").result()

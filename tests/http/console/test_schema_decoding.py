@@ -15,7 +15,7 @@ _CLICK = {"type": "record", "name": "Click", "fields": [{"name": "page", "type":
 
 
 def test_a_value_is_shown_by_its_schema(tmp_path: Path) -> None:
-    """As JSON, never as HTML; its bytes are there as well, and what names no schema here is shown as what it is."""
+    """Decoded values are JSON text; a value with an unknown schema is shown undecoded."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("clicks").partition(0)
         with store.producer(serializer=AvroSerializer(store.schemas, _CLICK)) as producer:
@@ -44,7 +44,7 @@ _TREE = {
 
 
 def test_values_that_are_deep_are_shown_as_any_other(tmp_path: Path) -> None:
-    """Deeper than a stack, or than a page is wide: neither an error nor fifty million spaces."""
+    """Deeply nested values cause neither an error nor a huge page."""
     with LogStore(tmp_path / "store", background=False) as store:
         log = store.create_topic("deep").partition(0)
         ids = [store.schemas.register(f"{one['name']}-value", Draft(json.dumps(one))).id for one in (_LIST, _TREE)]

@@ -1,4 +1,4 @@
-"""All topics at a glance."""
+"""The cached overview of all topics."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from segmentlog.store import LogStore
 
 
 class Watch:
-    """Stands for `time` in the module."""
+    """Replaces `time` in the module under test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
 
     def monotonic(self) -> float:
-        """What it says."""
+        """Return the time that the test has set."""
         return self.now_s
 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Moves when it is told to."""
+    """Provide a clock that the test advances."""
     made = Watch()
     monkeypatch.setattr(surveys, "time", made)
     return made
 
 
 def test_rates_are_counted_from_one_look_to_the_next(store: LogStore, watch: Watch) -> None:
-    """Of records and of bytes; none before there are two looks, none of a topic that was made anew."""
+    """Rates of records and bytes exist after two refreshes, and not for a topic created again between them."""
     store.create_topic("t", 2)
     logs = store.topic("t").partitions()
     logs[0].append([b"x"] * 10)
@@ -59,7 +59,7 @@ def test_rates_are_counted_from_one_look_to_the_next(store: LogStore, watch: Wat
 
 
 def test_offsets_that_a_truncation_leaves_out_are_no_records(store: LogStore, watch: Watch) -> None:
-    """A rate is of what was appended."""
+    """Offsets skipped by a truncation do not count as appended."""
     log = store.create_topic("t").partition(0)
     log.append([b"x"] * 100)
     overviews = OverviewCache(store, Clock())
@@ -73,7 +73,7 @@ def test_offsets_that_a_truncation_leaves_out_are_no_records(store: LogStore, wa
 
 
 def test_what_is_not_on_disk_yet_is_at_risk(store: LogStore) -> None:
-    """In records, and how long they wait; nothing once it is synced."""
+    """Unsynced records are counted with their age, and vanish after a sync."""
     log = store.create_topic("t", config={"fsync": "never"}).partition(0)
     log.append([b"x"] * 7)
     overviews = OverviewCache(store, Clock())
@@ -87,7 +87,7 @@ def test_what_is_not_on_disk_yet_is_at_risk(store: LogStore) -> None:
 def test_nobody_waits_for_a_look_that_takes_long(
     store: LogStore, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He gets the last one, unless that is too old to be shown; somebody asks for the next one afterwards."""
+    """A slow refresh runs after the response; a page shows the cached overview unless it is too old."""
     store.create_topic("t")
     overviews = OverviewCache(store, Clock())
     looked = overviews.current()
@@ -109,7 +109,7 @@ def test_nobody_waits_for_a_look_that_takes_long(
 
 
 def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(tmp_path: Path) -> None:
-    """A copy of a store is like one after a start of the machine: nothing of its pages counts."""
+    """A copied store has no valid state pages, as after a reboot, and its partitions are opened step by step."""
     with LogStore(tmp_path / "original") as store:
         for number in range(3):
             store.create_topic(f"t{number}", 2).partition(1).append([b"x"] * (number + 1))
@@ -122,7 +122,7 @@ def test_what_nobody_has_opened_since_the_machine_started_is_opened_bit_by_bit(t
 
 
 def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None:
-    """A door that is closed does not wait for thousands of topics."""
+    """Closing the server does not wait for thousands of topics."""
     for number in range(3):
         store.create_topic(f"t{number}")
     asked = iter((False, True))
@@ -134,7 +134,7 @@ def test_a_look_ends_when_nobody_wants_to_know_any_more(store: LogStore) -> None
 
 
 def test_the_first_page_finds_the_look_already_made(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A door looks when it opens, and who comes is shown that."""
+    """The server reads the first overview when it starts, and the first page shows it."""
     monkeypatch.setattr(surveys, "_FRESH_S", 3600.0)
     monkeypatch.setattr(surveys, "_OLD_S", 3600.0)
     store.create_topic("t")

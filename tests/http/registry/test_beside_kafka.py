@@ -1,4 +1,4 @@
-"""Kafka's clients and the registry's, as programs use them together: one server, two ports."""
+"""Kafka clients and registry clients together: one server, two ports."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ CLICK = {"type": "record", "name": "Click", "fields": [{"name": "page", "type": 
 
 @pytest.mark.timeout(120)
 def test_programs_that_know_kafka_and_its_registry_find_both(tmp_path: Path) -> None:
-    """Values of Confluent's serializer go over Kafka's protocol to the store and back, as the registry's topic does."""
+    """Confluent's serializers work through the Kafka server, and the registry's topic is readable."""
     context = SerializationContext("clicks", MessageField.VALUE)
     with (
         segmentlog.serve(tmp_path / "store", port=0, http="127.0.0.1:0") as server,

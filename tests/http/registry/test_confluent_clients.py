@@ -1,4 +1,4 @@
-"""confluent-kafka's own client of the registry, and its serializers, at the door of a store."""
+"""Confluent's registry client and serializers, against the HTTP server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,19 +31,19 @@ CLICK = {
 
 @pytest.fixture
 def registry(http_server: HttpServer) -> Iterator[SchemaRegistryClient]:
-    """Confluent's client."""
+    """Provide Confluent's client."""
     client = SchemaRegistryClient({"url": http_server.url})
     yield client
     client.__exit__(None, None, None)
 
 
 def context(topic: str = "clicks") -> SerializationContext:
-    """What a value of a topic is serialized for."""
+    """Return the context in which a value of a topic is serialized."""
     return SerializationContext(topic, MessageField.VALUE)
 
 
 def test_a_client_registers_finds_and_deletes_schemas(registry: SchemaRegistryClient) -> None:
-    """Every call of Confluent's client that is about subjects, versions and ids gets the answer that it expects."""
+    """Every call of Confluent's client about subjects, versions and ids gets the expected response."""
     schema = Schema(json.dumps(CLICK), "AVRO")
     number = registry.register_schema("clicks-value", schema)
     assert registry.get_schema(number).schema_type == "AVRO"
@@ -65,7 +65,7 @@ def test_a_client_registers_finds_and_deletes_schemas(registry: SchemaRegistryCl
 
 
 def test_a_client_is_told_what_does_not_fit(registry: SchemaRegistryClient) -> None:
-    """Levels of compatibility are set, asked about, and kept; errors have Confluent's codes."""
+    """Compatibility levels are set and applied; errors have Confluent's codes."""
     registry.register_schema("clicks-value", Schema(json.dumps(CLICK), "AVRO"))
     needs_more = Schema(json.dumps({**CLICK, "fields": [*CLICK["fields"], {"name": "user", "type": "string"}]}), "AVRO")
     assert not registry.test_compatibility("clicks-value", needs_more)
@@ -89,7 +89,7 @@ def test_a_client_is_told_what_does_not_fit(registry: SchemaRegistryClient) -> N
 
 
 def test_avro_goes_between_their_serializers_and_ours(registry: SchemaRegistryClient, store: LogStore) -> None:
-    """What Confluent's serializer writes ours reads, and the other way round, bytes and ids alike."""
+    """Confluent's Avro serializer and this library's are interchangeable, byte for byte."""
     value = {"page": "/", "at": 7}
     theirs = AvroSerializer(registry, json.dumps(CLICK))(value, context())
     ours = schemas.AvroSerializer(store.schemas, CLICK)
@@ -99,7 +99,7 @@ def test_avro_goes_between_their_serializers_and_ours(registry: SchemaRegistryCl
 
 
 def test_json_goes_between_their_serializers_and_ours(registry: SchemaRegistryClient, store: LogStore) -> None:
-    """The same for JSON, with a schema that refers to another one."""
+    """JSON serializers are interchangeable, with a schema that refers to another schema."""
     page = {"type": "string", "pattern": "^/"}
     registry.register_schema("page.json", Schema(json.dumps(page), "JSON"))
     click = {
@@ -123,7 +123,7 @@ def test_json_goes_between_their_serializers_and_ours(registry: SchemaRegistryCl
 
 
 def _message_classes() -> dict[str, Any]:
-    """Of two files: one imports the other, and Google's."""
+    """Return message classes of two files, of which one imports the other."""
     pool = DescriptorPool()
     money = descriptor_pb2.FileDescriptorProto()
     money_pb2.DESCRIPTOR.CopyToProto(money)
@@ -150,7 +150,7 @@ def _message_classes() -> dict[str, Any]:
 def test_protobuf_goes_between_their_serializers_and_ours(
     registry: SchemaRegistryClient, store: LogStore, name: str
 ) -> None:
-    """The same for messages, whatever their place in a file, with what the file imports."""
+    """Protobuf serializers are interchangeable, for every message of a file and its imports."""
     classes = _message_classes()
     if name == "shop.Order":
         value = classes[name](place=classes["shop.Place"](city="Ulm"), price=classes["google.type.Money"](units=3))
@@ -171,7 +171,7 @@ def test_protobuf_goes_between_their_serializers_and_ours(
 def test_a_remote_registry_serves_serializers_as_the_store_does(
     http_server: HttpServer, store: LogStore, serve: Callable[..., HttpServer]
 ) -> None:
-    """Through a URL the same bytes come out, ids and references included."""
+    """A registry URL gives the same bytes, ids and references as the store."""
     remote = schemas.RemoteRegistry(http_server.url)
     values = [{"page": "/", "at": 7}]
     here = schemas.AvroSerializer(store.schemas, CLICK).serialize("clicks", values)
@@ -186,7 +186,7 @@ def test_a_remote_registry_serves_serializers_as_the_store_does(
 
 
 def test_records_of_their_clients_are_read_from_the_store(registry: SchemaRegistryClient, store: LogStore) -> None:
-    """A consumer of the store hands out what Confluent's serializers have written into its topics."""
+    """A consumer of the store decodes values of Confluent's serializers."""
     serializer = AvroSerializer(registry, json.dumps(CLICK))
     store.create_topic("clicks")
     log = store.topic("clicks").partition(0)

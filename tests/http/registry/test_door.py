@@ -1,4 +1,4 @@
-"""The registry's door: codes, rights, and what it is asked that it cannot do."""
+"""The schema registry over HTTP: error codes, access rights and limits."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ INT = {"schema": '"int"'}
 
 
 def answer(response: httpx.Response) -> tuple[int, Any]:
-    """Status, and the code of the error."""
+    """Return the status and the error code."""
     return response.status_code, response.json().get("error_code")
 
 
@@ -62,14 +62,14 @@ WRONG: list[tuple[str, str, Any, tuple[int, int]]] = [
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_what_is_wrong_has_confluents_codes(client: Client, store: LogStore, number: int) -> None:
-    """Status and code of each error, as clients know them."""
+    """Each error has Confluent's status and code."""
     store.schemas.register("t", schemas.Draft('"int"'))
     method, path, body, wanted = WRONG[number]
     assert answer(client.request(method, path, json=body)) == wanted
 
 
 def test_a_subject_may_have_any_name(client: Client) -> None:
-    """Slashes, spaces and what else a path has to quote."""
+    """Subjects may contain slashes, spaces and other characters that a path escapes."""
     for name in ("a/b c", "ä:?#", "versions", "x/versions"):
         quoted = "".join(f"%{byte:02X}" for byte in name.encode())
         assert client.post(f"/subjects/{quoted}/versions", json=INT).status_code == 200
@@ -78,7 +78,7 @@ def test_a_subject_may_have_any_name(client: Client) -> None:
 
 
 def test_answers_are_confluents(client: Client) -> None:
-    """Shapes of answers, with nothing said of what is as usual."""
+    """Responses have Confluent's shape, and omit fields with default values."""
     assert client.post("/subjects/s/versions", json=INT).json() == {"id": 1, "version": 1}
     made = client.get("/subjects/s/versions/1")
     assert made.json() == {"subject": "s", "version": 1, "id": 1, "schema": '"int"'}
@@ -110,7 +110,7 @@ def test_answers_are_confluents(client: Client) -> None:
 
 
 def test_without_writes_schemas_are_registered_and_nothing_is_deleted(read_only_client: Client) -> None:
-    """Registering is what serializers do; settings and deletions are an administrator's."""
+    """A read-only server registers schemas, but refuses settings and deletions."""
     assert read_only_client.post("/subjects/s/versions", json=INT).status_code == 200
     for method, path in (("DELETE", "/subjects/s"), ("PUT", "/config"), ("PUT", "/mode"), ("DELETE", "/config")):
         assert answer(read_only_client.request(method, path, json={"mode": "READONLY"}))[0] == 403
@@ -120,7 +120,7 @@ def test_without_writes_schemas_are_registered_and_nothing_is_deleted(read_only_
 def test_rules_of_the_topic_say_who_may_do_what(
     serve: Callable[..., HttpServer], tmp_path: Path, store: LogStore
 ) -> None:
-    """READ for reading, WRITE for registering; a password in a URL is used, and never told."""
+    """Reading requires READ and registering WRITE; a password in a URL is used and never shown."""
     users, acls = tmp_path / "users.json", tmp_path / "acls"
     for name in ("reader", "writer"):
         add_user(str(users), name, "secret-1234")
@@ -140,7 +140,7 @@ def test_rules_of_the_topic_say_who_may_do_what(
 
 
 class _NoRegistry(BaseHTTPRequestHandler):
-    """Something else that speaks HTTP."""
+    """An HTTP server that is not a registry."""
 
     def do_GET(self) -> None:
         elsewhere = self.path.endswith("/2")
@@ -152,11 +152,11 @@ class _NoRegistry(BaseHTTPRequestHandler):
         self.wfile.write(b"ok")
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_a_registry_that_does_not_answer_is_told(http_server: HttpServer) -> None:
-    """No port, no registry, another place that it names, no URL."""
+    """A closed port, another server, a redirect and an invalid URL raise a clear error."""
     with pytest.raises(registry_errors.RegistryUnavailable):
         schemas.RemoteRegistry("http://127.0.0.1:1").by_id(1)
     with pytest.raises(InvalidConfig):
@@ -175,7 +175,7 @@ def test_a_registry_that_does_not_answer_is_told(http_server: HttpServer) -> Non
 
 
 def test_damage_is_told_with_the_code_of_the_store(client: Client, store: LogStore) -> None:
-    """What keeps the registry from reading its topic is 50001, and the door goes on."""
+    """If the registry cannot read its topic, the error has code 50001 and the server keeps running."""
     store.schemas.register("s", schemas.Draft('"int"'))
     store.close()
     status, code = answer(client.get("/subjects"))
@@ -184,7 +184,7 @@ def test_damage_is_told_with_the_code_of_the_store(client: Client, store: LogSto
 
 
 def test_bodies_are_as_large_as_schemas_may_be(client: Client, read_only_client: Client) -> None:
-    """More is not gathered; and nothing of what is refused anyway."""
+    """Larger bodies are refused without being read; refused requests are not read either."""
     large = b'{"schema": "' + b"x" * (9 << 20) + b'"}'
     assert client.post("/subjects/s/versions", content=large).status_code == 413
     assert read_only_client.put("/config", content=large).status_code == 403

@@ -1,4 +1,5 @@
-"""Who may do what over REST: the same rules as at the Kafka door, and consumers that are their owners' alone."""
+"""Access rules of the REST API: the same rules as in the Kafka server, and consumer instances that belong to one
+user."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 
 @pytest.fixture
 def guarded(store: LogStore, tmp_path: Path) -> Any:
-    """A door with users ann, who may do all with `a` and group `g`, bob, who may read `a`, and eve, who may nothing."""
+    """Provide a client with users ann (everything on `a` and group `g`), bob (may read `a`) and eve (no rights)."""
     path = str(tmp_path / "users.json")
     for name in ("ann", "bob", "eve"):
         add_user(path, name, "pw", iterations=4096)
@@ -42,12 +43,12 @@ def guarded(store: LogStore, tmp_path: Path) -> Any:
 
 
 def by(name: str, **headers: str) -> dict[str, str]:
-    """Headers that say who asks."""
+    """Return the headers of a user."""
     return {"authorization": "Basic " + base64.b64encode(f"{name}:pw".encode()).decode(), **headers}
 
 
 def test_topics_that_one_may_see(guarded: Client) -> None:
-    """Others' topics are not listed, and asking for one is forbidden, with the proxy's number."""
+    """Hidden topics are not listed, and requests for them get 403 with the proxy's code."""
     assert guarded.get("/topics", headers=by("ann")).json() == ["a"]
     assert guarded.get("/topics", headers=by("eve")).json() == []
     for path in ("/topics/b", "/topics/b/partitions", "/topics/b/partitions/0/offsets"):
@@ -57,7 +58,7 @@ def test_topics_that_one_may_see(guarded: Client) -> None:
 
 
 def test_reading_and_writing(guarded: Client) -> None:
-    """Reading, appending and streaming take the right to do so with that topic."""
+    """Reading, appending and streaming require the right on the topic."""
     body = {"records": [{"value": 1}]}
     for who, topic, write, read in (
         ("ann", "a", 200, 200),
@@ -77,7 +78,7 @@ def test_reading_and_writing(guarded: Client) -> None:
 
 
 def test_consumers_are_their_owners(guarded: Client) -> None:
-    """Nobody finds another one's instance, not even one who may read the same group; names do not clash."""
+    """Users cannot reach instances of other users, even in the same group, and names of instances do not clash."""
     body, instance = {"content-type": "application/vnd.kafka.v2+json"}, "/consumers/g/instances/n"
 
     def post(who: str, path: str, document: Any) -> int:
@@ -101,7 +102,7 @@ def test_consumers_are_their_owners(guarded: Client) -> None:
 
 @pytest.mark.parametrize("how", ["subscription", "topic_pattern", "assignments"])
 def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
-    """An instance hands out nothing of a topic that its owner may read no more; nothing is skipped for that."""
+    """An instance stops returning records once its owner may no longer read the topic, and skips none."""
     body, instance = {"content-type": "application/vnd.kafka.v2+json"}, "/consumers/g/instances/n"
     authorizer, store = guarded.context.authorizer, guarded.context.store
     assert isinstance(authorizer, Authorizer)
@@ -133,7 +134,7 @@ def test_reading_ends_with_the_right_to_it(guarded: Client, how: str) -> None:
 
 @pytest.mark.parametrize("path", ["/topics/a/records", "/v3/clusters/{}/topics/a/records"])
 def test_writing_ends_with_the_right_to_it(guarded: Client, path: str) -> None:
-    """A body that goes on when the right is taken away gets no further record in."""
+    """A long request appends no further record once the right is revoked."""
     authorizer, store = guarded.context.authorizer, guarded.context.store
     assert isinstance(authorizer, Authorizer)
     rule = Rule("User:eve", Permission.ALLOW, Operation.WRITE, ResourceType.TOPIC, "a")
@@ -153,7 +154,7 @@ def test_writing_ends_with_the_right_to_it(guarded: Client, path: str) -> None:
 
 
 def test_assignments_of_hidden_topics(guarded: Client) -> None:
-    """Who may know of a group is told of what its members read only the topics that he may see."""
+    """Assignments of a visible group list only topics that the user may see."""
     store, authorizer = guarded.context.store, guarded.context.authorizer
     assert isinstance(authorizer, Authorizer)
     authorizer.add([Rule("User:eve", Permission.ALLOW, Operation.DESCRIBE, ResourceType.GROUP, "g")])
@@ -170,7 +171,7 @@ def test_assignments_of_hidden_topics(guarded: Client) -> None:
 
 
 def test_a_store_that_cannot_be_written(store: LogStore) -> None:
-    """Every way to append is answered with 403 as a whole, and not record by record."""
+    """Every append to a read-only store gets 403 for the whole request, not an error for each record."""
     store.create_topic("t")
     cluster = "/v3/clusters/{}/topics/t"
     with (
@@ -192,7 +193,7 @@ def test_a_store_that_cannot_be_written(store: LogStore) -> None:
 
 
 def test_nobody_takes_all_consumers(guarded: Client) -> None:
-    """Of the instances that there may be one user has a quarter; the others are for others."""
+    """One user may have a quarter of all consumer instances."""
 
     def make(who: str) -> int:
         headers = by(who, **{"content-type": "application/vnd.kafka.v2+json"})
@@ -210,7 +211,7 @@ def test_nobody_takes_all_consumers(guarded: Client) -> None:
 
 
 def test_administration(guarded: Client) -> None:
-    """Topics are made, altered and deleted by whom the rules allow it, and groups told to whom they allow it."""
+    """Topics can be created, changed and deleted, and groups listed, as the rules allow."""
     cluster = "/v3/clusters/" + guarded.get("/v3/clusters", headers=by("ann")).json()["data"][0]["cluster_id"]
     for who, status in (("bob", 403), ("ann", 204)):
         changes = {"data": [{"name": "retention.ms", "value": "5"}]}

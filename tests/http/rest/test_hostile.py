@@ -1,4 +1,4 @@
-"""Bodies that are broken, huge, slow or cut off; over a port, on bare sockets, where it matters."""
+"""Malformed, huge, slow and truncated bodies, on plain sockets where it matters."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ BINARY = "application/vnd.kafka.binary.v2+json"
 
 
 def post(client: Client, body: bytes, content_type: str = JSON) -> httpx.Response:
-    """To topic `t`."""
+    """Post to topic `t`."""
     return client.post("/topics/t", content=body, headers={"content-type": content_type})
 
 
@@ -49,7 +49,7 @@ def post(client: Client, body: bytes, content_type: str = JSON) -> httpx.Respons
     ids=lambda given: str(given)[:30],
 )  # fmt: skip
 def test_broken_bodies(store: LogStore, client: Client, body: bytes, status: int) -> None:
-    """What is no JSON, or says what cannot be, is refused as a whole, and told in words."""
+    """Malformed JSON and invalid content are refused as a whole, with an explanation."""
     log = store.create_topic("t").partition(0)
     answer = post(client, body)
     assert answer.status_code == status, answer.text
@@ -59,14 +59,14 @@ def test_broken_bodies(store: LogStore, client: Client, body: bytes, status: int
 
 @pytest.mark.parametrize("value", ['"*"', '"AA"', '"AAA"', '"A A="', '"-_=="', "1", "[]", '"\\u00e9"'])
 def test_broken_base64(store: LogStore, client: Client, value: str) -> None:
-    """What is no base64 is refused, and nothing of the request is appended."""
+    """Invalid base64 is refused, and the whole request appends nothing."""
     log = store.create_topic("t").partition(0)
     assert post(client, f'{{"records":[{{"value":"AAAA"}},{{"value":{value}}}]}}'.encode(), BINARY).status_code == 422
     assert log.log_end_offset == 0
 
 
 def test_numbers_and_names_are_kept(store: LogStore, client: Client) -> None:
-    """Of a field that comes twice in a request the last counts; inside of values nothing is touched."""
+    """The last of repeated request fields counts; values are appended unchanged."""
     log = store.create_topic("t").partition(0)
     value = b'{"a":1,"a":2,"n":1e999,"m":123456789012345678901234567890,"z":-0.0}'
     assert post(client, b'{"records":[{"value":0}],"records":[{"value":%b}]}' % value).status_code == 200
@@ -74,7 +74,7 @@ def test_numbers_and_names_are_kept(store: LogStore, client: Client) -> None:
 
 
 def test_one_large_request(store: LogStore, client: Client) -> None:
-    """A body of 30 MB of small records takes a few times its size, and no more."""
+    """A body of 30 MB of small records uses only a few times its size."""
     store.create_topic("t")
     record = b'{"value":"%b"}' % (b"x" * 300)
     body = b'{"records":[' + b",".join([record] * 100_000) + b"]}"
@@ -91,7 +91,7 @@ def test_one_large_request(store: LogStore, client: Client) -> None:
 
 
 def test_too_large(store: LogStore, serve) -> None:  # type: ignore[no-untyped-def]
-    """Beyond the limit a body is refused, whether it says its size or not; the door goes on."""
+    """Bodies beyond the limit are refused, with and without a declared size, and the server keeps running."""
     store.create_topic("t")
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=10_000)))
     with httpx.Client(base_url=server.url) as web:
@@ -108,7 +108,7 @@ def test_too_large(store: LogStore, serve) -> None:  # type: ignore[no-untyped-d
 
 
 def _exchange(server: HttpServer, *pieces: bytes, pause_s: float = 0.0, ends: bool = False) -> bytes:
-    """Send pieces on a connection of their own, and with ``ends`` its end; all that is answered."""
+    """Send pieces on a connection of its own, close it with ``ends``, and return everything received."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as sock:
         for piece in pieces:
@@ -128,7 +128,7 @@ def _head(server: HttpServer, path: str, *fields: str) -> bytes:
 
 
 def test_truncated(store: LogStore, http_server: HttpServer) -> None:
-    """A request that ends before its body does appends nothing; of lines, none that are not of a whole chunk."""
+    """A truncated request appends nothing; truncated lines append only complete chunks."""
     log = store.create_topic("t").partition(0)
     body = json.dumps({"records": [{"value": 1}] * 100}).encode()
     head = _head(http_server, "/topics/t", f"content-type: {JSON}", f"content-length: {len(body)}")
@@ -140,7 +140,7 @@ def test_truncated(store: LogStore, http_server: HttpServer) -> None:
 
 
 def test_in_pieces(store: LogStore, http_server: HttpServer) -> None:
-    """A body that comes a byte at a time, or in chunks, is one body."""
+    """A body that arrives byte by byte or in chunks is one body."""
     log = store.create_topic("t").partition(0)
     body = b'{"records":[{"value":"abc"}]}'
     head = _head(http_server, "/topics/t", f"content-type: {JSON}", f"content-length: {len(body)}")
@@ -160,7 +160,7 @@ def test_in_pieces(store: LogStore, http_server: HttpServer) -> None:
 def test_who_would_rather_have_another_protocol(
     store: LogStore, http_server: HttpServer, protocol: str, size: int, is_chunked: bool
 ) -> None:
-    """Java's client asks for HTTP/2 with whatever it sends first: that is done as it is, and what comes behind it."""
+    """A request that offers HTTP/2, as Java's client sends it, is handled together with its body."""
     log = store.create_topic("t").partition(0)
     body = b"a\nb\n"
     framed = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -190,7 +190,7 @@ def test_who_would_rather_have_another_protocol(
 
 
 def test_records_are_answered_while_more_come(store: LogStore, http_server: HttpServer) -> None:
-    """On one connection of version 3 the outcome of a record comes before the next record is sent."""
+    """Version 3 sends the outcome of a record before the client sends the next record."""
     store.create_topic("t")
     cluster = httpx.get(f"{http_server.url}/v3/clusters").json()["data"][0]["cluster_id"]
     host, _, port = http_server.address.rpartition(":")
@@ -213,7 +213,7 @@ def test_records_are_answered_while_more_come(store: LogStore, http_server: Http
 
 
 def test_more_than_a_request_may_have(store: LogStore, serve: Callable[..., HttpServer]) -> None:
-    """Records that come one by one, up to the limit, have their outcomes; that of what is beyond says so."""
+    """Records up to the size limit have their outcomes, and the last outcome reports the limit."""
     log = store.create_topic("t").partition(0)
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=10_000)))
     cluster = httpx.get(f"{server.url}/v3/clusters").json()["data"][0]["cluster_id"]
@@ -236,7 +236,7 @@ def _large_and_slow(server: HttpServer) -> socket.socket:
 
 
 def test_slow_senders_of_large_bodies(store: LogStore, http_server: HttpServer) -> None:
-    """They hold what they have sent, and no places: a large body of somebody else is seen to meanwhile."""
+    """Slow senders hold the memory of what they sent, but another large body is handled meanwhile."""
     log = store.create_topic("t").partition(0)
     socks = [_large_and_slow(http_server) for _ in range(8)]
     time.sleep(0.5)
@@ -248,7 +248,7 @@ def test_slow_senders_of_large_bodies(store: LogStore, http_server: HttpServer) 
 
 
 def test_a_large_body_has_a_least_rate(store: LogStore, http_server: HttpServer) -> None:
-    """One that comes more slowly than a MiB in a time is answered 408, and hung up on."""
+    """A body that arrives too slowly gets 408, and the connection is closed."""
     store.create_topic("t")
     with mock.patch.object(large_bodies, "_SECONDS_PER_MIB", 0.3), _large_and_slow(http_server) as sock:
         answer = b""
@@ -258,7 +258,7 @@ def test_a_large_body_has_a_least_rate(store: LogStore, http_server: HttpServer)
 
 
 def test_room_for_large_bodies() -> None:
-    """Room has a bound, who finds none for long is told so; who has held some for longest always goes on."""
+    """Memory for bodies is limited. A request that waits too long gets 503; the oldest holder never waits."""
 
     async def fill() -> None:
         large = large_bodies.LargeBodies(100)
@@ -281,12 +281,12 @@ def test_room_for_large_bodies() -> None:
 
 
 def _slow_sender(server: HttpServer, path: str, content_type: str, begin: bytes, size: int) -> socket.socket:
-    """Sends the begin of a body that does not end, and ``size`` bytes more of it."""
+    """Send the beginning of an endless body and ``size`` bytes more."""
     host, _, port = server.address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=20)
     sock.sendall(_head(server, path, f"content-type: {content_type}", "content-length: 90000000") + begin)
     sock.settimeout(0.5)
-    with contextlib.suppress(TimeoutError):  # nobody takes it: there is no room
+    with contextlib.suppress(TimeoutError):  # the server does not read it: its memory for bodies is in use
         sock.sendall(b"x" * size)
     return sock
 
@@ -295,7 +295,7 @@ def _slow_sender(server: HttpServer, path: str, content_type: str, begin: bytes,
 def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
     store: LogStore, serve: Callable[..., HttpServer], kind: str
 ) -> None:
-    """However a body is read: what all requests keep is room for four of the largest, and one that goes on."""
+    """All requests together hold at most four of the largest bodies, and the oldest one's, whatever reads them."""
     store.create_topic("t")
     server = serve(HttpSettings(limits=HttpLimits(request_bytes=100 << 20)))
     large = server.context.large_bodies
@@ -314,7 +314,7 @@ def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
         while large.reserved_bytes < 7 << 20:
             assert time.monotonic() < ends_s, large.reserved_bytes
             time.sleep(0.01)
-        # The one that has held room for longest may go on beyond it.
+        # The oldest holder may exceed the limit.
         assert large.reserved_bytes <= (8 << 20) + (6 << 20)
     finally:
         for sock in socks:
@@ -326,7 +326,7 @@ def test_what_is_kept_of_a_body_has_a_bound_for_all_of_them(
 
 
 class _Searched(bytearray):
-    """Counts the bytes that are looked through."""
+    """Counts the bytes that are scanned."""
 
     count = 0
 
@@ -340,7 +340,7 @@ class _Searched(bytearray):
 
 
 def test_a_long_line_is_looked_through_once() -> None:
-    """However many pieces it comes in; and the lines behind it are found."""
+    """The pieces of a long line are scanned once, and lines after it are found."""
     sent: list[bytes] = []
     call = mock.Mock(content_type="text/plain")
     lines_in = line_endpoints.LineAppender(call, "t", AppendQuery())
@@ -356,7 +356,7 @@ def test_a_long_line_is_looked_through_once() -> None:
 
 
 def test_many_at_once(store: LogStore, http_server: HttpServer) -> None:
-    """Many clients that break off in the middle of large bodies leave the door as it was."""
+    """Many clients that disconnect within large bodies leave no state in the server."""
     store.create_topic("t")
     host, _, port = http_server.address.rpartition(":")
     socks = []

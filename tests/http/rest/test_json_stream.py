@@ -1,4 +1,4 @@
-"""Objects one behind the other, however they are cut into pieces."""
+"""Concatenated JSON objects, split into pieces at any byte."""
 
 import json
 from typing import Any
@@ -19,14 +19,14 @@ _OBJECTS = st.lists(st.dictionaries(st.text(max_size=4), _VALUES, max_size=3), m
 
 
 def decode(data: bytes) -> Any:
-    """Any object."""
+    """Decode any object."""
     return msgspec.json.decode(data, type=dict[str, Any])
 
 
 @given(objects=_OBJECTS, between=st.sampled_from(["", "\n", " ", "\r\n\t", "\n\n"]), size=st.integers(1, 50),
        indent=st.sampled_from([None, 1]))  # fmt: skip
 def test_pieces_do_not_matter(objects: list[dict[str, Any]], between: str, size: int, indent: int | None) -> None:
-    """The same objects come out, whatever lies between them and wherever the pieces end."""
+    """The same objects are returned, whatever separates them and wherever pieces end."""
     data = between.join(json.dumps(one, indent=indent, ensure_ascii=False) for one in objects).encode()
     taker = JsonObjectSplitter(decode, 1 << 20)
     found = [one for at in range(0, len(data), size) for one in taker.feed(data[at : at + size])]
@@ -42,7 +42,7 @@ def test_pieces_do_not_matter(objects: list[dict[str, Any]], between: str, size:
     ],
 )  # fmt: skip
 def test_what_is_no_object_ends_it(data: bytes, whole: int) -> None:
-    """Objects before it are handed out, and it is told that the rest cannot be understood."""
+    """Objects before malformed data are returned, and the error ends the stream."""
     taker, found = JsonObjectSplitter(decode, 1000), []
 
     def take_all() -> None:
@@ -55,14 +55,14 @@ def test_what_is_no_object_ends_it(data: bytes, whole: int) -> None:
 
 
 def test_another_shape_is_told_and_stepped_over() -> None:
-    """An object that is none of the type gives its error in its place; those behind it come."""
+    """An object of another shape yields its error, and the objects after it are decoded."""
     taker = JsonObjectSplitter(msgspec.json.Decoder(dict[str, int]).decode, 1000)
     found = list(taker.feed(b'{"a":1}{"a":"x"}{"a":2}\n{"a":"y"}\n{"a":3}'))
     assert [type(one).__name__ for one in found] == ["dict", "ValidationError", "dict", "ValidationError", "dict"]
 
 
 def test_many_small_pieces_of_one_large_object() -> None:
-    """An object is looked through once, however many pieces it comes in: a megabyte in pieces of 16 bytes is quick."""
+    """An object is scanned once: a megabyte in pieces of 16 bytes is quick."""
     data = b'{"a":"' + b"x" * 1_000_000 + b'","b":[' + b"1," * 20_000 + b"1]}"
     taker = JsonObjectSplitter(decode, 1 << 22)
     found = [one for at in range(0, len(data), 16) for one in taker.feed(data[at : at + 16])]
@@ -72,7 +72,7 @@ def test_many_small_pieces_of_one_large_object() -> None:
 @pytest.mark.parametrize("end", [b"\n", b""])
 @pytest.mark.parametrize("size", [1 << 20, 1000])
 def test_many_small_objects_in_one_line(end: bytes, size: int) -> None:
-    """What is looked at and handed on is the line once and each object once, and not the rest for each object."""
+    """The line is scanned once, and each object is decoded once."""
     lengths: list[int] = []
 
     def counting(one: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Names with slashes, dots, percents and other scripts: what Kafka's clients can name, a path can name, too."""
+"""Names with slashes, dots, percent signs and other scripts can be part of a path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 def one_segment(name: str) -> str:
-    """As a client writes a name that it was given, in a path."""
+    """Return a name escaped by a client for a path."""
     return quote(name, safe="").replace(".", "%2E")
 
 
 def links(document: Any) -> Iterator[str]:
-    """Every address in an answer."""
+    """Return every address in a response."""
     if isinstance(document, dict):
         for key, value in document.items():
             if key in ("self", "related") and value:
@@ -41,7 +41,7 @@ def links(document: Any) -> Iterator[str]:
 
 
 def test_an_instance_of_any_group_and_name(store: LogStore, web: httpx.Client) -> None:
-    """Made, used by the address that is answered and by one that the client writes, and deleted; no other is meant."""
+    """An instance works under the returned address and under one that the client escapes."""
     store.create_topic("t").partition(0).append([b"1"])
     for name in NAMES:
         use_instance(web, name)
@@ -49,7 +49,7 @@ def test_an_instance_of_any_group_and_name(store: LogStore, web: httpx.Client) -
 
 
 def use_instance(web: httpx.Client, name: str) -> None:
-    """Of a group and a name that are the same."""
+    """Use an instance whose name is also the name of its group."""
     made = []
     for instance in (name, f"{name}2"[-255:]):
         answer = web.post(
@@ -73,14 +73,14 @@ def use_instance(web: httpx.Client, name: str) -> None:
 
 
 def test_any_group_and_what_it_links_to(store: LogStore, http_server: HttpServer, web: httpx.Client) -> None:
-    """In version 3 every address in an answer leads somewhere: the group's, its lags', its members'."""
+    """In version 3, every link of a group, its lags and its members works."""
     store.create_topic("t").partition(0).append([b"1", b"2"])
     for name in NAMES:
         follow_links(store, http_server, web, name)
 
 
 def follow_links(store: LogStore, http_server: HttpServer, web: httpx.Client, name: str) -> None:
-    """Of a group of that name."""
+    """Follow the links of a group of that name."""
     store.groups.reset(name, {TopicPartition("t", 0): 1})
     made = web.post(f"/consumers/{one_segment(name)}", headers=V2, json={"name": name, "format": "json"}).json()
     assert web.post(f"{made['base_uri']}/subscription", headers=V2, json={"topics": ["t"]}).status_code == 204
@@ -107,13 +107,13 @@ def follow_links(store: LogStore, http_server: HttpServer, web: httpx.Client, na
 
 
 def test_any_subject_of_the_registry(web: httpx.Client) -> None:
-    """With its slashes written in percents a subject is never taken for another one's version."""
+    """A subject with escaped slashes is never mistaken for a version of another subject."""
     for name in (*NAMES[:-2], "a/versions", "a/versions/1", "versions", "s/config"):
         use_subject(web, name)
 
 
 def use_subject(web: httpx.Client, name: str) -> None:
-    """From its first version to its last."""
+    """Use a subject from its first version to its deletion."""
     schema = {"schema": '"string"'}
     at = f"/subjects/{one_segment(name)}"
     first = web.post(f"{at}/versions", json=schema).json()["version"]
@@ -133,21 +133,21 @@ def use_subject(web: httpx.Client, name: str) -> None:
 
 
 def test_slashes_of_a_subject_may_be_written_as_they_are(web: httpx.Client) -> None:
-    """Some clients do so."""
+    """Some clients do not escape slashes in subjects."""
     assert web.post("/subjects/team/a/versions", json={"schema": '"string"'}).json()["id"] == 1
     assert web.get("/subjects").json() == ["team/a"]
     assert web.get("/subjects/team/a/versions/1").json()["subject"] == "team/a"
 
 
 def test_a_path_that_is_no_text_names_nothing(http_server: HttpServer) -> None:
-    """Bytes that are no UTF-8 are not taken for a name."""
+    """A path that is not UTF-8 gets 400."""
     for path in ("/consumers/%ff", "/consumers/a%2f%c3/instances/x", "/subjects/%80/versions"):
         answer = httpx.post(f"{http_server.url}{path}", headers=V2, json={})
         assert (answer.status_code, answer.json()["message"]) == (400, "the path of the request is not UTF-8")
 
 
 def test_the_console_links_to_any_group(store: LogStore, web: httpx.Client) -> None:
-    """From the list of groups to the group, and to the form that moves its positions."""
+    """The console links to the group's page and to its form."""
     store.create_topic("t").partition(0).append([b"1", b"2"])
     for name in NAMES:
         store.groups.reset(name, {TopicPartition("t", 0): 1})

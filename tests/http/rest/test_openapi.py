@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is one, and what is answered is in it."""
+"""The OpenAPI document is valid, and responses match it."""
 
 import itertools
 import time
@@ -26,7 +26,7 @@ _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance
 
 
 def test_it_describes_every_route(client: Client) -> None:
-    """The document that is answered has every endpoint, and each parameter and reference of it leads somewhere."""
+    """The document has every endpoint, and all its parameters and references are defined."""
     document = client.get("/openapi.json").json()
     assert document == openapi()
     assert document["openapi"] == "3.1.0"
@@ -50,7 +50,7 @@ def test_it_describes_every_route(client: Client) -> None:
 
 
 def _paths(store: LogStore) -> dict[str, list[Any]]:
-    """What there is to be asked for, so that more than 404 is answered."""
+    """Return path parameters that exist, so that operations return more than 404."""
     import base64
 
     cluster = base64.urlsafe_b64encode(bytes.fromhex(store.store_id)).decode().rstrip("=")
@@ -64,7 +64,7 @@ def _paths(store: LogStore) -> dict[str, list[Any]]:
 def _ask(
     client: Client, operation: Any, known: dict[str, list[Any]], turns: Iterator[int], asked: set[tuple[str, int]]
 ) -> None:
-    """Ask for one operation in many ways, and check each answer."""
+    """Request one operation in many ways, and check each response."""
     body = {"content-type": "application/vnd.kafka.v2+json"}
 
     @given(case=operation.as_strategy(), picks=st.lists(st.integers(0, 5), min_size=5, max_size=5))
@@ -90,7 +90,7 @@ def _ask(
 
 @pytest.mark.long
 def test_answers_are_as_it_says(store: LogStore, client: Client, tmp_path: Path) -> None:
-    """Whatever is asked for, by the document and beside it: no answer is a failure of ours, or is not in it."""
+    """Generated requests get only responses that the document describes, and no internal error."""
     store.create_topic("t", partitions=2).partition(0).append([b'{"a":1}', b"\xff", None], keys=[b"k", None, b"z"])
     store.create_topic("u")
     store.groups.reset("g", {("t", 0): 1})  # type: ignore[dict-item]
@@ -112,7 +112,7 @@ def test_answers_are_as_it_says(store: LogStore, client: Client, tmp_path: Path)
 
 
 def test_a_read_only_door_describes_itself_as_well(store: LogStore, read_only_client: Client) -> None:
-    """What may not be changed is answered as the document has it."""
+    """Responses of a read-only server match the document, too."""
     document = openapi()
     answer = read_only_client.delete(f"/v3/clusters/{_paths(store)['cluster_id'][0]}/topics/t")
     assert answer.status_code == 403

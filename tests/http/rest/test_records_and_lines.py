@@ -1,4 +1,4 @@
-"""What is ours: records by offset, and lines in and out."""
+"""Endpoints that the REST Proxy lacks: records by offset, and lines."""
 
 import base64
 import json
@@ -27,12 +27,12 @@ LINES = {"accept": "application/x-ndjson"}
 
 
 def records_of(store: LogStore, partition: int = 0) -> list[Record]:
-    """All records of a partition of `t`."""
+    """Return all records of a partition of `t`."""
     return [record for batch in store.topic("t").partition(partition).read(0) for record in batch]
 
 
 def test_a_page(store: LogStore, client: Client) -> None:
-    """Records from an offset on, where to go on, and where the partition begins and ends."""
+    """A page has records from an offset, the next offset, and the start and end of the partition."""
     log = store.create_topic("t").partition(0)
     log.append([b"a", None, b"\xff"], keys=[b"k", b"\xfe", None], timestamps=[1, 2, 3],
                headers=[[("h", b"x"), ("n", None)], None, [("b", b"\xff")]])  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_page(store: LogStore, client: Client) -> None:
 
 
 def test_values_as_json(store: LogStore, client: Client) -> None:
-    """Values that are JSON are part of the document, byte for byte; others say what they are."""
+    """JSON values are embedded byte for byte; other values have a field for their encoding."""
     store.create_topic("t").partition(0).append([b'{"a": 1.50}', b"plain", b"\xff", None, b"[1,\n 2]"])
     answer = client.get("/topics/t/partitions/0/records?values=json")
     assert b'"value":{"a": 1.50}' in answer.content
@@ -72,7 +72,7 @@ def test_values_as_json(store: LogStore, client: Client) -> None:
 
 
 def test_lines_out(store: LogStore, client: Client) -> None:
-    """Lines are what a page has, for as many records as there are; or the values alone, as they are."""
+    """Lines return all records of a partition, or the values alone."""
     log = store.create_topic("t").partition(0)
     for start in range(0, 5000, 100):
         log.append([b"value %d" % number for number in range(start, start + 100)])
@@ -86,7 +86,7 @@ def test_lines_out(store: LogStore, client: Client) -> None:
 
 
 def test_what_readers_are_shown(store: LogStore, client: Client) -> None:
-    """An open transaction is not shown to who reads committed, nor what is not on disk to who wants no loss."""
+    """read_committed hides open transactions, and durable_only hides unsynced records."""
     log = store.create_topic("t", fsync="never").partition(0)
     log.append([b"a"], ack="durable")
     with store.producer(name="p") as producer, producer.transaction():
@@ -102,7 +102,7 @@ def test_what_readers_are_shown(store: LogStore, client: Client) -> None:
 
 
 def test_where_nothing_is(store: LogStore, client: Client) -> None:
-    """An offset that is not there, a partition, a topic, a query that is none: each is told, of lines, too."""
+    """Unknown offsets, partitions and topics and invalid queries get an error, for lines, too."""
     log = store.create_topic("t").partition(0)
     log.append([b"a"] * 10)
     log.truncate(5)
@@ -121,7 +121,7 @@ def test_where_nothing_is(store: LogStore, client: Client) -> None:
 
 
 def test_lines_in(store: LogStore, client: Client) -> None:
-    """Each line is a value, byte for byte; the answer says where they lie."""
+    """Each line becomes a value, byte for byte, and the response lists the offsets."""
     store.create_topic("t")
     lines = [b'{"a":1}', b"\xff\r", b"x" * 100_000, "é".encode()]
     answer = client.post("/topics/t/records", content=b"\n".join(lines) + b"\n\n", headers=NDJSON)
@@ -136,7 +136,7 @@ def test_lines_in(store: LogStore, client: Client) -> None:
 
 
 def test_many_lines_in(store: LogStore, client: Client) -> None:
-    """A body of many chunks is appended in its order to the partition that is named, each chunk whole."""
+    """A body of many chunks is appended in order to the named partition."""
     store.create_topic("t", partitions=3)
     lines = [b"line %d %b" % (number, b"x" * 90) for number in range(50_000)]
     answer = client.post("/topics/t/records?partition=2&ack=durable", content=b"\n".join(lines), headers=NDJSON)
@@ -148,7 +148,7 @@ def test_many_lines_in(store: LogStore, client: Client) -> None:
 
 
 def test_records_come_back_as_they_went(store: LogStore, client: Client) -> None:
-    """Lines that are whole records, as they are read, are appended with key, time, headers and partition."""
+    """Exported records can be appended with their keys, timestamps, headers and partitions."""
     topic = store.create_topic("t", partitions=2)
     topic.partition(1).append([b"a", None, b"\xff"], keys=[b"k", b"\xfe", b"z"], timestamps=[1, 2, 3],
                               headers=[[("h", b"x")], None, [("b", b"\xff")]])  # fmt: skip
@@ -168,7 +168,7 @@ def test_records_come_back_as_they_went(store: LogStore, client: Client) -> None
 
 
 def test_what_was_appended_before_an_error_is_told(store: LogStore, client: Client) -> None:
-    """Chunks before the one that fails are there, and the answer says which those are."""
+    """The chunks before a failing chunk are appended, and the response lists them."""
     store.create_topic("t", max_message_bytes=100_000)
     body = b"\n".join([b"x" * 1000] * 3000) + b"\n" + b"y" * 300_000 + b"\n"
     answer = client.post("/topics/t/records", content=body, headers=NDJSON)
@@ -179,7 +179,7 @@ def test_what_was_appended_before_an_error_is_told(store: LogStore, client: Clie
 
 
 def test_a_record_without_a_key_is_named_by_its_place_in_the_request(store: LogStore, client: Client) -> None:
-    """A compacted topic refuses it; other records of the request go to other partitions."""
+    """A compacted topic refuses it by its index; other partitions get their records."""
     store.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
     lines = [b'{"partition":%d,"key":"k","value":"x"}' % (number % 2) for number in range(6)]
     lines[5] = b'{"partition":1,"value":"x"}'
@@ -191,7 +191,7 @@ def test_a_record_without_a_key_is_named_by_its_place_in_the_request(store: LogS
 @pytest.mark.parametrize("query", ["partition=1", "", "form=records", "partition=1&producer=p&sequence=0"])
 @pytest.mark.parametrize("call", [1, 2, 4, 7])
 def test_a_chunk_that_fails_ends_the_request(store: LogStore, client: Client, call: int, query: str) -> None:
-    """One append finds no room and the next one would. Sent on from `next_line`, every partition is in order."""
+    """A full disk ends the request, and resending from `next_line` keeps the order in every partition."""
     topic = store.create_topic("t", partitions=2)
     for number in range(2):
         topic.partition(number).append([b"first"])
@@ -233,7 +233,7 @@ def test_a_chunk_that_fails_ends_the_request(store: LogStore, client: Client, ca
 
 
 def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:
-    """Lines that are sent again under their numbers are not appended again; a hole is refused."""
+    """Lines that are sent again with their numbers are skipped, and a gap is refused."""
     store.create_topic("t", partitions=2)
 
     def send(sequence: int, *lines: bytes, status: int = 200) -> Any:
@@ -255,7 +255,7 @@ def test_a_named_producer_appends_once(store: LogStore, client: Client) -> None:
 
 @pytest.mark.parametrize("form", ["values", "records"])
 def test_what_is_read_is_json(store: LogStore, client: Client, form: str) -> None:
-    """A page is JSON whatever the values are, control characters and line feeds included."""
+    """A page is valid JSON, even with control characters and line feeds in values."""
     store.create_topic("t").partition(0).append([bytes([number]) + b'"\\\n' for number in range(256)])
     for values in ("text", "json", "base64"):
         for line in client.get(f"/topics/t/partitions/0/records?values={values}", headers=LINES).content.splitlines():
@@ -265,7 +265,7 @@ def test_what_is_read_is_json(store: LogStore, client: Client, form: str) -> Non
 
 
 def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer) -> None:
-    """A client that hangs up in the middle of lines ends the reading of them, however many there would be."""
+    """The server stops reading lines for a client that has disconnected."""
     log = store.create_topic("t", compression_type="none").partition(0)
     for _ in range(60):
         log.append([b"x" * 1000] * 900)
@@ -285,7 +285,7 @@ def test_nobody_is_read_for_who_is_gone(store: LogStore, http_server: HttpServer
 def test_who_waits_for_an_object_store_holds_nobody_up(
     store: LogStore, http_server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many wait for their records to be shipped, records are read and appended meanwhile."""
+    """Requests that wait for shipping do not delay reads and other appends."""
     monkeypatch.setattr("segmentlog.http.rest.rest_context.is_bound", lambda fs, path: True)
     store.create_topic("t").partition(0).append([b"a"])
     real, may_go = batch_append._append, threading.Event()
@@ -319,7 +319,7 @@ def test_who_waits_for_an_object_store_holds_nobody_up(
 
 @pytest.mark.parametrize("path", ["/records?max=1", "/records?max=5"])
 def test_one_large_batch_at_a_time(store: LogStore, http_server: HttpServer, path: str) -> None:
-    """However many ask for a record of a batch that is large in memory, one of them at a time decompresses it."""
+    """Concurrent requests decompress a large batch one at a time."""
     store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
     real, mutex, at_once, most = record_endpoints.lines, threading.Lock(), 0, 0
 
@@ -352,7 +352,7 @@ def test_one_large_batch_at_a_time(store: LogStore, http_server: HttpServer, pat
 
 
 def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
-    """Large batches are let go of while a client takes their lines; it gets all of them, and others theirs."""
+    """A large batch is freed while a slow client reads its lines, and no client misses any."""
     log = store.create_topic("t").partition(0)
     for _ in range(4):
         log.append([b"x" * 1000] * 5000)
@@ -371,7 +371,7 @@ def test_who_takes_a_large_batch_slowly_holds_nobody_up(store: LogStore, http_se
 
 
 def test_who_waits_too_long_for_a_large_batch_is_told(store: LogStore, client: Client) -> None:
-    """It may be asked for again."""
+    """The request gets 503 and may be retried."""
     store.create_topic("t").partition(0).append([b"x" * 1000] * 100)
     path = "/topics/t/partitions/0/records"
     with (

@@ -1,4 +1,4 @@
-"""Records by schemas of the registry, in both versions; Confluent's own deserializers read what REST wrote."""
+"""Records with schemas of the registry, in both versions, compatible with Confluent's deserializers."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ VALUE = {"a": 7, "b": "x"}
 
 
 def produce(client: Client, name: str, document: Any, status: int = 200) -> Any:
-    """In a format of version 2."""
+    """Post records in a format of version 2."""
     content_type = f"application/vnd.kafka.{name}.v2+json"
     answer = client.post("/topics/t", content=json.dumps(document), headers={"content-type": content_type})
     assert answer.status_code == status, answer.text
@@ -34,7 +34,7 @@ def produce(client: Client, name: str, document: Any, status: int = 200) -> Any:
     ("name", "schema"), [("avro", AVRO), ("jsonschema", JSON_SCHEMA), ("protobuf", PROTOBUF)]
 )  # fmt: skip
 def test_there_and_back(store: LogStore, client: Client, name: str, schema: str) -> None:
-    """A schema is registered by the first request, meant by its id later, and read back by a consumer of the format."""
+    """A schema is registered by the first request, used by its id, and decoded by a consumer instance."""
     store.create_topic("t")
     first = produce(client, name, {"value_schema": schema, "records": [{"value": VALUE}, {"value": None}]})
     schema_id = first["value_schema_id"]
@@ -50,7 +50,7 @@ def test_there_and_back(store: LogStore, client: Client, name: str, schema: str)
 
 
 def test_what_does_not_fit_is_refused(store: LogStore, client: Client) -> None:
-    """A value that the schema does not describe, a schema that is none, no schema: each by the proxy's number."""
+    """Invalid values, invalid schemas and missing schemas get the proxy's codes."""
     log = store.create_topic("t").partition(0)
     wrong = [
         ({"value_schema": AVRO, "records": [{"value": VALUE}, {"value": {"a": "x", "b": "y"}}]}, 42203),
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused(store: LogStore, client: Client) -> None:
 
 
 def test_version_3_finds_the_latest_schema(store: LogStore, client: Client) -> None:
-    """Without a type the topic's latest schema is meant, or the one that is named; the outcome says which it was."""
+    """Without a type the topic's latest schema or the named one is used, and the outcome names it."""
     store.create_topic("t")
     registered = store.schemas.register("t-value", Draft(AVRO))
     path = "/v3/clusters/" + client.get("/v3/clusters").json()["data"][0]["cluster_id"] + "/topics/t/records"
@@ -85,7 +85,7 @@ def test_version_3_finds_the_latest_schema(store: LogStore, client: Client) -> N
 
 
 def test_confluents_deserializer_reads_it(store: LogStore, http_server: HttpServer, client: Client) -> None:
-    """What REST has encoded is what Confluent's serializers write, by the registry at the same door."""
+    """Confluent's deserializers read values that REST has encoded."""
     log = store.create_topic("t").partition(0)
     produce(client, "avro", {"value_schema": AVRO, "records": [{"value": VALUE}]})
     (value,) = [record.value for batch in log.read(0) for record in batch]

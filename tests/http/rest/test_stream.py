@@ -1,4 +1,4 @@
-"""A topic as a stream of events: live, resumed, shared, slow, broken off."""
+"""Event streams of a topic: live, resumed, shared, slow, interrupted."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ from segmentlog.store import LogStore
 
 
 def test_what_comes_is_sent(store: LogStore, http_server: HttpServer) -> None:
-    """Records of all partitions, each with its place and an id; by default from the end on."""
+    """Events have partition, offset and id, and start at the end by default."""
     topic = store.create_topic("t", partitions=2)
     topic.partition(0).append([b"before"])
     with Listener(http_server, "/topics/t/stream") as events:
@@ -40,7 +40,7 @@ def test_what_comes_is_sent(store: LogStore, http_server: HttpServer) -> None:
 
 
 def test_resuming_anywhere_is_exact(store: LogStore, http_server: HttpServer) -> None:
-    """Whichever event a client had last, it goes on behind exactly that one, in every partition."""
+    """A client that resumes at any event misses and repeats no record in any partition."""
     topic = store.create_topic("t", partitions=3)
     for number in range(30):
         topic.partition(number % 3).append([b"%d-%d" % (number, index) for index in range(2)])
@@ -62,7 +62,7 @@ def test_resuming_anywhere_is_exact(store: LogStore, http_server: HttpServer) ->
 
 
 def test_partitions_that_come_are_read_from_their_beginning(store: LogStore, http_server: HttpServer) -> None:
-    """A stream takes in new partitions; an id from before knows nothing of them, and they are read whole."""
+    """A stream includes new partitions from their first record."""
     topic = store.create_topic("t")
     topic.partition(0).append([b"a"])
     with Listener(http_server, "/topics/t/stream?from=earliest") as events:
@@ -77,7 +77,7 @@ def test_partitions_that_come_are_read_from_their_beginning(store: LogStore, htt
 
 @pytest.mark.parametrize("seed", seeds("listeners of a stream", (5,)))
 def test_many_listeners_get_everything_once(store: LogStore, http_server: HttpServer, seed: int) -> None:
-    """Clients that come, go and come again while others append get every record once, in order, with one reader."""
+    """Clients that reconnect while producers append get every record once and in order, from one reader thread."""
     rng = random.Random(seed)
     topic = store.create_topic("t", partitions=2)
     total, failures = 2000, []
@@ -116,7 +116,7 @@ def test_many_listeners_get_everything_once(store: LogStore, http_server: HttpSe
 
 
 def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server: HttpServer) -> None:
-    """One that takes nothing keeps no others from being sent all, and gets everything later, from the log."""
+    """A client that does not read delays no other client, and later reads everything from the log."""
     log = store.create_topic("t").partition(0)
     path, total = "/topics/t/stream?from=earliest", 3000
     log.append([b"begin"])
@@ -134,7 +134,7 @@ def test_a_slow_client_is_paced_and_holds_nobody_up(store: LogStore, http_server
 
 
 def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
-    """What comes is read and encoded once, however many listen; the thread that does it ends with them."""
+    """Records are read and encoded once for all listeners, and the thread ends with the last listener."""
     log = store.create_topic("t").partition(0)
     with mock.patch("segmentlog.http.rest.topic_broadcast.read_events", wraps=topic_broadcast.read_events) as reading:
         listeners = [Listener(http_server, "/topics/t/stream") for _ in range(20)]
@@ -154,7 +154,7 @@ def test_one_reader_for_all(store: LogStore, http_server: HttpServer) -> None:
 
 @pytest.mark.parametrize("where", ["read_events", "announce"])
 def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpServer, where: str) -> None:
-    """The thread that reads for all outlives it; those who listened get what comes then, and so does who comes."""
+    """The reader thread survives an unexpected error, and its listeners continue."""
     log = store.create_topic("t").partition(0)
     real, failures = getattr(topic_broadcast, where), []
 
@@ -183,7 +183,7 @@ def test_what_nobody_expected_ends_no_stream(store: LogStore, http_server: HttpS
 
 
 def test_many_partitions(store: LogStore, http_server: HttpServer) -> None:
-    """What is sent stays near what was appended, long ids or not; they are where a client can go on."""
+    """With long ids the stream stays small, and clients can still resume."""
     topic = store.create_topic("t", partitions=300)
     topic.partition(7).append([b"x"] * 20_000)
     view = event_ids.StreamView()
@@ -223,7 +223,7 @@ def test_a_backlog_starves_no_other_partition(store: LogStore, http_server: Http
 
 
 def test_small_records_in_small_pieces(store: LogStore) -> None:
-    """A piece counts what a record is as a document, and its id."""
+    """The size of a chunk includes the JSON and the id of each event."""
     topic = store.create_topic("t", partitions=30)
     topic.partition(0).append([b"x"] * 20_000)
     pieces = list(
@@ -234,7 +234,7 @@ def test_small_records_in_small_pieces(store: LogStore) -> None:
 
 
 def test_too_many_partitions(store: LogStore, web: httpx.Client) -> None:
-    """A stream whose ids no header could hold is refused, and told how else its records are read."""
+    """A topic whose event ids would exceed a header is refused, with the alternative."""
     store.create_topic("t", partitions=3)
     with mock.patch.object(event_ids, "PARTITIONS_MAX", 2):
         answer = web.get("/topics/t/stream")
@@ -243,7 +243,7 @@ def test_too_many_partitions(store: LogStore, web: httpx.Client) -> None:
 
 
 def test_json_in_several_lines_is_one_event(store: LogStore, http_server: HttpServer) -> None:
-    """A carriage return between the tokens of a value ends no line of the stream."""
+    """Line ends between JSON tokens do not split an event."""
     log = store.create_topic("t").partition(0)
     log.append([b'{"a":\r1}', b'{"a":\r\n2}', b'{"a":\n3}'])
     answer = httpx.get(
@@ -262,7 +262,7 @@ def _abort(producer: Producer) -> None:
 
 
 def test_views(store: LogStore, http_server: HttpServer) -> None:
-    """Committed records alone, and durable ones alone, are sent once they are that."""
+    """Committed and durable views send records once they are committed or durable."""
     topic = store.create_topic("t", fsync="never")
     log = topic.partition(0)
     with (
@@ -283,7 +283,7 @@ def test_views(store: LogStore, http_server: HttpServer) -> None:
 
 
 def test_a_place_that_is_gone_is_told(store: LogStore, http_server: HttpServer) -> None:
-    """Who was at offsets that a truncation took, or retention, is told which; or steps over them, when it says so."""
+    """A client at lost or deleted offsets gets an error, or with ``gaps=skip`` an event that names them."""
     topic = store.create_topic("t")
     log = topic.partition(0)
     log.append([b"%d" % number for number in range(10)])
@@ -309,7 +309,7 @@ def test_a_place_that_is_gone_is_told(store: LogStore, http_server: HttpServer) 
 
 
 def test_a_topic_that_is_deleted_ends_its_streams(store: LogStore, http_server: HttpServer) -> None:
-    """The stream says so and ends; an id of it is not taken for one of another topic of the name."""
+    """The stream reports the deletion; its ids are invalid for a new topic of the same name."""
     store.create_topic("t").partition(0).append([b"a"])
     with Listener(http_server, "/topics/t/stream?from=earliest") as events:
         _, event_id, _ = next(events)
@@ -325,14 +325,14 @@ def test_a_topic_that_is_deleted_ends_its_streams(store: LogStore, http_server: 
 
 @pytest.mark.parametrize("last_id", ["", "x", "00000000:1", "00000000:", ":1", "0" * 8 + ":" + "9" * 30, "é"])
 def test_ids_that_are_none(store: LogStore, client: object, web: httpx.Client, last_id: str) -> None:
-    """What is no id of an event is told; nothing is streamed."""
+    """An invalid event id gets 400."""
     store.create_topic("t")
     answer = web.get("/topics/t/stream", params={"last_event_id": last_id})
     assert answer.status_code in (400, 410)
 
 
 def test_heartbeats_and_the_end(store: LogStore, serve: Callable[..., HttpServer]) -> None:
-    """While nothing comes both ends hear of each other; a door that closes ends its streams, and soon."""
+    """An idle stream sends heartbeats, and closing the server ends it soon."""
     store.create_topic("t")
     server = serve(HttpSettings())
     with mock.patch("segmentlog.http.rest.native.event_stream.HEARTBEAT_S", 0.1):

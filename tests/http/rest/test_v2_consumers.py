@@ -1,4 +1,4 @@
-"""Version 2: consumer instances, from the first request to the last."""
+"""Consumer instances of version 2."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ BODY = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 class Consumer:
-    """One instance, made over HTTP."""
+    """One instance, created over HTTP."""
 
     def __init__(self, client: Client, group: str = "g", **config: Any) -> None:
         self.client = client
@@ -64,7 +64,8 @@ class Consumer:
 
 
 def test_a_life(store: LogStore, client: Client) -> None:
-    """Made, subscribed, read, committed, deleted; the next one of the group goes on behind what was committed."""
+    """An instance is created, subscribes, reads, commits and is deleted; the next one continues at the committed
+    offset."""
     log = store.create_topic("t").partition(0)
     log.append([b'{"a":1}', b"2"], keys=[b'"k"', None])
     consumer = Consumer(client, name="one").subscribe("t")
@@ -92,7 +93,7 @@ def test_a_life(store: LogStore, client: Client) -> None:
 
 
 def test_committing_given_offsets(store: LogStore, client: Client) -> None:
-    """An offset that is committed is that of the last record that was processed: the group goes on behind it."""
+    """A client commits the offset of the last processed record, and the group continues after it."""
     store.create_topic("t").partition(0).append([b"0", b"1", b"2", b"3"])
     consumer = Consumer(client).subscribe("t")
     assert consumer.values() == [0, 1, 2, 3]
@@ -106,7 +107,7 @@ def test_committing_given_offsets(store: LogStore, client: Client) -> None:
 
 
 def test_positions(store: LogStore, client: Client) -> None:
-    """An instance goes on at offsets, at times, at the beginning or at the end, also before it has read anything."""
+    """An instance seeks to offsets, times, the beginning and the end, also before its first read."""
     log = store.create_topic("t").partition(0)
     log.append([b"0", b"1", b"2"], timestamps=[1_000_000, 2_000_000, 3_000_000])
     here = {"topic": "t", "partition": 0}
@@ -126,7 +127,7 @@ def test_positions(store: LogStore, client: Client) -> None:
 
 
 def test_assigned_by_hand(store: LogStore, client: Client) -> None:
-    """Partitions that a client chose are read from their committed positions, outside of the group's sharing."""
+    """Assigned partitions are read from their committed offsets, without group membership."""
     topic = store.create_topic("t", partitions=2)
     topic.partition(0).append([b"0", b"1"])
     topic.partition(1).append([b"2"])
@@ -147,7 +148,7 @@ def test_assigned_by_hand(store: LogStore, client: Client) -> None:
 
 
 def test_members_share_partitions(store: LogStore, client: Client) -> None:
-    """Two instances of a group get different partitions, and together every record."""
+    """Two instances of a group get different partitions, and together all records."""
     topic = store.create_topic("t", partitions=4)
     for number in range(4):
         topic.partition(number).append([b"%d" % number])
@@ -165,7 +166,7 @@ def test_members_share_partitions(store: LogStore, client: Client) -> None:
 
 
 def test_a_pattern_follows_topics(store: LogStore, client: Client) -> None:
-    """A pattern takes in topics that come; what was read of the others is not read again."""
+    """A pattern includes new topics, without reading records of the others again."""
     store.create_topic("log-a").partition(0).append([b"1"])
     store.create_topic("other")
     with mock.patch("segmentlog.http.rest.instance_reader._MATCH_INTERVAL_S", 0.0):
@@ -214,7 +215,7 @@ def test_deleting_ends_a_wait(store: LogStore, client: Client) -> None:
 
 
 def test_at_most_so_many_bytes(store: LogStore, client: Client) -> None:
-    """A request gets about as many bytes as it asks for, at least one record, and the next goes on behind them."""
+    """A request returns about the requested bytes and at least one record; the next request continues after them."""
     store.create_topic("t").partition(0).append([b'"%b"' % (b"x" * 98)] * 10)
     consumer = Consumer(client).subscribe("t")
     sizes = [len(consumer.records(max_bytes=250)) for _ in range(3)]
@@ -225,7 +226,7 @@ def test_at_most_so_many_bytes(store: LogStore, client: Client) -> None:
 
 
 def test_what_is_no_json_is_told_and_kept(store: LogStore, client: Client) -> None:
-    """A record that the format cannot tell ends a request before it, and is named by the next; nothing is skipped."""
+    """A record that cannot be encoded ends a batch; the next request reports it, and nothing is skipped."""
     store.create_topic("t").partition(0).append([b"1", b"{broken", b"3"])
     consumer = Consumer(client).subscribe("t")
     assert consumer.values() == [1]
@@ -240,7 +241,7 @@ def test_what_is_no_json_is_told_and_kept(store: LogStore, client: Client) -> No
 
 
 def test_what_cannot_be_read_loses_nothing_before_it(store: LogStore, client: Client) -> None:
-    """Records before a damaged batch are handed out; it is told then, and read once it is whole, with what follows."""
+    """Records before a damaged batch are returned, then the error, and after a repair the rest."""
     log = store.create_topic("t").partition(0)
     log.append([b"1", b"2"])
     log.append([b'"damaged"'])
@@ -260,7 +261,7 @@ def test_what_cannot_be_read_loses_nothing_before_it(store: LogStore, client: Cl
 
 
 def test_a_request_of_several_looks_loses_nothing(store: LogStore, client: Client) -> None:
-    """What a request that waits for more has read before it fails is its answer."""
+    """Records read before a failure are returned."""
     log = store.create_topic("t").partition(0)
     log.append([b"1"])
     log.append([b'"damaged"'])
@@ -274,7 +275,7 @@ def test_a_request_of_several_looks_loses_nothing(store: LogStore, client: Clien
 
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("a bug")])
 def test_a_look_for_more_that_fails_loses_nothing(store: LogStore, client: Client, error: Exception) -> None:
-    """What was read before it is the answer, or is read again."""
+    """Records read before a failing poll are returned, or read again."""
     store.create_topic("t").partition(0).append([b"1", b"2"])
     consumer = Consumer(client, **{"fetch.min.bytes": 1000}).subscribe("t")
     with mock.patch("segmentlog.http.rest.instance_reader.InstanceReader.has_more", side_effect=error):
@@ -291,7 +292,7 @@ def _write(path: Path, at: int, data: bytes) -> None:
 
 
 def test_what_is_too_deep_to_tell_is_told_and_kept(store: LogStore, client: Client) -> None:
-    """A value that decodes and is too deep for JSON ends a request before it, and is named by the next."""
+    """A value that is nested too deeply for JSON ends a batch, and the next request reports it."""
     schema = '{"type":"record","name":"L","fields":[{"name":"n","type":["null","L"]}]}'
     made = client.post("/subjects/t-value/versions", json={"schema": schema}).json()["id"]
     store.create_topic("t").partition(0).append(
@@ -308,7 +309,7 @@ def test_what_is_too_deep_to_tell_is_told_and_kept(store: LogStore, client: Clie
 
 
 def test_auto_commit(store: LogStore, client: Client) -> None:
-    """With automatic commits what a client has got is committed when it asks again, and what it had at the end."""
+    """Returned records are committed at the next request, or when the instance is deleted."""
     log = store.create_topic("t").partition(0)
     log.append([b"0"])
     with mock.patch("segmentlog.http.rest.instance_reader._COMMIT_INTERVAL_S", 0.0):
@@ -323,7 +324,7 @@ def test_auto_commit(store: LogStore, client: Client) -> None:
 
 
 def test_formats_do_not_mix(store: LogStore, client: Client) -> None:
-    """An instance answers in the format that it was made for."""
+    """An instance answers only in the format that it was created with."""
     store.create_topic("t").partition(0).append([b"\xff"], keys=[b"k"])
     consumer = Consumer(client, format="binary").subscribe("t")
     answer = client.get(f"{consumer.uri}/records", headers={"accept": JSON})
@@ -343,13 +344,13 @@ def test_formats_do_not_mix(store: LogStore, client: Client) -> None:
     ],
 )
 def test_bad_instances(client: Client, document: Any, status: int, code: int) -> None:
-    """What an instance cannot be made with is told, and none is made."""
+    """Invalid options are refused, and no instance is created."""
     answer = client.post("/consumers/g", json=document, headers=BODY)
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
 
 
 def test_names_are_taken_once(store: LogStore, client: Client) -> None:
-    """A second instance of a name in a group is refused; without a body everything has a default."""
+    """A second instance with the same name in a group is refused; all options have defaults."""
     one = Consumer(client, name="n")
     answer = client.post("/consumers/g", json={"name": "n"}, headers=BODY)
     assert (answer.status_code, answer.json()["error_code"]) == (409, 40902)
@@ -362,7 +363,7 @@ def test_names_are_taken_once(store: LogStore, client: Client) -> None:
 
 
 def test_those_that_nobody_asks_are_closed(store: LogStore, client: Client) -> None:
-    """An instance that is not asked for its time leaves the group: the others get its partitions."""
+    """An expired instance leaves the group, and other members get its partitions."""
     store.create_topic("t")
     with (
         mock.patch.object(consumer_instances, "INSTANCE_TIMEOUT_S", 0.3),
@@ -379,7 +380,7 @@ def test_those_that_nobody_asks_are_closed(store: LogStore, client: Client) -> N
 
 
 def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> None:
-    """In the same turn of the loop: it is not forgotten with what looks after them."""
+    """An instance created while the last one is being deleted expires, too."""
 
     async def one_after_the_other() -> None:
         held = consumer_instances.ConsumerInstances(HttpContext(store))
@@ -396,7 +397,7 @@ def test_one_that_comes_as_the_last_one_goes_is_closed_too(store: LogStore) -> N
 
 
 def test_so_many_and_no_more(client: Client) -> None:
-    """Instances have a bound; who comes beyond it is told to come again."""
+    """The number of instances is limited; further ones get 503."""
     with mock.patch.object(consumer_instances, "INSTANCES_MAX", 1):
         one = Consumer(client)
         answer = client.post("/consumers/g", json={}, headers=BODY)
@@ -405,7 +406,7 @@ def test_so_many_and_no_more(client: Client) -> None:
 
 
 def test_they_end_with_the_door(store: LogStore, serve: Callable[..., HttpServer]) -> None:
-    """When a door closes its instances leave their groups, and commit if that is automatic; the store goes on."""
+    """Closing the server makes its instances commit and leave their groups; the store stays open."""
     store.create_topic("t").partition(0).append([b"1"])
     server = serve(HttpSettings())
     with httpx.Client(base_url=server.url) as web:
@@ -419,7 +420,7 @@ def test_they_end_with_the_door(store: LogStore, serve: Callable[..., HttpServer
 
 
 def test_a_limit_of_bytes_starves_no_partition(store: LogStore, client: Client) -> None:
-    """A small partition is read early, though a request takes less than another partition has waiting."""
+    """A small partition is read early although another partition has more than a request returns."""
     topic = store.create_topic("t", partitions=3)
     topic.partition(0).append([b"0" * 1000] * 100)
     topic.partition(2).append([b"2"])

@@ -1,4 +1,4 @@
-"""Version 2: topics told, and records appended in each format."""
+"""Version 2: topics, and appending in each format."""
 
 import base64
 import json
@@ -15,19 +15,19 @@ V2 = "application/vnd.kafka.v2+json"
 
 
 def produce(client: Client, path: str, records: Any, content_type: str = JSON, status: int = 200) -> Any:
-    """Post them."""
+    """Post records."""
     answer = client.post(path, content=json.dumps({"records": records}), headers={"content-type": content_type})
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
 def records_of(store: LogStore, topic: str = "t", partition: int = 0) -> list[Record]:
-    """All records of a partition."""
+    """Return all records of a partition."""
     return [record for batch in store.topic(topic).partition(partition).read(0) for record in batch]
 
 
 def test_json_is_kept_as_it_came(store: LogStore, client: Client) -> None:
-    """A JSON value is appended byte for byte: numbers of any length and the order of fields survive."""
+    """JSON values are appended byte for byte."""
     store.create_topic("t")
     value = '{"z": 1, "a": 12345678901234567890123, "pi": 3.1400}'
     answer = client.post("/topics/t", content=f'{{"records": [{{"value": {value}}}, {{"value": "é", "key": [1]}}]}}',
@@ -47,7 +47,7 @@ def test_json_is_kept_as_it_came(store: LogStore, client: Client) -> None:
 
 
 def test_null_is_a_tombstone(store: LogStore, client: Client) -> None:
-    """A null, or a value that is left out, is appended as a null value, and a null key as no key."""
+    """A null or omitted value is a tombstone, and a null key is no key."""
     store.create_topic("t")
     produce(client, "/topics/t", [{"key": "a", "value": None}, {"key": "b"}, {"key": None, "value": 1}])
     assert [(record.key, record.value) for record in records_of(store)] == [
@@ -56,7 +56,7 @@ def test_null_is_a_tombstone(store: LogStore, client: Client) -> None:
 
 
 def test_binary_is_base64(store: LogStore, client: Client) -> None:
-    """Keys and values of the binary format are base64; what is none is refused as a whole."""
+    """Keys and values of the binary format are base64; invalid base64 is refused as a whole."""
     store.create_topic("t")
     value = bytes(range(256))
     produce(client, "/topics/t", [{"key": "AA==", "value": base64.b64encode(value).decode()}], BINARY)
@@ -68,7 +68,7 @@ def test_binary_is_base64(store: LogStore, client: Client) -> None:
 
 
 def test_keys_go_where_kafka_sends_them(store: LogStore, client: Client) -> None:
-    """Equal keys share a partition, the one that the library's producer sends them to; a partition may be named."""
+    """Keys map to the same partitions as in the library's producer; a record may name its partition."""
     store.create_topic("t", partitions=5)
     keys = [f"key-{number}" for number in range(40)]
     offsets = produce(client, "/topics/t", [{"key": key, "value": 1} for key in keys])["offsets"]
@@ -82,7 +82,7 @@ def test_keys_go_where_kafka_sends_them(store: LogStore, client: Client) -> None
 
 
 def test_requests_without_keys_take_turns(store: LogStore, client: Client) -> None:
-    """Records without a key stay together, and each request is the next partition's."""
+    """Records without keys stay together, and requests are distributed round-robin."""
     store.create_topic("t", partitions=3)
     partitions = []
     for _ in range(6):
@@ -93,7 +93,7 @@ def test_requests_without_keys_take_turns(store: LogStore, client: Client) -> No
 
 
 def test_what_fails_in_one_partition_is_told_of_its_records(store: LogStore, client: Client) -> None:
-    """A record that is too large keeps those of its partition out, and no others; each is told so."""
+    """A record that is too large fails the records of its partition, and only those."""
     store.create_topic("t", partitions=2, max_message_bytes=2000, compression_type="none")
     large = {"value": "x" * 5000, "partition": 1}
     records = [{"value": 1, "partition": 0}, large, {"value": 2, "partition": 0}]
@@ -114,7 +114,7 @@ def test_what_fails_in_one_partition_is_told_of_its_records(store: LogStore, cli
     ],
 )
 def test_where_nothing_is(store: LogStore, client: Client, path: str, records: Any, code: int) -> None:
-    """Topics and partitions that are not there are told by the proxy's numbers; the store's own are not there."""
+    """Unknown and internal topics and unknown partitions get the proxy's codes."""
     store.create_topic("t")
     store.groups.reset("g", {("t", 0): 0})  # type: ignore[dict-item]
     assert produce(client, path, records, status=404)["error_code"] == code
@@ -122,7 +122,7 @@ def test_where_nothing_is(store: LogStore, client: Client, path: str, records: A
 
 
 def test_durable_when_asked(store: LogStore, client: Client) -> None:
-    """With ``ack=durable`` the answer comes once the records are on disk, whatever the topic's policy."""
+    """With ``ack=durable`` the response follows the fsync, whatever the topic's policy."""
     log = store.create_topic("t", fsync="never").partition(0)
     produce(client, "/topics/t", [{"value": 1}])
     assert log.durable_offset < 1
@@ -132,7 +132,7 @@ def test_durable_when_asked(store: LogStore, client: Client) -> None:
 
 
 def test_topics_that_always_sync_do(store: LogStore, client: Client) -> None:
-    """A topic whose policy is to sync each append has them on disk with the answer, also at the second request."""
+    """With fsync=always records are on disk before the response, also on the fast path."""
     log = store.create_topic("t", fsync="always").partition(0)
     for number in range(3):
         produce(client, "/topics/t", [{"value": number}])
@@ -140,7 +140,7 @@ def test_topics_that_always_sync_do(store: LogStore, client: Client) -> None:
 
 
 def test_a_compacted_topic_wants_keys(store: LogStore, client: Client) -> None:
-    """A record without a key is told of, with the reason, and nothing was appended."""
+    """A record without a key gets an error with the reason, and is not appended."""
     store.create_topic("t", cleanup_policy="compact")
     offsets = produce(client, "/topics/t", [{"value": 1}])["offsets"]
     assert offsets[0]["error_code"] == 42206
@@ -148,7 +148,7 @@ def test_a_compacted_topic_wants_keys(store: LogStore, client: Client) -> None:
 
 
 def test_topics_are_told(store: LogStore, client: Client) -> None:
-    """Topics, partitions, offsets and the broker, as version 2 tells them; the store's own topics are not."""
+    """Version 2 describes topics, partitions, offsets and the broker, without internal topics."""
     store.create_topic("b", partitions=2, retention_ms=1000)
     store.create_topic("a")
     store.topic("b").partition(1).append([b"x", b"y"])
@@ -181,13 +181,13 @@ def test_topics_are_told(store: LogStore, client: Client) -> None:
     ],
 )
 def test_media_types(client: Client, accept: str, status: int, content_type: str) -> None:
-    """The client is answered in what it accepts, or told that there is no such thing."""
+    """The response has an accepted media type, or the status 406."""
     answer = client.get("/topics", headers={"accept": accept})
     assert (answer.status_code, answer.headers["content-type"]) == (status, content_type)
 
 
 def test_other_methods(client: Client) -> None:
-    """A method that a path does not have is told, with those that it has."""
+    """An unsupported method gets 405 with the supported methods."""
     answer = client.request("PATCH", "/topics/t")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET, HEAD, POST"

@@ -1,4 +1,4 @@
-"""Version 3: administration, and records with an outcome each."""
+"""Version 3: administration, and an outcome for each record."""
 
 import json
 import logging
@@ -22,19 +22,19 @@ def cluster(client: Client) -> str:
 
 
 def outcomes(client: Client, path: str, body: str | bytes) -> list[Any]:
-    """What each record of a body came to."""
+    """Return the outcome of each record."""
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.split("\r\n") if line]
 
 
 def records_of(store: LogStore, topic: str = "t", partition: int = 0) -> list[Record]:
-    """All records of a partition."""
+    """Return all records of a partition."""
     return [record for batch in store.topic(topic).partition(partition).read(0) for record in batch]
 
 
 def test_links_lead_somewhere(store: LogStore, client: Client, cluster: str) -> None:
-    """Every link of the cluster, of a topic, a partition and a group can be followed, and says where it is itself."""
+    """Every link of cluster, topic, partition and group works, and `self` is its own address."""
     store.create_topic("t", partitions=2).partition(0).append([b"x", b"y", b"z"])
     with store.consumer("t", group="g", client_id="c") as consumer:
         consumer.poll_group(1)
@@ -60,7 +60,7 @@ def test_links_lead_somewhere(store: LogStore, client: Client, cluster: str) -> 
 
 
 def test_topics_are_made_grown_and_deleted(store: LogStore, client: Client, cluster: str) -> None:
-    """A topic with configs; what Kafka refuses is refused with its number, and nothing is made by looking whether."""
+    """Topics are created and grown with Kafka's checks; validate_only creates nothing."""
     configs = [{"name": "retention.ms", "value": "5000"}, {"name": "min.insync.replicas", "value": "1"}]
     asked = {"topic_name": "t", "partitions_count": 3, "replication_factor": 1, "configs": configs}
     dry = client.post(f"{cluster}/topics", json={**asked, "validate_only": True})
@@ -86,7 +86,7 @@ def test_topics_are_made_grown_and_deleted(store: LogStore, client: Client, clus
 
 
 def test_configs(store: LogStore, client: Client, cluster: str) -> None:
-    """Keys are told with their defaults, set, reset, and changed together or not at all."""
+    """Keys are listed with their defaults, set, reset, and changed together or not at all."""
     store.create_topic("t")
     key = f"{cluster}/topics/t/configs/retention.ms"
     assert client.put(key, json={"value": "1234"}).status_code == 204
@@ -112,7 +112,7 @@ def test_configs(store: LogStore, client: Client, cluster: str) -> None:
 def test_settings_of_kafka_that_change_nothing(
     store: LogStore, client: Client, cluster: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Are checked by Kafka's rules, and named in the log with the reason."""
+    """Kafka settings without effect are validated, and logged with the reason."""
     with caplog.at_level(logging.WARNING, "segmentlog.http"):
         configs = [{"name": "min.insync.replicas", "value": "2"}, {"name": "compression.type", "value": "gzip"}]
         assert client.post(f"{cluster}/topics", json={"topic_name": "t", "configs": configs}).status_code == 201
@@ -133,7 +133,7 @@ def test_settings_of_kafka_that_change_nothing(
 def test_administration_takes_a_door_that_allows_writes(
     store: LogStore, client: Client, read_only_client: Client, cluster: str
 ) -> None:
-    """By default nothing is administered; records are appended and groups read all the same."""
+    """A read-only server refuses administration, but appends records and describes groups."""
     store.create_topic("t")
     for method, path, document in (
         ("POST", "topics", {"topic_name": "u"}), ("DELETE", "topics/t", None),
@@ -147,7 +147,7 @@ def test_administration_takes_a_door_that_allows_writes(
 
 
 def test_records_have_an_outcome_each(store: LogStore, client: Client, cluster: str) -> None:
-    """Records of each type, with headers, times and partitions; one that is wrong does not keep the others out."""
+    """Records of each type, with headers, timestamps and partitions; an invalid record does not affect others."""
     store.create_topic("t", partitions=2)
     found = outcomes(client, f"{cluster}/topics/t/records", """
         {"partition_id": 1, "key": {"type": "STRING", "data": "k"}, "value": {"type": "JSON", "data": {"a": [1, "}"]}},
@@ -171,7 +171,7 @@ def test_records_have_an_outcome_each(store: LogStore, client: Client, cluster: 
 
 
 def test_a_stream_that_breaks_off(store: LogStore, client: Client, cluster: str) -> None:
-    """What came before a place that cannot be understood was appended and is told; nothing behind it is."""
+    """Records before malformed data are appended and answered; data after it are ignored."""
     store.create_topic("t")
     one = '{"value": {"type": "JSON", "data": 1}}'
     found = outcomes(client, f"{cluster}/topics/t/records", f"{one}{one} nonsense {one}")
@@ -185,7 +185,7 @@ def test_a_stream_that_breaks_off(store: LogStore, client: Client, cluster: str)
 
 
 def test_batches(store: LogStore, client: Client, cluster: str) -> None:
-    """A batch's records are told of by their names, successes and failures apart."""
+    """Successes and failures of a batch are listed by the ids of its entries."""
     store.create_topic("t")
     entries = [
         {"id": "a", "value": {"type": "STRING", "data": "x"}},
@@ -200,7 +200,7 @@ def test_batches(store: LogStore, client: Client, cluster: str) -> None:
 
 
 def test_lags(store: LogStore, client: Client, cluster: str) -> None:
-    """How far a group is, by partition and in sum; one that nobody knows is not found."""
+    """Lags are returned by partition and in total; an unknown group gets 404."""
     store.create_topic("t", partitions=2).partition(0).append([b"x"] * 10)
     store.groups.reset("g", {("t", 0): 3, ("t", 1): 0})  # type: ignore[dict-item]
     lags = client.get(f"{cluster}/consumer-groups/g/lags").json()["data"]
@@ -214,12 +214,12 @@ def test_lags(store: LogStore, client: Client, cluster: str) -> None:
 
 
 def test_another_cluster(client: Client) -> None:
-    """There is one cluster; another one's id is not found."""
+    """The id of another cluster gets 404."""
     assert client.get("/v3/clusters/other/topics").status_code == 404
 
 
 def test_rules_of_access(store: LogStore, tmp_path: Path) -> None:
-    """Rules are listed, made and deleted in the file that all doors go by; broken ones are refused."""
+    """ACLs are listed, created and deleted in the ACL file; invalid ones are refused."""
     path = tmp_path / "acls"
     path.write_text("")
     authorizer = Authorizer(str(path), super_users=["User:ANONYMOUS"])

@@ -144,7 +144,7 @@ class AiokafkaDriver(Driver):
 
 
 class _Forgetful(ConsumerRebalanceListener):
-    """What was read and not committed comes again after a rebalance."""
+    """Returns records again after a rebalance that were read and not committed."""
 
     def __init__(self, found: list[Got]) -> None:
         self._found = found

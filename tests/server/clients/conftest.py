@@ -21,7 +21,7 @@ _INSTALLED_BY_CI = {"confluent-kafka", "aiokafka", "kafka-python", "kcat"}
 
 @pytest.fixture
 def store(server: ServerOfTests) -> LogStore:
-    """What is served, as a library."""
+    """Provide the served store, opened with the library."""
     return server.store
 
 

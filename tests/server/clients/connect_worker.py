@@ -61,7 +61,7 @@ class ConnectWorker:
         return self.ask(f"/connectors/{name}/config", body) is not None
 
     def states(self) -> list[str]:
-        """Of its connectors and their tasks."""
+        """Return the states of its connectors and their tasks."""
         found = self.ask("/connectors?expand=status") or {}
         status = [one["status"] for one in found.values()]
         return [part["state"] for one in status for part in (one["connector"], *one["tasks"])]
@@ -81,7 +81,7 @@ class ConnectWorker:
         self.ask(f"/connectors/{connector}/restart?includeTasks=true&onlyFailed=true", "", "POST")
 
     def ask(self, path: str, body: str | None = None, method: str = "PUT") -> Any:
-        """What it says; None where it is not there yet, or at a rebalance."""
+        """Return its response; None if it is not running yet, or rebalances."""
         request = urllib.request.Request(
             f"http://{self.name}{path}", None if body is None else body.encode(), {"Content-Type": "application/json"},
             method="GET" if body is None else method,

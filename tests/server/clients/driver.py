@@ -1,4 +1,4 @@
-"""What the tests ask of a Kafka client, whatever language it is written in."""
+"""Interface of a Kafka client to the tests, in whatever language the client is written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Driver(ABC):
 
     name: ClassVar[str]
     codecs: ClassVar[tuple[str, ...]] = ("none", "gzip", "snappy", "lz4", "zstd")
-    """What it can write and read."""
+    """Codecs that the client can write and read."""
     sets_timestamps: ClassVar[bool] = True
     takes_any_bytes: ClassVar[bool] = True
     """Whether keys, values and headers may be any bytes, and null."""
@@ -56,7 +56,7 @@ class Driver(ABC):
     has_admin: ClassVar[bool] = True
     deletes_groups: ClassVar[bool] = True
     tells_offsets: ClassVar[bool] = True
-    """Whether a producer is told where its records are."""
+    """Whether a producer learns the offsets of its records."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -73,7 +73,7 @@ class Driver(ABC):
 
     @abstractmethod
     def read(self, topic: str, count: int, *, committed: bool = False) -> list[Got]:
-        """Everything that is there, from the start of each partition; ``count`` for who cannot tell where it ends."""
+        """Read all records from the start of each partition; ``count`` is for clients that cannot detect the end."""
 
     @abstractmethod
     def consume(self, group: str, topic: str, count: int) -> list[Got]:

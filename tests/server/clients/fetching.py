@@ -1,4 +1,4 @@
-"""What a client of another language needs, fetched once into ``build/clients`` by its own package manager."""
+"""Dependencies of clients in other languages, downloaded once into ``build/clients`` by their package managers."""
 
 from __future__ import annotations
 

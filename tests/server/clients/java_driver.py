@@ -15,7 +15,7 @@ from server.clients.program import ProgramDriver
 _HERE = Path(__file__).with_name("java")
 _VERSION = "4.4.0"
 MOVED = _HERE / "moved"
-"""What programs of Kafka 4.3 need beside their folder, to run with 4.4."""
+"""Additional files that programs of Kafka 4.3 need to run with 4.4."""
 
 
 class JavaDriver(ProgramDriver):
@@ -43,7 +43,8 @@ def java_command(
 
 @cache
 def class_path(project: Path = _HERE) -> str:
-    """Of a folder with a ``pom.xml``, whose packages are fetched and whose programs are compiled once.
+    """Return the class path of a folder with a ``pom.xml``. Packages are downloaded and programs compiled once. Raise
+    `Missing` if that is impossible.
 
     Raises `Missing` where that cannot be.
     """

@@ -137,7 +137,7 @@ class KafkaPythonDriver(Driver):
 
 
 class _Forgetful(ConsumerRebalanceListener):  # type: ignore[misc]
-    """What was read and not committed comes again after a rebalance."""
+    """Returns records again after a rebalance that were read and not committed."""
 
     def __init__(self, found: list[Got]) -> None:
         self._found = found

@@ -16,7 +16,7 @@ if shutil.which("kcat") is None:
 
 
 class KcatDriver(Driver):
-    """kcat: for a person at a shell, so it neither sets a time nor writes what is no line."""
+    """kcat, a program for the shell: it cannot set timestamps, or write records that are not lines."""
 
     name = "kcat"
     sets_timestamps = takes_any_bytes = has_admin = tells_offsets = False

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Consume, commit, tell; for ever."""
+    """Consume, commit and report, forever."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from server.clients.kinds import driver_class
 

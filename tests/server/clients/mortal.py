@@ -33,11 +33,11 @@ class MortalServer:
         assert self._process.stdout.readline().strip() == self.address
 
     def flush(self) -> None:
-        """What there is now is on the disk."""
+        """Sync everything that was appended."""
         self._ask("flush")
 
     def lost(self, topic: str) -> list[list[int]]:
-        """What crashes took of its first partition: where that began and where it ended."""
+        """Return the start and the end of the range that crashes lost in its first partition."""
         return self._ask("lost", topic)  # type: ignore[no-any-return]
 
     def committed(self, group: str) -> dict[str, int]:

@@ -36,7 +36,7 @@ def flush(store: LogStore) -> None:
 
 
 def lost(store: LogStore, topic: str) -> list[tuple[int, int]]:
-    """What crashes took of partition 0."""
+    """Return the range that crashes lost in partition 0."""
     return [(one.base_offset, one.end_offset) for one in store.topic(topic).partition(0).lost_ranges()]
 
 
@@ -47,7 +47,7 @@ def committed(store: LogStore, group: str) -> dict[str, int]:
 
 
 def end(store: LogStore, topic: str, partition: str) -> int:
-    """Of a log."""
+    """Return the log end offset."""
     return store.topic(topic).partition(int(partition)).log_end_offset
 
 

@@ -62,7 +62,7 @@ class Program:
 
 
 class ProgramDriver(Driver):
-    """A client behind such a program."""
+    """Driver of a client behind such a program."""
 
     program: ClassVar[Program | None] = None
     """It serves all tests of a process."""

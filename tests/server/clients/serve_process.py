@@ -31,7 +31,7 @@ _told: list[str] = []
 
 
 def _tell(supervisor: Supervisor) -> None:
-    """Once: nobody reads on, and who writes more than the pipe holds would stand still."""
+    """Print the address once: later output could fill the pipe, which is not read any more, and block the server."""
     if supervisor.is_ready and not _told:
         _told.append(supervisor.bootstrap_servers)
         print(supervisor.bootstrap_servers, flush=True)

@@ -66,7 +66,7 @@ class Served:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LogStore]:
-    """What is served, as a library."""
+    """Provide the served store, opened with the library."""
     with segmentlog.open(tmp_path / "store") as store:
         yield store
 

@@ -1,4 +1,4 @@
-"""Groups of each client: they share, go on where they were, and miss a member that dies."""
+"""Groups of each client: members share partitions, continue at committed offsets, and notice a member that dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTITIONS = 6
 
 
 def test_positions(client: Driver, store: LogStore) -> None:
-    """A client goes on where it was, the library behind it; how far behind they are is the same for both."""
+    """A client continues where it was, and the library after it; both compute the same lag."""
     store.create_topic("t", partitions=2)
     for partition in store.topic("t").partitions():
         partition.append([b"%d" % number for number in range(10)])
@@ -46,7 +46,7 @@ def test_positions(client: Driver, store: LogStore) -> None:
 
 
 def test_a_position_that_is_gone(client: Driver, store: LogStore) -> None:
-    """Records were deleted that a group had not read: it goes on where the log begins, as it was told to."""
+    """Records that a group had not read were deleted: it continues at the log start offset, as configured."""
     store.create_topic("t")
     partition = store.topic("t").partition(0)
     partition.append([b"%d" % number for number in range(20)])
@@ -164,7 +164,10 @@ def test_three_members_one_is_killed(client: Driver, store: LogStore) -> None:
 
 @pytest.mark.long
 def test_a_member_that_stood_still(client: Driver, store: LogStore) -> None:
-    """It is missed. What it reads then it cannot commit: that comes again, and is committed then."""
+    """The group notices its absence.
+
+    It cannot commit what it reads then; those records are returned again and committed.
+    """
     store.create_topic("t")
     partition = store.topic("t").partition(0)
     member = _Member(client.member("g", "t"))

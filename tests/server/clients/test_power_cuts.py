@@ -1,4 +1,4 @@
-"""The power fails under each kind of client: what the crash took is told to it, and it goes on behind that."""
+"""Power cuts under each kind of client: it learns of the lost range, and continues after it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def java() -> None:
 
 
 def create(server: MortalServer, topic: str, **config: str) -> None:
-    """Of one partition, which is on the disk when somebody asks for that."""
+    """Create a topic of one partition, which is synced on demand only."""
     admin_of = pytest.importorskip("confluent_kafka.admin")
     new = admin_of.NewTopic(topic, num_partitions=1, replication_factor=1, config={**_NEVER, **config})
     admin = admin_of.AdminClient({"bootstrap.servers": server.address})
@@ -67,7 +67,7 @@ def write(server: MortalServer, topic: str, values: Sequence[str]) -> None:
 def lose(
     server: MortalServer, topic: str, kept: int, meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[int, int]:
-    """The power fails, and comes back; what that took of a topic, of which so many records are on the disk."""
+    """Cut the power and restart. Return the lost range of a topic that has ``count`` records on disk."""
     server.lose_power()
     meanwhile()
     server.start()
@@ -77,7 +77,7 @@ def lose(
 
 
 def numbers(first: int, end: int) -> list[str]:
-    """What is written."""
+    """Return the written values."""
     return [f"v{number}" for number in range(first, end)]
 
 
@@ -114,7 +114,7 @@ def test_members_of_a_group_go_on(kind: type[Driver], server: MortalServer, star
 @pytest.mark.parametrize("reset", ["none", "earliest", "latest"])
 @pytest.mark.parametrize("appended", ["soon", "late"])
 def test_who_reads_by_himself_is_told(server: MortalServer, start: Start, reset: str, appended: str) -> None:
-    """Java's consumer is told where history diverges, or goes there by itself; nothing comes twice or is missed."""
+    """Java's consumer learns where its log diverges, or seeks there by itself. No record is repeated or missed."""
     create(server, "t")
     write(server, "t", numbers(0, 5))
     server.flush()
@@ -136,7 +136,7 @@ def test_who_reads_by_himself_is_told(server: MortalServer, start: Start, reset:
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("survives", [True, False], ids=["it lives on", "it dies, too"])
 def test_streams_restores_its_state(server: MortalServer, start: Start, tmp_path: Path, survives: bool) -> None:
-    """Kafka Streams: its state comes back from what is left of the changelog, and it goes on with what comes next."""
+    """Kafka Streams restores its state from the rest of the changelog, and continues with the next records."""
     for topic in ("words", "counts"):
         create(server, topic)
     command = java_command("Counting", server.address, "app", "words", "counts", tmp_path / "state", memory="192m")
@@ -206,7 +206,7 @@ class _Connect:
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("survives", [True, False], ids=["it lives on", "it dies, too"])
 def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, survives: bool) -> None:
-    """Kafka Connect: it reads its own topics over what is lost of them, and goes on from positions that are left."""
+    """Kafka Connect reads its own topics across the lost range, and continues at the remaining committed offsets."""
     create(server, "lines")
     connect = _Connect(server, start, tmp_path)
     connect.start()
@@ -239,7 +239,7 @@ def test_connect_goes_on(server: MortalServer, start: Start, tmp_path: Path, sur
 
 
 def read_committed(server: MortalServer, topic: str, last: bytes) -> list[bytes]:
-    """What a reader sees of the first partition, up to that value."""
+    """Return what a consumer reads from the first partition, up to that value."""
     consumer = confluent_kafka.Consumer({
         "bootstrap.servers": server.address, "group.id": "reader", "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",
@@ -259,7 +259,7 @@ def read_committed(server: MortalServer, topic: str, last: bytes) -> list[bytes]
 
 
 def failed(do: Callable[[], object]) -> Any:
-    """What it raises, if it does, and nothing that holds on to the client."""
+    """Return the error that a call raises, without a reference to the client; None if there is none."""
     try:
         do()
     except confluent_kafka.KafkaException as error:
@@ -270,8 +270,10 @@ def failed(do: Callable[[], object]) -> Any:
 @pytest.mark.parametrize("is_open", [True, False], ids=["within one", "between two"])
 @pytest.mark.parametrize("writes_on", [True, False], ids=["it writes on", "it commits"])
 def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, writes_on: bool) -> None:
-    """The first one after the power is back cannot be committed, for nobody knows that it is whole: the client is
-    told to abort, which it does, and goes on with the same producer."""
+    """The first transaction after the power cut cannot be committed, because it may be incomplete.
+
+    The client aborts it, and continues with the same producer.
+    """
     create(server, "t")
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": server.address, "transactional.id": "app", "linger.ms": 0}
@@ -313,7 +315,7 @@ def test_transactions_of_librdkafka_go_on(server: MortalServer, is_open: bool, w
 
 @pytest.mark.usefixtures("java")
 def test_transactions_of_java_go_on(server: MortalServer, start: Start) -> None:
-    """Whatever it is at when the power fails, three times: it aborts that, and what it was told is there, once."""
+    """Three power cuts during transactions: the client aborts those, and committed records exist once."""
     create(server, "t")
     client = start(java_command("Persist", server.address, "app", "t"))
 

@@ -1,4 +1,4 @@
-"""What a real idempotent client does with the id that it was assigned, over restarts of the server."""
+"""A real idempotent client uses its producer id across restarts of the server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _send(producer: Producer, value: bytes) -> int | None:
 
 @pytest.mark.long
 def test_a_client_keeps_its_id_over_restarts_and_is_told_when_that_is_unknown(tmp_path: Path) -> None:
-    """It goes on after a restart. Where the store has lost the proof of its id it fails, and a new producer works."""
+    """It continues after a restart. If the store has lost the proof of its id, it fails, and a new producer works."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("t")
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Which records of a batch were to blame: a client is told (KIP-467), and knows which of them to send again."""
+"""Rejected records of a batch: the client learns their indices (KIP-467), and can send the others again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEYS = [b"a", None, b"b", None, b"c", None]
 
 
 def codes_of(server: ServerOfTests) -> list[int]:
-    """What became of each record of one batch."""
+    """Return the outcome of each record of a batch."""
     told: dict[int, int] = {}
     producer = Producer({"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1000, "retries": 0})
     for number, key in enumerate(_KEYS):

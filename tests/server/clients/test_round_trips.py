@@ -21,7 +21,7 @@ _REFUSED = r"(?i)invalid.?record|failed to validate record|failed the validation
 
 
 def by_library(store: LogStore, topic: str, *, committed: bool = False) -> list[Got]:
-    """What the library reads."""
+    """Return the records that the library reads."""
     isolation = "read_committed" if committed else "read_uncommitted"
     with store.consumer(topic, isolation=isolation) as consumer:
         return sorted_records([
@@ -30,7 +30,7 @@ def by_library(store: LogStore, topic: str, *, committed: bool = False) -> list[
 
 
 def records_for(client: Driver, count: int = 12, start: int = 0) -> list[Sent]:
-    """Of every kind, as far as the client can write them."""
+    """Return records of every kind that the client can write."""
     found = []
     for number in range(start, start + count):
         key: bytes | None = b"key-%d" % number
@@ -54,7 +54,7 @@ def records_for(client: Driver, count: int = 12, start: int = 0) -> list[Sent]:
 
 
 def fields(records: list[Got] | list[Sent], *, with_time: bool) -> list[object]:
-    """What was written of records, by partition and in their order."""
+    """Return the written fields of records, by partition and in their order."""
     ordered = sorted(records, key=lambda one: one.partition)
     return [(one.partition, one.key, one.value, one.timestamp if with_time else 0, one.headers) for one in ordered]
 
@@ -80,7 +80,7 @@ def test_what_a_client_writes(client: Driver, store: LogStore) -> None:
 
 @pytest.mark.parametrize("wanted", ["gzip", "snappy", "zstd", "none"])
 def test_what_a_topic_recompresses(client: Driver, store: LogStore, wanted: str) -> None:
-    """Whatever a client compresses with, its records are stored under the topic's codec, and read back by both."""
+    """Whatever codec a client uses, records are stored under the topic's codec, and read by client and library."""
     sent: list[Sent] = []
     store.create_topic("t", compression_type=wanted)
     for round_, codec in enumerate(client.codecs):
@@ -135,7 +135,7 @@ def test_what_the_library_writes(client: Driver, store: LogStore, codec: str) ->
 
 
 def test_an_open_transaction(client: Driver, store: LogStore) -> None:
-    """Who reads what is committed sees up to its beginning, and the end of it once it is decided."""
+    """A read_committed consumer reads up to its start, and the rest once it is decided."""
     store.create_topic("t")
     store.topic("t").partition(0).append([b"before"])
     with store.producer() as producer, producer.transaction():
@@ -166,7 +166,7 @@ def test_a_compacted_topic(client: Driver, store: LogStore) -> None:
 
 
 def test_no_key_on_a_compacted_topic(client: Driver, store: LogStore) -> None:
-    """Nothing of such a batch is written, and its client is told."""
+    """The batch is rejected as a whole, and its client gets the error."""
     if not client.takes_any_bytes:
         pytest.skip("it writes an empty key where there is none")
     store.create_topic("t", cleanup_policy="compact")
@@ -177,7 +177,7 @@ def test_no_key_on_a_compacted_topic(client: Driver, store: LogStore) -> None:
 
 @pytest.mark.parametrize(("acks", "idempotent"), [("0", False), ("1", False), ("all", False), ("all", True)])
 def test_acks(client: Driver, store: LogStore, acks: str, idempotent: bool) -> None:
-    """Whatever a producer waits for, and whether it numbers its batches: each record is there once."""
+    """With any acks, idempotent or not, each record exists once."""
     store.create_topic("t", partitions=_PARTITIONS)
     sent = records_for(client, 6)
     client.write("t", sent, acks=acks, idempotent=idempotent)
@@ -224,7 +224,7 @@ def test_the_log_says_when(client: Driver, store: LogStore) -> None:
 
 
 def test_before_1970(client: Driver, store: LogStore) -> None:
-    """What the library writes under such a timestamp, a client reads under it; in both layouts, and without one."""
+    """A client reads the timestamps that the library writes; in both layouts, and without a timestamp."""
     stamps = [-14_182_940_000, -2, -1, 0, -62_135_596_800_000]
     log = store.create_topic("t", retention_ms=-1).partition(0)
     log.append([b"%d" % stamp for stamp in stamps], timestamps=stamps)
@@ -271,7 +271,7 @@ def test_a_name_with_two_underscores(client: Driver, store: LogStore, topic: str
 
 
 def test_made_when_asked_for(client: Driver, store: LogStore) -> None:
-    """Who writes to a topic that is not there gets one; a name that cannot be is refused."""
+    """A client that writes to an unknown topic creates it; an invalid name is rejected."""
     client.write("new.topic", [Sent(0, b"k", b"v", _START_MS)])
     assert [one.value for one in by_library(store, "new.topic")] == [b"v"]
     if client.has_admin:

@@ -35,7 +35,7 @@ def producer_of(address: str, name: str) -> Producer:
 
 
 def refusal_of(do: Callable[[], object]) -> KafkaError:
-    """What it raises, and nothing that holds on to the client."""
+    """Return the error that a call raises, without a reference to the client."""
     try:
         do()
     except KafkaException as error:
@@ -54,13 +54,13 @@ def consumer_of(server: ServerOfTests, group: str, protocol: str = "classic") ->
 
 
 def committed(store: LogStore, topic: str) -> list[bytes | None]:
-    """What a reader of the library sees."""
+    """Return what a consumer of the library reads."""
     log = store.topic(topic).partition(0)
     return [value for batch in log.read(0, isolation="read_committed") for value in batch.values]
 
 
 def fetched(server: ServerOfTests, topic: str) -> list[bytes | None]:
-    """What one of librdkafka's sees."""
+    """Return what a consumer of librdkafka reads."""
     consumer = consumer_of(server, f"reader of {topic}")
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[bytes | None] = []
@@ -138,7 +138,7 @@ def test_a_position_that_is_undecided_is_waited_for(server: ServerOfTests, store
 
 @pytest.mark.long
 def test_java_speaks_the_new_protocol(server: ServerOfTests, store: LogStore) -> None:
-    """The same by Kafka's own client, which has an epoch for each transaction."""
+    """Kafka's own client has an epoch for each transaction."""
     store.create_topic("in")
     store.create_topic("out")
     store.topic("in").partition(0).append([b"%d" % number for number in range(COUNT)])
@@ -173,7 +173,7 @@ def test_a_zombie_is_fenced(server: ServerOfTests, store: LogStore) -> None:
 
 
 def test_a_name_of_the_library_is_refused(server: ServerOfTests, store: LogStore) -> None:
-    """For good, so that a client does not try for ever."""
+    """The error is fatal, so that a client does not retry forever."""
     store.producer(name="etl").close()
     producer = Producer({"bootstrap.servers": server.bootstrap_servers, "transactional.id": "etl"})
     error = refusal_of(partial(producer.init_transactions, WAIT_S))
@@ -206,7 +206,7 @@ def test_aiokafka(server: ServerOfTests, store: LogStore) -> None:
 
 @pytest.mark.long
 def test_every_worker_is_killed_in_the_middle(tmp_path: Path) -> None:
-    """The transaction outlives them all, and is committed by who is there then."""
+    """The transaction survives all workers, and the remaining one commits it."""
     with segmentlog.open(tmp_path / "store") as store:
         store.create_topic("out", partitions=4)
         served = Served(tmp_path / "store", tmp_path / "served.log")

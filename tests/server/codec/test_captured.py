@@ -47,7 +47,7 @@ def test_what_was_captured_comes_back(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_members_say_to_each_other_comes_back(path):
-    """The same for the subscriptions and assignments inside of JoinGroup and SyncGroup."""
+    """Encode and decode the subscriptions and assignments inside of JoinGroup and SyncGroup."""
     count = 0
     for word, key, version, frame in frames(path):
         if word != "request" or key not in (11, 14):

@@ -1,4 +1,4 @@
-"""What stands before a message, and records that are not copied."""
+"""Headers of messages, and records that are not copied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segmentlog.server.codec.primitives import MalformedMessage
 @pytest.mark.parametrize("client_id", [None, "", "kcat", "x" * 127, "x" * 128, "x" * 3000])
 @pytest.mark.parametrize(("key", "version"), [(0, 7), (0, 9), (17, 1), (18, 3), (18, 99)])
 def test_request_headers_come_back(key, version, client_id):
-    """Of old and of flexible versions, and of one that is too new to have a body we know."""
+    """In old and in flexible versions, and in one that is too new for the codec."""
     api = APIS[key]
     size, header, body = _split(frame_request(api, version, 1234, client_id, [b"body"]))
     assert size == len(header) + len(body)

@@ -1,4 +1,4 @@
-"""Bytes of somebody who means no good are malformed, quickly, and are nothing else."""
+"""Hostile bytes are rejected as malformed, quickly and without side effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from segmentlog.server.codec.primitives import (
 
 @pytest.mark.parametrize("seed", seeds("codec hostile"))
 def test_random_bytes_are_a_message_or_malformed(seed):
-    """Whatever the bytes are, decoding gives a message or `MalformedMessage`."""
+    """Decoding random bytes returns a message or raises `MalformedMessage`."""
     random = Random(seed)
     for name, version in every_version():
         codec = codec_of(name, version)
@@ -40,7 +40,7 @@ def test_random_bytes_are_a_message_or_malformed(seed):
 
 @pytest.mark.parametrize("seed", seeds("codec hostile"))
 def test_damaged_messages_are_a_message_or_malformed(seed):
-    """The same for messages of which a few bytes are others, or are missing, or are there twice."""
+    """Decoding a message with changed, missing or repeated bytes returns a message or raises `MalformedMessage`."""
     random = Random(seed)
     for name, version in every_version():
         codec = codec_of(name, version)
@@ -77,7 +77,7 @@ def test_absurd_counts_cost_nothing(count):
 
 @pytest.mark.parametrize("size", [127, 128, 2**14, 2**21, 2**28, 2**31 - 1])
 def test_absurd_sizes_cost_nothing(size):
-    """The same for strings, bytes and records of flexible versions, and for tagged fields."""
+    """In flexible versions for strings, bytes, records and tagged fields."""
     produce_head = b"\x00" + bytes(6)
     for rest in (uvarint(size), b"\x02" + uvarint(size), b"\x02\x02a" + uvarint(size), b"\x02\x02a\x02" + bytes(4)):
         with pytest.raises(MalformedMessage):
@@ -219,7 +219,7 @@ def test_none_is_refused_where_the_version_has_no_null():
 
 @pytest.mark.parametrize("seed", seeds("codec elements"))
 def test_elements_are_counted(seed, monkeypatch):
-    """A message of a request may have so many elements in all its arrays together, and not one more."""
+    """All arrays of a request together may have `ELEMENTS_MAX` elements, and not one more."""
     random = Random(seed)
     for name, version in every_version():
         if name.endswith("Response"):
@@ -239,7 +239,7 @@ def test_elements_are_counted(seed, monkeypatch):
 
 
 def elements_of(value: object) -> int:
-    """Of all arrays within."""
+    """Return the number of elements of all nested arrays."""
     if isinstance(value, list):
         return len(value) + sum(map(elements_of, value))
     return sum(elements_of(getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))

@@ -51,7 +51,7 @@ BITS: Final = {
     ("DescribeClusterResponse", "cluster_authorized_operations"),
     ("DescribedGroup", "authorized_operations"),
 }
-"""Numbers that it holds as the set of their bits; None for the one that means that nobody asked."""
+"""Bit fields that kafka-python represents as sets; None for the value that means "not requested"."""
 
 
 def theirs_by_name() -> dict[str, Any]:
@@ -74,7 +74,7 @@ COMPARED: Final = [
 
 
 def their_name(struct: StructLayout, name: str) -> str:
-    """What kafka-python calls a field."""
+    """Return kafka-python's name of a field."""
     return RENAMED.get(f"{struct.name}.{name}") or RENAMED.get(name, name)
 
 
@@ -132,7 +132,7 @@ def assert_same(struct: StructLayout, ours: Any, theirs: Any, version: int) -> N
 
 
 def test_the_list_of_what_is_lacking_is_not_stale():
-    """What kafka-python does not have is what we know that it does not have, in every version."""
+    """The list of what kafka-python lacks is complete and exact, in every version."""
     assert set(MESSAGES) - set(THEIRS) == LACKING
     assert [
         (name, version)

@@ -1,4 +1,4 @@
-"""What is encoded comes back, in every version of every message."""
+"""Decoding an encoded message returns it, in every version of every message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY = [pytest.param(name, version, id=f"{name}-{version}") for name, version i
 
 @pytest.mark.parametrize("seed", seeds("codec"))
 def test_what_is_encoded_comes_back(seed):
-    """A message is the same after it was bytes; nothing of it depends on where it lies in a buffer."""
+    """A message survives encoding and decoding, at any position in a buffer."""
     random = Random(seed)
     for name, version in every_version():
         codec = codec_of(name, version)

@@ -30,7 +30,7 @@ NOBODY = ProducerIdAndEpoch(-1, -1)
 
 
 class Client:
-    """One instance of a transactional id. What goes wrong is returned as Kafka's code."""
+    """One instance of a transactional id. Errors are returned as Kafka's codes."""
 
     def __init__(self, desk: Desk, name: str = "app", *, is_new: bool) -> None:
         self.desk = desk
@@ -65,7 +65,7 @@ class Client:
         return [one.partition_error_code for one in result.results_by_partition]
 
     def batch(self, *values: bytes, partition: int = 0, topic: str = "t") -> bytes:
-        """The next one, as it goes over the wire."""
+        """Return the next batch as bytes."""
         sequence = self.sequences.get((topic, partition), 0)
         self.sequences[topic, partition] = sequence + len(values)
         sent = [Sent(b"k", value) for value in values]
@@ -131,7 +131,7 @@ class Client:
 
 
 def batches(data: bytes) -> list[tuple[WireHeader, bytes]]:
-    """What an answer to a fetch holds."""
+    """Return the batches in a response to a fetch."""
     found, at = [], 0
     while at < len(data):
         header = parse_wire_batch(data[at:])
@@ -168,7 +168,7 @@ def read(store: LogStore, partition: int = 0, topic: str = "t") -> list[bytes | 
 
 
 def both(desk: Desk, partition: int = 0, topic: str = "t") -> Sequence[bytes | None]:
-    """What the two see, who see the same."""
+    """Return what both consumers read, which must be the same."""
     seen = read(desk.broker.store, partition, topic)
     assert fetched(desk, partition, topic) == seen
     return seen

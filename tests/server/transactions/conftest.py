@@ -25,7 +25,7 @@ MakeDesk = Callable[..., Desk]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a store with a topic."""
+    """Provide the path of a store with a topic."""
     with LogStore(tmp_path / "store", background=False, fs=NoSyncFileSystem()) as store:
         store.create_topic("t", 2)
     return tmp_path / "store"

@@ -1,4 +1,4 @@
-"""Who may do what with transactions."""
+"""Permissions of transactions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client(request: pytest.FixtureRequest, desk: Desk) -> Client:
 
 
 def test_the_transactional_id(desk: Desk, client: Client) -> None:
-    """Without it nothing is done under it; who may not see it finds it in no list."""
+    """Without the right nothing is done under it; a client that may not see it finds it in no list."""
     denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     deny(desk, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "app")
     assert client.begin() == client.end() == client.add_offsets() == denied
@@ -63,7 +63,7 @@ def test_the_transactional_id(desk: Desk, client: Client) -> None:
 
 
 def test_topics_and_groups(desk: Desk, client: Client) -> None:
-    """Of a topic that may not be written to nothing is part of it, and nothing else of that request."""
+    """A topic without the right to write rejects the whole request: no partition of it joins the transaction."""
     desk.broker.store.create_topic("other")
     deny(desk, Operation.WRITE, ResourceType.TOPIC, "t")
     assert client.add(0, 1) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 2

@@ -1,4 +1,4 @@
-"""What tools ask about transactions: who is there, what is open, and to end what hangs."""
+"""Transaction tools: list and describe transactions, and abort hanging ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def listed(desk: Desk, *, version: int = 2, **options: Any) -> dict[str, str]:
 
 
 def test_list_and_describe(make_desk: MakeDesk) -> None:
-    """Those of clients and of the library's named producers, by state, id, age and pattern."""
+    """Transactions of clients and of the library's named producers, by state, id, age and pattern."""
     clock = FakeClock()
     desk = make_desk(clock=clock)
     store = desk.broker.store
@@ -72,7 +72,7 @@ def test_list_and_describe(make_desk: MakeDesk) -> None:
 
 @pytest.mark.parametrize("seed", seeds("patterns"))
 def test_patterns(seed: int) -> None:
-    """What is understood of regular expressions means what it means everywhere."""
+    """The supported subset of regular expressions has its usual meaning."""
     random = Random(seed)
     for _ in range(300):
         pattern = "".join(random.choice(("a", "b", ".", ".*", r"\.", "-")) for _ in range(random.randrange(6)))
@@ -81,7 +81,7 @@ def test_patterns(seed: int) -> None:
 
 
 def test_producers_of_a_partition(desk: Desk) -> None:
-    """Of every kind, with what they have open."""
+    """Producers of every kind, with their open transactions."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a", b"b")
@@ -107,7 +107,7 @@ def marked(desk: Desk, producer_id: int, *, committed: bool = False) -> int:
 
 
 def test_to_end_what_hangs(desk: Desk) -> None:
-    """The whole transaction goes with it, and its client is fenced; nobody commits from outside."""
+    """The whole transaction is aborted, and its client is fenced; tools cannot commit."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")

@@ -61,7 +61,7 @@ def test_positions_alone(desk: Desk, is_new: bool) -> None:
 
 
 def test_a_member_of_the_generation(desk: Desk) -> None:
-    """Who says that he is a member has to be one, of the generation that there is; others may commit all the same."""
+    """A client that names a member must be a current member of this generation; others may commit as well."""
     protocol = JoinGroupRequestProtocol("range", b"\0\0\0\0\0\0\xff\xff\xff\xff")
     request = JoinGroupRequest("g", 10_000, 10_000, protocol_type="consumer", protocols=[protocol])
     joined = desk.ask(11, 3, request)
@@ -139,7 +139,7 @@ def test_members_of_the_library_keep_others_out(desk: Desk) -> None:
 
 
 def test_late_positions(desk: Desk) -> None:
-    """Those that outlive their transaction are not let through, in either protocol."""
+    """Offsets that arrive after their transaction are rejected, in either protocol."""
     for is_new in (False, True):
         client = Client(desk, f"app-{is_new}", is_new=is_new)
         client.begin()

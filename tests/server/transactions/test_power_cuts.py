@@ -1,4 +1,4 @@
-"""The power is cut while a client is at a transaction: all of it is there, or nothing, and what it was told holds."""
+"""Power cuts during transactions: each transaction exists completely or not at all, and acknowledgements hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTITIONS = 2
 
 
 class _Known(NamedTuple):
-    """What the client knows."""
+    """Facts that the client knows."""
 
     numbers: ProducerIdAndEpoch
     committed: frozenset[bytes] = frozenset()
@@ -100,7 +100,7 @@ class _Trial:
         return _Known(numbers, known.committed, known.aborted | known.current)
 
     def _check(self, disk: SimulatedDisk, known: _Known, *, after: _Known) -> None:
-        """The client goes on at the machine that was started again: it ends what it was at, or first writes more."""
+        """Continue the client on the restarted machine: it ends its transaction, or first writes more."""
         self.states += 1
         store = self.open(disk)
         remote = store.transactions.server_transactions
@@ -149,7 +149,7 @@ def _note(moments: list[CrashPoint], disk: SimulatedDisk) -> None:
 @pytest.mark.parametrize("bumps", [False, True], ids=["old", "new"])
 @pytest.mark.parametrize("seed", seeds("remote power cuts"))
 def test_all_of_a_transaction_or_nothing(seed: int, bumps: bool) -> None:
-    """In every state a disk may be in then; who was told that it is committed finds all of it."""
+    """In every state that the disk may have then; a transaction that was acknowledged as committed is complete."""
     for number in range(2):
         trial = _Trial(seed + number, bumps=bumps)
         trial.run()

@@ -30,7 +30,7 @@ PROTOCOLS = pytest.mark.parametrize("is_new", [False, True], ids=["old", "new"])
 
 
 def status(desk: Desk, name: str = "app") -> str:
-    """What the engine says of a name."""
+    """Return the engine's state of a transactional id."""
     return desk.broker.store.transactions.states()[name].status
 
 
@@ -78,7 +78,7 @@ def test_each_transaction_has_an_epoch_of_its_own(desk: Desk) -> None:
 
 
 def test_a_new_epoch_begins_with_its_first_batch(desk: Desk) -> None:
-    """Of batches on their way together the second cannot come before the first."""
+    """Of batches in flight together the second must not be accepted before the first."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")
@@ -92,7 +92,7 @@ def test_a_new_epoch_begins_with_its_first_batch(desk: Desk) -> None:
 
 @pytest.mark.parametrize("seed", seeds("remote transactions"))
 def test_readers_of_both_kinds_see_the_same(make_desk: MakeDesk, seed: int) -> None:
-    """Whatever clients of both protocols and producers of the library do, and whichever worker does it."""
+    """With any mix of clients of both protocols and library producers, on any worker."""
     random = Random(seed)
     desks = [make_desk(), make_desk()]
     clients = [Client(random.choice(desks), f"c{number}", is_new=number % 2 == 0) for number in range(4)]
@@ -156,7 +156,7 @@ def test_the_old_protocol_can_tear(desk: Desk) -> None:
 
 
 def test_the_new_protocol_does_not_tear(desk: Desk) -> None:
-    """The same request is of an epoch that has ended, whether another transaction is open by then or not."""
+    """A late request belongs to an ended epoch, whether another transaction is open or not."""
     client = Client(desk, is_new=True)
     client.begin()
     assert client.write(b"before") == NONE
@@ -212,7 +212,7 @@ def test_what_is_synced_is_all_that_there_is(desk: Desk, monkeypatch: pytest.Mon
 
 @PROTOCOLS
 def test_the_end_waits_for_the_disk(desk: Desk, is_new: bool) -> None:
-    """What belongs to a transaction is acknowledged as soon as it is written; its end puts all of it on disk."""
+    """Batches of a transaction are acknowledged once written; the end of the transaction syncs all of them."""
     desk.broker.store.create_topic("lazy", fsync="never")
     log = desk.broker.store.topic("lazy").partition(0)
     client = Client(desk, is_new=is_new)
@@ -255,7 +255,7 @@ def test_a_newer_instance_fences_the_older_one(desk: Desk, is_new: bool) -> None
 
 
 def test_the_next_epoch_for_who_has_the_last_one(desk: Desk) -> None:
-    """KIP-360; who was not told asks again, and gets the same."""
+    """KIP-360; a client that missed the response repeats the request, and gets the same epoch."""
     client = Client(desk, is_new=False)
     client.begin()
     first = client.numbers
@@ -294,7 +294,7 @@ def test_what_is_refused(desk: Desk) -> None:
 
 
 def test_epochs_come_to_an_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the name goes on under another id; also who ends a transaction twice is told which."""
+    """The transactional id then continues under another producer id; a client that repeats EndTxn learns it."""
     monkeypatch.setattr(server_transactions, "EPOCH_MAX", 3)
     client = Client(desk, is_new=True)
     client.begin()
@@ -439,7 +439,7 @@ def test_a_worker_that_is_killed_while_it_commits(
 
 
 def test_a_timeout_goes_on_after_the_machine_was_started_again(make_desk: MakeDesk) -> None:
-    """Its clock begins anew: what was begun before has been open for as long as it is up, at the least."""
+    """The machine's clock restarts: an earlier transaction counts as open at least since the restart."""
     clock = FakeClock()
     desk = make_desk(clock=clock)
     client = Client(desk, is_new=True)
@@ -506,7 +506,7 @@ def test_names_are_forgotten(make_desk: MakeDesk) -> None:
 def test_what_a_crash_may_have_taken_is_not_committed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, is_new: bool, what: str
 ) -> None:
-    """Neither in part nor otherwise: the client is told to abort, and goes on after that."""
+    """Neither in part nor as a whole: the client must abort, and then continues."""
     client = Client(desk, is_new=is_new)
     client.begin()
     client.write(b"a")
@@ -549,7 +549,7 @@ def test_tools_of_the_library_end_it(desk: Desk) -> None:
 
 
 def test_a_decision_that_cannot_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made, and the client is told so; its next transaction waits until it is finished."""
+    """It is decided, and the client learns that; its next transaction waits until the markers are written."""
     client = Client(desk, is_new=True)
     client.begin()
     client.write(b"a")
@@ -582,8 +582,8 @@ def test_deleted_topics_take_their_part_along(desk: Desk) -> None:
 def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
     """With the epochs, for who embeds it."""
     transactions = desk.broker.store.transactions.server_transactions
-    numbers = transactions.begin("x", 1000)
-    transactions.begin("x", 1000)
+    numbers = transactions.register("x", 1000)
+    transactions.register("x", 1000)
     with pytest.raises(ProducerFenced) as raised:
         transactions.end("x", numbers, committed=True)
     assert (raised.value.epoch, raised.value.current_epoch) == (0, 1)
@@ -594,7 +594,7 @@ def test_the_engine_says_who_is_fenced(desk: Desk) -> None:
 def test_a_transaction_that_a_crash_took_whole(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, version: int, before: str
 ) -> None:
-    """Its client is told to abort, can do so, and goes on; but nobody is told that what was committed was not."""
+    """Its client must abort, can do so, and continues; a committed transaction is never reported as aborted."""
     client = Client(desk, is_new=version == 5)
     client.begin()
     if before != "begun":

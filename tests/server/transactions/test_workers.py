@@ -1,4 +1,4 @@
-"""Transactions and the workers that serve them: who is killed, who takes over, who answers."""
+"""Transactions and workers: a worker is killed, another takes over, and the right one answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def die(*_: object, **__: object) -> None:
 
 @PROTOCOLS
 def test_what_is_open_outlives_its_worker(path: Path, make_desk: MakeDesk, is_new: bool) -> None:
-    """The client goes on at the next one, and commits; nobody aborts it meanwhile."""
+    """The client continues at the next worker, and commits; no other process aborts it meanwhile."""
 
     def work(desk: Desk) -> str:
         client = Client(desk, is_new=is_new)
@@ -83,7 +83,9 @@ def test_what_is_open_outlives_its_worker(path: Path, make_desk: MakeDesk, is_ne
 def test_what_is_decided_is_finished(
     path: Path, make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, is_new: bool, committed: bool
 ) -> None:
-    """By whoever looks next; the client, which was not told, asks again and is told that."""
+    """The next process that checks finishes it; the client, which got no response, repeats the request and gets the
+    outcome.
+    """
 
     def work(desk: Desk) -> None:
         client = Client(desk, is_new=is_new)
@@ -138,7 +140,7 @@ def test_a_decision_that_was_begun_is_begun_again(
 
 
 def test_who_coordinates(make_desk: MakeDesk) -> None:
-    """A name has one worker, and the other one sends away; where there is one fewer, that one goes on."""
+    """Each id has one worker; others redirect the client. With one worker fewer, the remaining one continues."""
     first, second = make_desk(1, workers=2), make_desk(2, workers=2)
     name = next(name for name in map(str, range(100)) if second.broker.cluster.is_coordinator(name))
     client = Client(first, name, is_new=True)

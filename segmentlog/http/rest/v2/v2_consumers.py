@@ -16,9 +16,9 @@ from segmentlog.http.rest.consumer_instances import ConsumerInstance, InstanceSe
 from segmentlog.http.rest.instance_reader import InstanceReader, ReaderOptions, Reset, illegal_state
 from segmentlog.http.rest.responses import RestResponse, encode_json, json_response, no_content
 from segmentlog.http.rest.v2.v2_models import (
-    CommittedOffsets,
     ConsumedRecord,
     CreatedInstance,
+    GroupOffsets,
     NewInstance,
     PartitionOffset,
     PartitionRef,
@@ -175,7 +175,7 @@ async def committed(request: RestRequest) -> RestResponse:
         tps = _partitions(request, asked.partitions)
         found = await request.work(instance.reader.committed, tps)
     offsets = [PartitionOffset(tp.topic, tp.partition, offset, text) for tp, offset, text in found]
-    return json_response(CommittedOffsets(offsets), content_type=request.media)
+    return json_response(GroupOffsets(offsets), content_type=request.media)
 
 
 async def seek(request: RestRequest) -> RestResponse:

@@ -87,7 +87,7 @@ ENDPOINTS: Final = (
               _ok_response(list[v2_models.PartitionOffset]), v2_models.OffsetsToCommit, body_optional=True,
               query=v2_models.CommitQuery),
     _consumer("GET", f"{_INSTANCE}/offsets", v2_consumers.committed, "Return committed offsets",
-              _ok_response(v2_models.CommittedOffsets), v2_models.TopicPartitions),
+              _ok_response(v2_models.GroupOffsets), v2_models.TopicPartitions),
     _consumer("POST", f"{_INSTANCE}/positions", v2_consumers.seek, "Seek to offsets or times", _DONE,
               v2_models.Seek,
               (404, 409, 410, 416, 422)),

@@ -153,7 +153,7 @@ class Seek(Struct):
     timestamps: list[PartitionTimestamp] = []
 
 
-class CommittedOffsets(Struct):
+class GroupOffsets(Struct):
     offsets: list[PartitionOffset]
 
 
