@@ -212,7 +212,7 @@ def test_compact_stats(call: Run) -> None:
     """The statistics show what a pass would remove, by prefix, largest first, and the total; as table and as JSON."""
     status, lines, _ = call("compact", "--stats", "--prefix-length", "6", "-n", "3")
     assert status == 0
-    assert lines[0].startswith("users: what a pass would save")
+    assert lines[0].startswith("users: what a pass would remove")
     # user:1 stands for user:1 and user:10 to user:19
     assert lines[2].split()[:5] == ["user:1", "880", "22", "0", "858"]
     assert [line.split()[0] for line in lines[2:]] == ["user:1", "user:2", "user:3", "all"]
@@ -303,7 +303,7 @@ def test_a_partition_that_another_process_is_at(call: Run, store: Path, command:
         assert call(command, "--dry-run", topic)[0] == 0
         status, lines, err = call(command, topic)
         assert status == 1
-        assert f"error: {topic}/0: another process is at it" in err
+        assert f"error: {topic}/0: locked by another process" in err
         assert [line.split(":")[0] for line in lines] == (["users/1"] if topic == "users" else [])
     status, lines, _ = call(command, topic)
     assert status == 0

@@ -78,7 +78,7 @@ def test_a_list_that_fails_is_gone_on_with(store: LogStore, fs: FaultyFileSystem
     sender, failure, told = _send(store, fs, "one", fails_at=fails_at)
     assert isinstance(failure, DiskFull)
     assert sender.number == sender.records == LIST * (fails_at - 1)
-    advice = sender.how_to_go_on(failure)
+    advice = sender.how_to_resume(failure)
     assert advice.endswith(f"resume with --skip {sender.number}") if sender.number else advice == ""
     assert _appended(store, "one") == [VALUES[: sender.number]]
     again, failure, more = _send(store, fs, "one", skip=sender.number)
@@ -99,11 +99,11 @@ def test_what_some_partitions_have_of_a_list_is_counted(store: LogStore, fs: Fau
     assert set(VALUES[: sender.number]) <= there
     assert VALUES[sender.number] not in there
     beyond = [value for value in VALUES[sender.number :] if value in there]
-    advice = sender.how_to_go_on(failure)
+    advice = sender.how_to_resume(failure)
     assert (f"--skip {sender.number}" in advice) == (sender.number > 0)
     if beyond:
         assert f"{len(beyond)} later record" in advice
-        named = re.search(r"partitions? ([\d, ]+):", advice)
+        named = re.search(r"partitions? ([\d, ]+);", advice)
         assert named is not None
         assert {int(number) for number in named[1].split(", ")} == {
             partition_for_key(value[-1:], 3) for value in beyond
@@ -124,7 +124,7 @@ def test_a_named_producer_has_each_record_once(
     """A run whose writes fail, each another one, is run again with the same input: all partitions are in order."""
     for call in (fails_at, fails_at, 0):
         sender, failure, _ = _send(store, fs, topic, name="etl", fails_at=call)
-        assert failure is None or "run the command again" in sender.how_to_go_on(failure)
+        assert failure is None or "run the command again" in sender.how_to_resume(failure)
     assert failure is None
     for number, part in enumerate(_appended(store, topic)):
         assert part == [v for v in VALUES if topic == "one" or partition_for_key(v[-1:], 3) == number]
@@ -190,7 +190,7 @@ def test_no_record_is_appended_twice_after_the_limit_fell(
     if name is None:
         assert f"--skip {before + 1}" in str(error)
         assert sender.records == before
-        assert sender.how_to_go_on(error).partition("; ")[2] == (f"resume with --skip {before}" if before else "")
+        assert sender.how_to_resume(error).partition("; ")[2] == (f"resume with --skip {before}" if before else "")
     for number, part in enumerate(_appended(store, "three")):
         assert part == [b"%d" % row for row in range(before) if partitions[row] == number]
 
@@ -202,7 +202,7 @@ def test_records_after_the_one_that_is_too_large_are_counted(store: LogStore) ->
     assert _appended(store, "three") == [[b"0", b"3"], [], []]
     assert sender.records == 2
     assert sender.number == 1
-    assert "1 later record is appended, too, in partition 0" in sender.how_to_go_on(error)
+    assert "1 later record was also appended, in partition 0" in sender.how_to_resume(error)
 
 
 @pytest.mark.parametrize("separate", [0, 3])
