@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from segmentlog.config import TopicConfig
-from segmentlog.policy.eviction_policy import Sealed, evictable_segments
+from segmentlog.policy.eviction_policy import EvictionCandidate, evictable_segments
 
 NOW_MS = 10_000
 
 
-def sealed(*marks: str) -> list[Sealed]:
+def sealed(*marks: str) -> list[EvictionCandidate]:
     """Segments of 100 bytes, the first 10 s old, each a second younger: here, ``r``emote, not ``u``ploaded."""
-    return [Sealed(at, 100, at * 1000, mark == "r", mark != "u") for at, mark in enumerate(marks)]
+    return [EvictionCandidate(at, 100, at * 1000, mark == "r", mark != "u") for at, mark in enumerate(marks)]
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_what_leaves(config: dict[str, Any], segments: str, leave: list[int]) ->
 def test_a_segment_without_bytes_stays() -> None:
     """There is nothing of it to give back, and a hole of no size tells nothing."""
     settings = TopicConfig(remote_storage_enable=True, local_retention_ms=0)
-    empty = Sealed(0, 0, 0, False, True)
+    empty = EvictionCandidate(0, 0, 0, False, True)
     assert [one.base_offset for one in evictable_segments(settings, [empty, *sealed("h", "h")[1:]], 0, NOW_MS)] == [1]
