@@ -53,7 +53,7 @@ def test_users_come_and_go(call: Run, tmp_path: Path) -> None:
     path = tmp_path / "store" / "@users.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Users(str(path)).verify("ann", "first")
-    assert "another password" in add(call, "ann", "second")[2]
+    assert "new password" in add(call, "ann", "second")[2]
     assert Users(str(path)).verify("ann", "second")
     add(call, "Zoë", "third")
     assert call("users", "list")[1].decode().split()[:3] == ["USER", "MECHANISMS", "ITERATIONS"]
