@@ -292,7 +292,7 @@ def test_who_flushes_and_the_thread_append_nothing_twice(
         with monkeypatch.context() as patch:
             patch.setattr(handler._worker, "ensure_running", lambda: None)
             logger.info("once")
-        flushing = threading.Thread(target=handler.flushed, args=(10,))
+        flushing = threading.Thread(target=handler.flush_within, args=(10,))
         flushing.start()
         assert is_there.wait(10)
         handler._tick()  # as the thread that has begun by now
@@ -552,7 +552,7 @@ for number in range(int(sys.argv[3])):
     logging.info("%d", number)
 if len(sys.argv) > 4:
     logging.getLogger().handlers[0].flush()
-    print("flushed", flush=True)
+    print("flush_within", flush=True)
     while True:
         logging.info("more")
 """

@@ -100,8 +100,8 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         check_start(self.start)
-        self.on_error = on_error_of(self.on_error, self.on_bad)
-        self.decoding = decoding_of(self.key_deserializer, self.deserializer, self.on_error)
+        on_error = on_error_of(self.on_error, self.on_bad)
+        self.decoding = decoding_of(self.key_deserializer, self.deserializer, on_error)
         for name in ("follow", "durable_only", "shipped_only", "skip_damaged", "auto_commit"):
             setattr(self, name, as_bool(name, getattr(self, name)))
         for name in ("max_poll_interval_ms", "max_poll_records", "auto_commit_interval_ms", "fetch_bytes"):

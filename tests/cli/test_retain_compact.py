@@ -216,7 +216,7 @@ def test_compact_stats(call: Run) -> None:
     # user:1 stands for user:1 and user:10 to user:19
     assert lines[2].split()[:5] == ["user:1", "880", "22", "0", "858"]
     assert [line.split()[0] for line in lines[2:]] == ["user:1", "user:2", "user:3", "all"]
-    assert lines[-1].split()[:8] == ["all", "(7", "prefixes", "more)", "4000", "100", "0", "3900"]
+    assert lines[-1].split()[:9] == ["all", "(and", "7", "more", "prefixes)", "4000", "100", "0", "3900"]
     status, lines, _ = call("compact", "--stats", "--json", "users/1")
     assert status == 0
     size = sum(len(b"user:%d" % key) + len(b"%d" % number) for key in range(KEYS) for number in range(BATCHES))

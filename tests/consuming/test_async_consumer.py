@@ -156,7 +156,7 @@ def test_a_seek_while_something_is_fetched_counts(
                 try:
                     yield from real(self, cursor)
                 finally:
-                    consumer.member.move("t", 0, 90)  # as `seek` does in the loop
+                    consumer.member.set_position("t", 0, 90)  # as `seek` does in the loop
 
             monkeypatch.setattr(CursorSet, "fetch", fetch)
             return [record async for record in consumer]

@@ -378,7 +378,7 @@ def test_a_file_that_is_not_there(store: segmentlog.LogStore) -> None:
     """The error says whose file system it must be on."""
     found = staged(store, [(b"a", b"1")])
     os.unlink(found.path)
-    with pytest.raises(SegmentlogError, match="it is not there: whoever publishes must see the file system"):
+    with pytest.raises(SegmentlogError, match="it does not exist: the publishing process must see the file system"):
         publish_all(store, [found])
 
 
