@@ -23,6 +23,7 @@ from segmentlog.server import long_poll
 from segmentlog.server.codec.generated.fetch import FetchPartition, FetchRequest, FetchTopic
 from segmentlog.server.codec.generated.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from segmentlog.server.embedded import Server
+from segmentlog.server.handlers import fetch
 from segmentlog.server.server_settings import ServerSettings
 from segmentlog.store import LogStore
 
@@ -34,6 +35,7 @@ NEVER_S = 3_600.0
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """No follower and no long poll finds anything by looking again: it has to be woken."""
     monkeypatch.setattr(long_poll, "RECHECK_S", NEVER_S)
+    monkeypatch.setattr(fetch, "RECHECK_S", NEVER_S)  # a poll announces itself for two intervals
     monkeypatch.setattr(wakeup, "WAIT_S", NEVER_S)
 
 
