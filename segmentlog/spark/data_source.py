@@ -57,7 +57,7 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer for `df.writeStream`."""
-        # Spark passes output mode "complete" as overwrite. Like Spark's Kafka sink, this sink appends every micro-batch.
+        # Spark passes output mode "complete" as overwrite. Every micro-batch is appended, as by Spark's Kafka sink.
         return StreamWriter(self._write_options(schema, overwrite=False))
 
     def _read_options(self, *, streaming: bool) -> ReadOptions:

@@ -252,7 +252,10 @@ def readable_start(log: Partition, offset: int, *, fail_on_data_loss: bool) -> i
 
 
 def lost_since(log: Partition, span: OffsetRange) -> str | None:
-    """Describe the first records of a range that were truncated or lost since the read was planned; None: all remain."""
+    """Describe the first records of a range that were lost since the read was planned; None if none were lost.
+
+    A truncation on request counts as a loss too.
+    """
     name = f"{span.topic}/{span.partition}"
     for lost in log.lost_ranges() if span.epoch is not None and log.epoch != span.epoch else ():
         begin, end = max(lost.base_offset, span.start), min(lost.end_offset, span.end)

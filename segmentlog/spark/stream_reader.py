@@ -109,8 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         latest = self._latest() if self._final is None else self._final
         known = self._still_there(from_json(start), latest)
-        # Spark calls this after the micro-batch that ended at `start` is done. It calls `commit` only when there is a next
-        # micro-batch, so the last one would never be committed to the group.
+        # Spark calls this after the micro-batch that ended at `start` is done. It calls `commit` only when there is a
+        # next micro-batch, so the last one would never be committed to the group.
         self._tell_group(known)
         starts, ends = known.offsets, latest.offsets
         begins = self._begins(starts, latest)
@@ -125,8 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._within_bytes(begins, ends, options.max_bytes_per_trigger)
         if ends is not latest.offsets:
             ends = self._past_lost_ranges(begins, ends, latest)
-        # Keep the positions of partitions that are gone (failOnDataLoss = false). Without them, a partition that comes back
-        # would be read from its start again.
+        # Keep the positions of partitions that are gone (failOnDataLoss = false). Without them, a partition that
+        # comes back would be read from its start again.
         reached = {**starts, **{tp: max(ends[tp], starts.get(tp, 0)) for tp in ends}}
         return to_json(Positions(reached, {**known.topic_ids, **latest.topic_ids}))
 
@@ -176,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ids[topic] = now
                 offsets = {tp: offset for tp, offset in offsets.items() if tp.topic != topic}
         for tp, start in list(offsets.items()):
-            # An explicit start offset may be after the end of readable records: only one after the log end is data loss.
+            # An explicit start may be after the end of readable records: only a start after the log end is data loss.
             if start <= latest.offsets.get(tp, start):
                 continue
             log_end = self._log_end(tp, latest.topic_ids[tp.topic])

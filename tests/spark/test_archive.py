@@ -323,13 +323,13 @@ def test_folders_that_will_not_do(spark: SparkSession, base: Path) -> None:
     with pytest.raises(UnknownTopic):
         archive(spark, store, "none", str(base / "new"))
     assert not (base / "new").exists()
-    with pytest.raises(SegmentlogError, match="there is no archive here"):
+    with pytest.raises(SegmentlogError, match="the folder contains no archive"):
         restore(spark, store, store, "again")
     archived = ArchiveFolder(str(base / "archive"))
     with archived.writing(), pytest.raises(SegmentlogError, match="another archiver is at work there"):
         archive_of(spark, base)
     (base / "archive/_segmentlog/manifest.json").write_text("{}")
-    with pytest.raises(ArchiveDamaged, match="it is no manifest"):
+    with pytest.raises(ArchiveDamaged, match="it is not a manifest"):
         archive_of(spark, base)
 
 

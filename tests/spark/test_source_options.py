@@ -421,10 +421,10 @@ def test_the_schema_is_that_of_sparks_kafka_source() -> None:
     ("ddl", "told"),
     [
         ("valeu binary", "the schema asks for a column 'valeu', and the source has only key, value, topic"),
-        ("value int", "the schema asks for column 'value' as int; it is binary or string"),
-        ("offset int", "the schema asks for column 'offset' as int; it is bigint"),
-        ("headers string", "column 'headers' as string; it is array<struct<key:string,value:binary>>"),
-        ("timestamp int", "column 'timestamp' as int; it is timestamp or bigint"),
+        ("value int", "the schema asks for column 'value' as int; it must be binary or string"),
+        ("offset int", "the schema asks for column 'offset' as int; it must be bigint"),
+        ("headers string", "column 'headers' as string; it must be array<struct<key:string,value:binary>>"),
+        ("timestamp int", "column 'timestamp' as int; it must be timestamp or bigint"),
     ],
 )
 def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
@@ -436,14 +436,14 @@ def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("ddl", "told"),
     [
-        ("value int", "the data has column 'value' as int; it is binary or string"),
-        ("value string, id long", "there is no place in a record for column 'id'"),
-        ("key string", "there is no column 'value' (there are key)"),
-        ("value string", "no topic is named: .option('topic', ...), or a column 'topic'"),
-        ("value string, topic int", "column 'topic' as int; it is string"),
-        ("value string, topic string, partition string", "column 'partition' as string; it is int or smallint"),
+        ("value int", "the data has column 'value' as int; it must be binary or string"),
+        ("value string, id long", "a record cannot hold the column 'id'"),
+        ("key string", "the data has no column 'value' (only key)"),
+        ("value string", "the write names no topic: set .option('topic', ...), or add a column 'topic'"),
+        ("value string, topic int", "column 'topic' as int; it must be string"),
+        ("value string, topic string, partition string", "column 'partition' as string; it must be int or smallint"),
         ("value string, topic string, timestamp date", "column 'timestamp' as date"),
-        ("value string, topic string, headers map<string,binary>", "column 'headers' as map<string,binary>; it is"),
+        ("value string, topic string, headers map<string,binary>", "column 'headers' as map<string,binary>; it must be"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_written(ddl: str, told: str) -> None:
@@ -859,11 +859,11 @@ def test_text(store: segmentlog.LogStore) -> None:
     log.append([b"fine"])
     log.append([b"fine", b"\xff\xfe"])
     with pytest.raises(
-        SegmentlogError, match=r"^the value at t/0 offset 4 is no UTF-8 text; read it as binary, or say"
+        SegmentlogError, match=r"^the value at t/0 offset 4 is not UTF-8 text; read it as binary, or set"
     ):
         list(ArrowRows(text).of(batches(store)))
     store.create_topic("u").partition(0).append([b""], keys=[b"\xff"])
-    with pytest.raises(SegmentlogError, match=r"^the key at u/0 offset 0 is no UTF-8 text"):
+    with pytest.raises(SegmentlogError, match=r"^the key at u/0 offset 0 is not UTF-8 text"):
         list(ArrowRows(text).of(batches(store, "u")))
 
 
