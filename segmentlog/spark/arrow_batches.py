@@ -148,8 +148,8 @@ def _timestamps(batches: list[RecordBatch], kind: pa.DataType) -> pa.Array:
     stamps = _joined([batch.timestamps for batch in batches])
     if kind == pa.int64():  # milliseconds: they can hold any timestamp
         return _numbers(stamps, kind)
-    # Spark counts microseconds in 64 bits, and older versions of segmentlog stored timestamps outside that range. Such a
-    # timestamp must not fail the query for all other records: it becomes null, as in an archive.
+    # Spark counts microseconds in 64 bits, and older versions of segmentlog stored timestamps outside that range.
+    # Such a timestamp must not fail the query for all other records: it becomes null, as in an archive.
     beyond = (stamps > LATEST_MS) | (stamps < -LATEST_MS)
     return pa.array(stamps * 1000, mask=beyond if beyond.any() else None).cast(kind)
 

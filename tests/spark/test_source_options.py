@@ -443,7 +443,7 @@ def test_a_schema_that_the_source_does_not_have(ddl: str, told: str) -> None:
         ("value string, topic int", "column 'topic' as int; it must be string"),
         ("value string, topic string, partition string", "column 'partition' as string; it must be int or smallint"),
         ("value string, topic string, timestamp date", "column 'timestamp' as date"),
-        ("value string, topic string, headers map<string,binary>", "column 'headers' as map<string,binary>; it must be"),
+        ("value string, topic string, headers map<string,binary>", "column 'headers' as map<string,binary>; it must"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_written(ddl: str, told: str) -> None:

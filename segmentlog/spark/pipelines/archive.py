@@ -1,7 +1,7 @@
 """Archive sealed records to Parquet in verified runs, and then trim them from the log.
 
-A run archives records below the active segment that are durable and not in an open transaction, and that no earlier run
-has archived. Spark writes them to a folder of the run. It reads the files again through the code that restores them (see
+A run archives records below the active segment that are durable, not in an open transaction, and not archived yet.
+Spark writes them to a folder of the run. It reads the files again through the code that restores them (see
 `archived_rows`), reads the log again, and compares count and checksum of each partition. Only after that are the files
 moved into the archive (see `archive_folder`), and only then is the log trimmed.
 """

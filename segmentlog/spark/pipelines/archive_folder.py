@@ -157,9 +157,8 @@ class ArchiveFolder:
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
         with locked(f"{self._own}/lock", "another archiver"):
             for name in os.listdir(self._own):
-                if name.endswith(
-                    TEMPORARY_SUFFIX
-                ):  # left by a killed writer, or a link planted in an untrusted archive
+                # left by a killed writer, or a link planted in an untrusted archive
+                if name.endswith(TEMPORARY_SUFFIX):
                     os.unlink(f"{self._own}/{name}")
             yield
 
