@@ -142,7 +142,7 @@ def test_names_with_a_dot(spark: SparkSession, tmp_path: Path) -> None:
     """Spark takes a dot for a database: that the topic wants backticks is said."""
     with segmentlog.open(tmp_path / "store", background=False) as opened:
         opened.create_topic("a.b")
-    with pytest.raises(SparkFailed, match=r"stands in backticks: `a\.b`"):
+    with pytest.raises(SparkFailed, match=r"needs backticks: `a\.b`"):
         query(spark, str(tmp_path / "store"), "select * from a.b")
     with pytest.raises(UnknownTopic):
         query(spark, str(tmp_path / "store"), "select 1", schemas={"nope": "a int"})

@@ -131,7 +131,7 @@ def restore(
         ranges = {number: (log.log_start_offset, log.log_end_offset) for number, log in logs.items()}
     if manifest.intent is not None:
         notes.append(
-            "an interrupted run of the archive was not restored: run the archive command again to finish it, then restore"
+            "an interrupted run of the archive was not restored: archive again to finish the run, then restore"
         )
     return RestoreReport(topic, records, already_there, verified, ranges, notes, time.perf_counter() - started)
 
