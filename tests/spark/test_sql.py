@@ -122,7 +122,7 @@ def test_views_of_the_session(spark: SparkSession, store: str) -> None:
     ("text", "kind", "part"),
     [
         ("selec 1", SparkFailed, "Syntax error at or near 'selec'"),
-        ("select * from nope", UnknownTopic, "there is bytes, carrier-names.v1, empty, flights"),
+        ("select * from nope", UnknownTopic, "existing topics: bytes, carrier-names.v1, empty, flights"),
         ("select nope from flights", SparkFailed, "Did you mean one of the following? [`"),
         ("select count(*) from flights where delai > 1", SparkFailed, "`delay`"),
         ("select * from carrier-names.v1", SparkFailed, "back quoted"),

@@ -1,6 +1,6 @@
 """Archive sealed records to Parquet in verified runs, and then trim them from the log.
 
-A run archives records below the active segment that are durable, not in an open transaction, and not archived yet.
+A run archives the new records below the active segment that are durable and outside open transactions.
 Spark writes them to a folder of the run. It reads the files again through the code that restores them (see
 `archived_rows`), reads the log again, and compares count and checksum of each partition. Only after that are the files
 moved into the archive (see `archive_folder`), and only then is the log trimmed.

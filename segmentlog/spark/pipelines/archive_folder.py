@@ -230,7 +230,7 @@ class ArchiveFolder:
     def finish(self, manifest: Manifest, on_step: OnStep) -> Manifest:
         """Move the remaining files of the manifest's intent, and add its run to the manifest.
 
-        Raises `ArchiveDamaged` if a file exists neither at its source nor at its target, or is not a regular file.
+        Raises `ArchiveDamaged` if a file is missing at both its source and its target, or is not a regular file.
         """
         try:
             return self._finish(manifest, on_step)

@@ -108,7 +108,7 @@ def restore(
         ArchiveDamaged: files of the archive were changed, or are missing.
         RestoredWrong: the restored topic differs from the archive.
         InvalidConfig: a setting in ``config`` is not valid, or the topic stamps records itself (LogAppendTime).
-        SegmentlogError: there is no archive; another restoration of the topic is running; Spark failed.
+        SegmentlogError: the folder has no archive; another restoration of the topic is running; Spark failed.
     """
     started = time.perf_counter()
     archived = ArchiveFolder(folder)

@@ -74,7 +74,7 @@ def schema_of(
 ) -> StructType:
     """Return the columns of a topic's values: those in ``ddl``, or the fields of the first and last records.
 
-    Fields that only records in between have are left out. Without a JSON object in the sample, return no columns.
+    Fields that only records in between have are left out. If no value in the sample is a JSON object, the result is empty.
     Raises `UnknownTopic`, and `SparkFailed` or `InvalidConfig` if ``ddl`` is not valid.
     """
     if ddl is not None:
@@ -152,7 +152,7 @@ def json_columns(
 
 
 def narrowed(schema: StructType, *texts: str) -> StructType:
-    """Return the schema without the fields that no text mentions, which need not be parsed."""
+    """Return the schema with only the fields that a text mentions; the job parses no others."""
     return StructType([field for field in schema.fields if mentions(field.name, *texts)])
 
 

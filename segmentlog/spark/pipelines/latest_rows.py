@@ -51,7 +51,7 @@ _BUCKET_BYTES: Final = 64 << 20
 
 
 class NullKeys(SegmentlogError):
-    """The topic has records without a key, which cannot become rows of a table."""
+    """The topic has records without a key; every row of a table needs a key."""
 
     def __init__(self, topic: str, count: int, partition: int, offset: int) -> None:
         super().__init__(topic, count, partition, offset)

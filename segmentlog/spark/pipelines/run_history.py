@@ -75,7 +75,7 @@ def open_to_settle(path: str) -> LogStore:
 def settled_end(log: Partition, upto: int | None = None, *, read_only: bool = False) -> int:
     """Return the end of the records that are durable and not in an open transaction.
 
-    Neither a crash nor an abort can remove these records, so they can be copied elsewhere for good.
+    Crashes and aborts cannot remove these records, so a copy of them stays valid.
     """
     end = log.last_stable_offset if upto is None else min(upto, log.last_stable_offset)
     if not read_only and log.durable_offset < end:

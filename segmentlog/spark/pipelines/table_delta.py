@@ -122,9 +122,7 @@ def _read(spark: SparkSession, delta: Any, target: str) -> TableState:
     for row in delta.forPath(spark, target).history().select("userMetadata").toLocalIterator():
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(row["userMetadata"] or "", type=TableState)
-    raise SegmentlogError(
-        f"{target}: no commit of the table holds its position in the topic; to rebuild the table: --rebuild"
-    )
+    raise SegmentlogError(f"{target}: no commit of the table holds its position; to rebuild the table: --rebuild")
 
 
 @contextlib.contextmanager

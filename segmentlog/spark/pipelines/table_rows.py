@@ -46,7 +46,7 @@ class TableRows:
         """Column names in the table for the record's own columns."""
 
     def latest(self, records: DataFrame | None) -> DataFrame:
-        """Return the last record of each key in each partition, with the number of ``records`` and the ``first`` offset."""
+        """Return the last record of each key and partition, with the number of ``records`` and the ``first`` offset."""
         if records is None:
             fields = [*(StructField(name, kind) for name, kind in _OWN.items()), _VALUE]
             records = self._spark.createDataFrame([], StructType(fields))

@@ -97,8 +97,8 @@ def import_rows(
 ) -> QueryReport:
     """Append the rows of a source to a topic.
 
-    By default one job appends all rows, which become visible at once. With ``incremental`` a query appends only the rows
-    that are new since the last run with the same checkpoint, each exactly once. CSV files have a header, unless an
+    By default one job appends all rows, which become visible at once. With ``incremental`` a query appends only the
+    rows that are new since the last run with the same checkpoint, each exactly once. CSV files have a header, unless an
     option of the source disables it.
 
     Args:
@@ -111,9 +111,7 @@ def import_rows(
         SparkFailed: Spark cannot read the source, or not as a stream; a column does not exist.
     """
     if incremental is not None and source.format in _FILES and os.path.isfile(source.path or ""):
-        raise InvalidConfig(
-            "path", source.path, "a folder, because an incremental import reads each new file of a folder once"
-        )
+        raise InvalidConfig("path", source.path, "a folder: an incremental import reads each new file of it once")
     rows = _read(spark, source, schema, streaming=incremental is not None)
     records = _records_of(rows, shape)
     ensure_topic(path, topic, create)
@@ -166,8 +164,8 @@ def export_records(
 ) -> QueryReport:
     """Write the records of a topic to a sink.
 
-    With ``incremental``, append only the records that are new since the last run with the same checkpoint. The sink must
-    support streams; files get each record exactly once.
+    With ``incremental``, append only the records that are new since the last run with the same checkpoint. The sink
+    must support streams; files get each record exactly once.
 
     Args:
         start: "earliest", "latest" or JSON as in ``startingOffsets``; an existing checkpoint overrides it.
@@ -222,7 +220,7 @@ def _rows_of(
     with_date = with_date and _DATE not in schema.fieldNames()
     needed = dict.fromkeys([*kept, *(["_timestamp"] if with_date else [])])
     columns = ["value", *(METADATA[name] for name in needed)]
-    # Read values as binary: a value that is not UTF-8 then becomes a row of nulls, like other values that do not parse.
+    # Read values as binary: text that is not UTF-8 then becomes a row of nulls, like other invalid JSON.
     records = read_topic(spark, path, topic, columns, start=start, streaming=streaming)
     rows = json_columns(records, schema, needed, strict=shape.strict)
     if with_date:

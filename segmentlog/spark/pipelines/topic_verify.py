@@ -54,8 +54,8 @@ class StoreNotShared(SegmentlogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: there is no such folder on host {self.host}, where a Spark executor runs; every executor must"
-            " mount the store's file system under this path; or run with --master 'local[*]'"
+            f"{self.path}: there is no such folder on host {self.host}, where a Spark executor runs; mount the store's"
+            " file system under this path on every executor, or run with --master 'local[*]'"
         )
 
 

@@ -50,7 +50,7 @@ def query(
         strict: fail at a value that is not a JSON object, instead of a row of nulls.
 
     Raises:
-        UnknownTopic: the query names a table that is neither a topic nor a table of Spark.
+        UnknownTopic: the query names a table that does not exist in the store or in Spark.
         SparkFailed: the query is not valid SQL, or names a column that does not exist.
     """
     schemas = schemas or {}
@@ -86,7 +86,7 @@ def save(
     """Write the rows of a query to a folder, in the format ``form``, or in the format of the folder's ending.
 
     Raises:
-        InvalidConfig: ``form`` is None, and the ending is not that of a format.
+        InvalidConfig: ``form`` is None, and the ending names no format.
         SparkFailed: the query fails, or the format does not support its columns.
     """
     form = form or _ENDINGS.get(to.rpartition(".")[2].lower())
@@ -128,7 +128,7 @@ def _mentioned(topics: list[str], text: str) -> list[str]:
     """
     found: dict[str, str] = {}
     for flags in (re.IGNORECASE, 0):
-        # Spark ignores case. Of topics that differ only in case, the query means the topic with its exact spelling.
+        # Spark ignores case. If topics differ only in case, the query means the topic with its exact spelling.
         found |= {
             topic.lower(): topic for topic in topics if re.search(rf"(?<!\w){re.escape(topic)}(?!\w)", text, flags)
         }
