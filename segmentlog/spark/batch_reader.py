@@ -57,9 +57,8 @@ class BatchReader(DataSourceReader):
         with open_store(options.place) as store:
             partitions = partitions_to_read(store, options)
             ids = topic_ids(store, partitions)
-            epochs = {
-                tp: store.open_partition(*tp).epoch for tp in partitions
-            }  # read before the ends: a loss after this has a later epoch
+            # Read the epochs before the ends: a loss after this line has a later epoch.
+            epochs = {tp: store.open_partition(*tp).epoch for tp in partitions}
             starts, ends = starting_offsets(store, partitions, options), ending_offsets(store, partitions, options)
             check_order(store, starts, ends, options)
             ranges = [OffsetRange(*tp, starts[tp], ends[tp], ids[tp.topic], epochs[tp]) for tp in partitions]

@@ -201,9 +201,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _tell_loss(self, why: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLoss(why)
-        if (
-            why not in self._told_losses
-        ):  # Spark calls again and again while there are no new records: log each loss once
+        # An idle query checks again and again: log each loss once.
+        if why not in self._told_losses:
             self._told_losses.add(why)
             logger.warning("%s; the query continues with the remaining records", why)
 

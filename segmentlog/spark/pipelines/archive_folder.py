@@ -157,7 +157,7 @@ class ArchiveFolder:
         sync_folders(self._fs, (self.path, os.path.dirname(self.path)))
         with locked(f"{self._own}/lock", "another archiver"):
             for name in os.listdir(self._own):
-                # left by a killed writer, or a link planted in an untrusted archive
+                # Left by a killed writer, or planted in an untrusted archive.
                 if name.endswith(TEMPORARY_SUFFIX):
                     os.unlink(f"{self._own}/{name}")
             yield

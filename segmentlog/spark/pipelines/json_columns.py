@@ -74,7 +74,8 @@ def schema_of(
 ) -> StructType:
     """Return the columns of a topic's values: those in ``ddl``, or the fields of the first and last records.
 
-    Fields that only records in between have are left out. If no value in the sample is a JSON object, the result is empty.
+    Fields that only records in between have are left out. The result is empty if no value in the sample is a JSON
+    object.
     Raises `UnknownTopic`, and `SparkFailed` or `InvalidConfig` if ``ddl`` is not valid.
     """
     if ddl is not None:
