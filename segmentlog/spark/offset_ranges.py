@@ -277,8 +277,8 @@ def split(
 ) -> list[list[OffsetRange]]:
     """Split ranges at batch boundaries into tasks with about the same number of records.
 
-    at_least     minimum number of tasks; default: one for each core, with at least `_WORTH_A_TASK` records each
-    max_records  maximum number of records in a task; a range is then also split inside a batch
+    at_least     minimum number of tasks; default: one for each core, but one for each `_WORTH_A_TASK` records at most
+    max_records  maximum number of records in a task; a larger batch is split
     """
     ranges = [span for span in ranges if span.end > span.start]
     total = sum(span.end - span.start for span in ranges)

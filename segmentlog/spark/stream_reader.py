@@ -161,8 +161,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _still_there(self, starts: Positions, latest: Positions) -> Positions:
         """Return the positions that still hold for the current topics.
 
-        A topic created again under the same name loses its positions: it is read from its first record.
-        Raises `DataLoss` for such a topic, or for a deleted one, if failOnDataLoss is true.
+        A topic created again under the same name loses its positions: it is read from its first record. If a log
+        became shorter (it is an older copy), its position moves to the log end.
+        Raises `DataLoss` in both cases, and for a deleted topic, if failOnDataLoss is true.
         """
         offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
         if gone := sorted(set(offsets) - set(latest.offsets)):

@@ -102,7 +102,7 @@ class TableFolder:
         if state.format != FORMAT:
             raise SegmentlogError(f"{path}: format {state.format}, and this version of segmentlog reads {FORMAT}")
         if state.version != version or state.buckets < 1:
-            why = f"it names version {state.version} and {state.buckets} buckets, which is not possible"
+            why = f"it names version {state.version} and {state.buckets} buckets in the folder of version {version}"
             raise SegmentlogError(f"{path}: {why}; to rebuild the table: --rebuild")
         for file in state.files:
             if not _FILE.fullmatch(file.name):
