@@ -116,11 +116,11 @@ def _decoder(where: str, text: str) -> Callable[[bytes], Any]:
     """
     from segmentlog.schemas.avro_values import AvroDeserializer
 
-    deserializer = AvroDeserializer(_Asking(where), text)
+    deserializer = AvroDeserializer(_RegistryPerCall(where), text)
     return lambda blob: deserializer.deserialize("", [blob])[0]
 
 
-class _Asking:
+class _RegistryPerCall:
     """A registry that is opened for each call only, so that an executor's process keeps nothing open."""
 
     def __init__(self, where: str) -> None:

@@ -107,21 +107,21 @@ def _read_range(store: LogStore, span: OffsetRange, options: ReadOptions) -> Ite
                 position = batch.next_offset
             else:
                 if reached < span.end:
-                    _tell_loss(
+                    _report_loss(
                         f"{span.topic}/{span.partition}: the log ends at offset {reached}, before {span.end}", options
                     )
             # Check at the end, to report records that were truncated during the read too.
             if (why := lost_since(log, span)) is not None:
-                _tell_loss(why, options)
+                _report_loss(why, options)
             return
         except (OffsetOutOfRange, LogTruncated) as error:  # deleted or truncated during the read
-            _tell_loss(str(error), options)
+            _report_loss(str(error), options)
         except UnknownTopic as error:
-            _tell_loss(str(error), options)
+            _report_loss(str(error), options)
             return
 
 
-def _tell_loss(why: str, options: ReadOptions) -> None:
+def _report_loss(why: str, options: ReadOptions) -> None:
     if options.fail_on_data_loss:
         raise DataLoss(why)
     logger.warning("%s; the read continues with the remaining records", why)

@@ -24,9 +24,9 @@ logger = logging.getLogger("segmentlog")
 
 Offsets = dict[TopicPartition, int]
 
-_WORTH_A_TASK: Final = 100_000
+_MIN_TASK_RECORDS: Final = 100_000
 # Records. Starting a task costs 36 ms: fewer records are not worth a task of their own.
-_AT_MOST_A_TASK: Final = 4_000_000
+_MAX_TASK_RECORDS: Final = 4_000_000
 # Records. Spark repeats a failed task from its start: the limit keeps that from costing hours.
 
 
@@ -76,7 +76,7 @@ def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool
     With ``all_there``, raise `UnknownTopic` if a topic or partition that the options name does not exist.
     """
     if options.partitions is not None:
-        counts = {name: len(_all_of(store, name, must_exist=all_there)) for name in options.topics}
+        counts = {name: len(_partitions_of(store, name, must_exist=all_there)) for name in options.topics}
         missing = [tp for tp in options.partitions if tp.partition >= counts[tp.topic]]
         if missing and all_there:
             why = f"it has no partition {missing[0].partition}, only 0 to {counts[missing[0].topic] - 1}"
@@ -86,11 +86,11 @@ def partitions_to_read(store: LogStore, options: ReadOptions, *, all_there: bool
     if options.pattern is not None:
         pattern = re.compile(options.pattern)
         topics = [name for name in store.topics() if pattern.fullmatch(name)]
-    found = [_all_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
+    found = [_partitions_of(store, name, must_exist=options.pattern is None and all_there) for name in topics]
     return sorted(tp for some in found for tp in some)
 
 
-def _all_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
+def _partitions_of(store: LogStore, name: str, *, must_exist: bool) -> list[TopicPartition]:
     try:
         return [TopicPartition(name, number) for number in range(store.topic(name).partition_count)]
     except UnknownTopic:
@@ -131,7 +131,7 @@ def ending_offsets(store: LogStore, partitions: list[TopicPartition], options: R
 def _resolve(
     store: LogStore, partitions: list[TopicPartition], bound: Bound, options: ReadOptions, *, is_start: bool
 ) -> Offsets:
-    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _named(bound, partitions)}
+    given = {tp: bound.per_partition[tp.topic][tp.partition] for tp in _check_named(bound, partitions)}
     found = {}
     for tp in partitions:
         log = store.open_partition(*tp)
@@ -141,7 +141,7 @@ def _resolve(
         elif bound.at == "latest":
             found[tp] = end_offset
         elif bound.at == "offsets":
-            found[tp] = _explicit(log, given[tp], end_offset, options)
+            found[tp] = _resolve_explicit(log, given[tp], end_offset, options)
             if not is_start:
                 found[tp] = _readable_end(tp, found[tp], end_offset, options)
         else:
@@ -167,7 +167,7 @@ def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOp
     """
     starting, ending = options.starting, options.ending
     for tp in sorted(starts):
-        first, last = _given(starting, tp), _given(ending, tp)
+        first, last = _given_bound(starting, tp), _given_bound(ending, tp)
         if (starting.at == "offsets") == (ending.at == "offsets") and min(first, last) >= 0:
             wrong = first > last
         else:
@@ -175,23 +175,23 @@ def check_order(store: LogStore, starts: Offsets, ends: Offsets, options: ReadOp
             wrong = last < first and options.fail_on_data_loss and last < end_of(store, tp, options)
         if wrong:
             accepted = f"at or before {ending.option}: {tp.topic}/{tp.partition} would be read from {first} to {last}"
-            raise InvalidConfig(starting.option, _text(starting), accepted)
+            raise InvalidConfig(starting.option, _bound_text(starting), accepted)
 
 
-def _given(bound: Bound, tp: TopicPartition) -> int:
+def _given_bound(bound: Bound, tp: TopicPartition) -> int:
     """Return the offset or timestamp that the user gave for the partition; -1 for "earliest" and "latest"."""
     if bound.at in ("offsets", "timestamps"):
         return bound.per_partition[tp.topic][tp.partition]
     return bound.timestamp_ms
 
 
-def _text(bound: Bound) -> str:
+def _bound_text(bound: Bound) -> str:
     if bound.at in ("offsets", "timestamps"):
         return json.dumps(bound.per_partition)
     return str(bound.timestamp_ms) if bound.at == "timestamp" else bound.at
 
 
-def _named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
+def _check_named(bound: Bound, partitions: list[TopicPartition]) -> list[TopicPartition]:
     """Return the partitions for JSON bounds, else none. Raises `InvalidConfig` if the JSON names other partitions."""
     if bound.at not in ("offsets", "timestamps"):
         return []
@@ -210,7 +210,7 @@ def _list(partitions: list[TopicPartition]) -> str:
     return f"{names}{' and more are' if len(partitions) > 5 else ' is' if len(partitions) == 1 else ' are'}"
 
 
-def _explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions) -> int:
+def _resolve_explicit(log: Partition, offset: int, end_offset: int, options: ReadOptions) -> int:
     if offset == EARLIEST:
         return log.log_start_offset
     if offset == LATEST:
@@ -277,14 +277,14 @@ def split(
 ) -> list[list[OffsetRange]]:
     """Split ranges at batch boundaries into tasks with about the same number of records.
 
-    at_least     minimum number of tasks; default: one for each core, but one for each `_WORTH_A_TASK` records at most
+    at_least     minimum number of tasks; default: one for each core, but only one for each `_MIN_TASK_RECORDS` records
     max_records  maximum number of records in a task; a larger batch is split
     """
     ranges = [span for span in ranges if span.end > span.start]
     total = sum(span.end - span.start for span in ranges)
-    wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _WORTH_A_TASK)))
+    wanted = at_least or max(1, min(cores or os.cpu_count() or 1, -(-total // _MIN_TASK_RECORDS)))
     even = total // wanted if at_least else -(-total // wanted)  # rounding up could give fewer tasks than at_least
-    size = max(1, min(even, max_records or _AT_MOST_A_TASK))
+    size = max(1, min(even, max_records or _MAX_TASK_RECORDS))
     tasks: list[list[OffsetRange]] = []
     room = 0
     for span in ranges:

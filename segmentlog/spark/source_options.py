@@ -108,7 +108,7 @@ _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _WRITE = ("path", "topic", "allowNullValues", "transactionTimeout", "txnAppId", "txnVersion", "compatible")
 A_VIEW: Final = "CREATE TEMPORARY VIEW name USING segmentlog OPTIONS (path '...', subscribe '...')"
 OF_TABLES: Final = f"Spark drops the options of tables of a Python source; create a view instead: {A_VIEW}"
-_SPARKS_OWN = frozenset(("checkpointlocation", "queryname", "outputmode"))
+_SPARK_OPTIONS = frozenset(("checkpointlocation", "queryname", "outputmode"))
 # Options of a streaming query, which Spark passes to the sink too.
 
 
@@ -123,7 +123,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         kind, other = ("streaming", "spark.read") if streaming else ("batch", "spark.readStream")
         why = f"an option of {other}; leave it out of a {kind} read"
         raise InvalidConfig(wrong_side[0], given.text(wrong_side[0]), why)
-    topics, pattern, partitions = _what_to_read(given)
+    topics, pattern, partitions = _parse_subscription(given)
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     group = given.text("groupId")
     if group is not None and is_url(path):
@@ -159,7 +159,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of `df.write` or `df.writeStream`. Raises `InvalidConfig`."""
     given = _Given(options, _WRITE, others=_READ)
-    topic = given.text("topic") or _the_one_subscribed(options)
+    topic = given.text("topic") or _subscribed_topic(options)
     if topic is not None:
         check_topic_name(topic)
     app_id, version = given.text("txnAppId"), given.parsed("txnVersion", parse_count, "a whole number from 0 on")
@@ -186,7 +186,7 @@ class _Given:
         A view has one set of options for both.
         """
         known = {name.lower(): name for name in names}
-        passed_over = _SPARKS_OWN | {name.lower() for name in others}
+        passed_over = _SPARK_OPTIONS | {name.lower() for name in others}
         self._values: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for key, value in options.items():
@@ -265,7 +265,7 @@ class _Given:
             raise InvalidConfig(name, text, accepted + why) from None
 
 
-def _the_one_subscribed(options: Mapping[str, str]) -> str | None:
+def _subscribed_topic(options: Mapping[str, str]) -> str | None:
     """Return the topic of a view that subscribes to a single topic: an INSERT into the view appends to it."""
     topics = next((value for key, value in options.items() if key.lower() == "subscribe"), "")
     return topics.strip() if topics.strip() and "," not in topics else None
@@ -295,7 +295,7 @@ def _near(key: str, known: Mapping[str, str]) -> str | None:
     return known[near[0]] if near else None
 
 
-def _what_to_read(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
+def _parse_subscription(given: _Given) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...] | None]:
     names = ("subscribe", "subscribePattern", "assign")
     found = [name for name in names if given.text(name) is not None]
     if len(found) != 1:

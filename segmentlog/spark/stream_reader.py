@@ -59,15 +59,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._store: LogStore | None = None
-        self._looked = 0.0
+        self._refreshed_at = 0.0
         """Time of the last refresh, in seconds of the monotonic clock; for a store in an object store only."""
         self._writable: LogStore | None = None
         """The store opened for committing offsets to the group; opened at the first commit."""
-        self._told: Positions | None = None
-        self._told_until = 0.0
+        self._last_commit: Positions | None = None
+        self._retry_commit_at = 0.0
         """The positions committed last to the group, and the time to retry them; infinite after a success."""
         self._last_progress: float | None = None
-        self._told_losses: set[str] = set()
+        self._reported_losses: set[str] = set()
         self._final: Positions | None = None
         """With `Trigger.AvailableNow`: the end of the query."""
 
@@ -77,15 +77,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self) -> LogStore:
         if self._store is None:
             self._store = open_store(self._options.place)
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
         return self._store
 
-    def _look_for_new(self, *, at_once: bool = False) -> LogStore:
+    def _refresh_store(self, *, at_once: bool = False) -> LogStore:
         """Return the store; refresh it first if it is in an object store and older than the upload interval."""
         store = self._open()
-        if is_url(self._options.path) and (at_once or time.monotonic() - self._looked >= SHIP_INTERVAL_MS / 1000):
+        if is_url(self._options.path) and (at_once or time.monotonic() - self._refreshed_at >= SHIP_INTERVAL_MS / 1000):
             store.refresh_tick()
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
         return store
 
     # ------------------------------------------------------------ micro-batches
@@ -108,13 +108,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         options = self._options
         latest = self._latest() if self._final is None else self._final
-        known = self._still_there(from_json(start), latest)
+        known = self._valid_positions(from_json(start), latest)
         # Spark calls this after the micro-batch that ended at `start` is done. It calls `commit` only when there is a
         # next micro-batch, so the last one would never be committed to the group.
-        self._tell_group(known)
+        self._commit_to_group(known)
         starts, ends = known.offsets, latest.offsets
-        begins = self._begins(starts, latest)
-        if self._final is None and not self._is_worth_it(begins, latest):
+        begins = self._start_offsets(starts, latest)
+        if self._final is None and not self._is_batch_due(begins, latest):
             return start
         self._last_progress = time.monotonic()
         if options.max_offsets_per_trigger is not None:
@@ -132,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Limit the query to the records that exist now."""
-        self._look_for_new(at_once=True)
+        self._refresh_store(at_once=True)
         self._final = self._latest()
 
     def reportLatestOffset(self) -> Document:
@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Positions:
         """Return the end of each partition now, including partitions created since the query started."""
-        store, options = self._look_for_new(), self._options
+        store, options = self._refresh_store(), self._options
         try:
             partitions = partitions_to_read(store, options)
         except UnknownTopic as error:
@@ -155,10 +155,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ids[tp.topic] = store.topic(tp.topic).id
                 ends[tp] = end_of(store, tp, options, ids[tp.topic])
             except UnknownTopic as error:  # deleted since they were listed
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
         return Positions(ends, ids)
 
-    def _still_there(self, starts: Positions, latest: Positions) -> Positions:
+    def _valid_positions(self, starts: Positions, latest: Positions) -> Positions:
         """Return the positions that still hold for the current topics.
 
         A topic created again under the same name loses its positions: it is read from its first record. If a log
@@ -168,12 +168,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets, ids = dict(starts.offsets), dict(starts.topic_ids)
         if gone := sorted(set(offsets) - set(latest.offsets)):
             # Keep their positions: a topic may be restored, or renamed back.
-            self._tell_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted or renamed while the query read it")
+            self._report_loss(f"{gone[0].topic}/{gone[0].partition}: it was deleted or renamed while the query read it")
         for topic, topic_id in starts.topic_ids.items():
             now = latest.topic_ids.get(topic, topic_id)
             if now != topic_id:
                 why = "it is another topic of the same name: the topic that the query read was deleted or renamed"
-                self._tell_loss(f"{topic}: {why} (its id was {topic_id}, and is now {now})")
+                self._report_loss(f"{topic}: {why} (its id was {topic_id}, and is now {now})")
                 ids[topic] = now
                 offsets = {tp: offset for tp, offset in offsets.items() if tp.topic != topic}
         for tp, start in list(offsets.items()):
@@ -185,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 is_known = tp.topic in starts.topic_ids
                 why = f"the query is at offset {start}, and the log ends at {log_end}"
                 cause = "it is an older copy" if is_known else "it was created again"
-                self._tell_loss(f"{tp.topic}/{tp.partition}: {why}: perhaps {cause}")
+                self._report_loss(f"{tp.topic}/{tp.partition}: {why}: perhaps {cause}")
                 if is_known:
                     offsets[tp] = log_end  # the query has read all that the copy holds
                 else:
@@ -196,18 +196,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._open().open_partition(*tp, topic_id).log_end_offset
         except UnknownTopic as error:
-            self._tell_loss(str(error))
+            self._report_loss(str(error))
             return None
 
-    def _tell_loss(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLoss(why)
         # An idle query checks again and again: log each loss once.
-        if why not in self._told_losses:
-            self._told_losses.add(why)
+        if why not in self._reported_losses:
+            self._reported_losses.add(why)
             logger.warning("%s; the query continues with the remaining records", why)
 
-    def _begins(self, starts: Offsets, latest: Positions) -> Offsets:
+    def _start_offsets(self, starts: Offsets, latest: Positions) -> Offsets:
         """Return the next offset of each partition; for a new partition, its log start offset."""
         begins = {}
         for tp in latest.offsets:
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 begins[tp] = self._open().open_partition(*tp, topic_id).log_start_offset if known is None else known
             except UnknownTopic as error:
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
         return begins
 
     def _lost_ranges(self, tp: TopicPartition, latest: Positions) -> list[LostRange]:
@@ -224,7 +224,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             return self._open().open_partition(*tp, latest.topic_ids[tp.topic]).lost_ranges()
         except UnknownTopic as error:
-            self._tell_loss(str(error))
+            self._report_loss(str(error))
             return []
 
     def _backlogs(self, begins: Offsets, latest: Positions) -> Offsets:
@@ -232,7 +232,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = latest.offsets
         return {tp: count_offsets(self._lost_ranges(tp, latest), begin, ends[tp]) for tp, begin in begins.items()}
 
-    def _is_worth_it(self, begins: Offsets, latest: Positions) -> bool:
+    def _is_batch_due(self, begins: Offsets, latest: Positions) -> bool:
         least = self._options.min_offsets_per_trigger
         if least is None:
             return True
@@ -259,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for batch in log.read(begin, max_bytes=each, isolation=self._options.isolation, on_skip=on_skip):
                     reached[tp] = min(ends[tp], batch.next_offset)
             except (UnknownTopic, OffsetOutOfRange, LogTruncated) as error:  # deleted since it was listed or opened
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
         return reached
 
     def _past_lost_ranges(self, begins: Offsets, ends: Offsets, latest: Positions) -> Offsets:
@@ -284,7 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic_id, before = ends.topic_ids.get(tp.topic), starts.topic_ids.get(tp.topic)
             begin = starts.offsets.get(tp)
             if begin is not None and topic_id not in (None, before) and (before or begin > end_offset):
-                begin = None  # another topic of the same name, as in `_still_there`
+                begin = None  # another topic of the same name, as in `_valid_positions`
             try:
                 log = store.open_partition(*tp, topic_id)
                 epoch = log.epoch
@@ -292,7 +292,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if begin < end_offset:
                     begin = readable_start(log, begin, fail_on_data_loss=options.fail_on_data_loss)
             except UnknownTopic as error:
-                self._tell_loss(str(error))
+                self._report_loss(str(error))
                 continue
             ranges.append(OffsetRange(*tp, begin, end_offset, topic_id, epoch))
         return plan(store, ranges, options)
@@ -303,13 +303,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Document) -> None:
         """Commit ``end`` to the group, if the query has one. Spark never reads before ``end`` again."""
-        self._tell_group(from_json(end))
+        self._commit_to_group(from_json(end))
 
-    def _tell_group(self, done: Positions) -> None:
+    def _commit_to_group(self, done: Positions) -> None:
         group = self._options.group
-        if group is None or (done == self._told and time.monotonic() < self._told_until):
+        if group is None or (done == self._last_commit and time.monotonic() < self._retry_commit_at):
             return
-        self._told, self._told_until = done, math.inf
+        self._last_commit, self._retry_commit_at = done, math.inf
         try:
             if self._writable is None:
                 self._writable = segmentlog.open(self._options.path, create=False, background=False)
@@ -317,7 +317,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             positions = {tp: offset for tp, offset in done.offsets.items() if tp.topic in there}
             self._writable.groups.reset(group, positions, sync=False)
         except (SegmentlogError, OSError) as error:  # for monitoring only: the query itself uses its checkpoint
-            self._told_until = time.monotonic() + _COMMIT_RETRY_S
+            self._retry_commit_at = time.monotonic() + _COMMIT_RETRY_S
             logger.warning("group %s: the query could not commit its positions, and will retry: %s", group, error)
 
     def _has_id(self, name: str, topic_id: str | None) -> bool:

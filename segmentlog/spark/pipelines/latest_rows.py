@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from segmentlog.store import LogStore
 
-_ANEW: Final = "to rebuild the table from all records: --rebuild (rebuild=True)"
+_REBUILD: Final = "to rebuild the table from all records: --rebuild (rebuild=True)"
 _BUCKET: Final = "segmentlog_bucket"
 # A name that no field of a JSON object should have.
 _BUCKETS_MIN: Final = 8
@@ -179,7 +179,7 @@ def plan_update(
         number = log.number
         start = log.log_start_offset
         if number in state.positions:
-            start = go_on_at(log, state.positions[number], marks.get(number), anew=_ANEW, with_gap=_ANEW)
+            start = go_on_at(log, state.positions[number], marks.get(number), anew=_REBUILD, with_gap=_REBUILD)
         end = settled_end(log, read_only=store.read_only)
         positions[number] = max(start, end)
         if start < end:
@@ -210,12 +210,12 @@ def _check_same(
     """Raise `AnotherHistory` for a table of another topic, `SegmentlogError` for other columns or buckets."""
     if (state.topic, state.store_id) != (topic, store.store_id):
         other = "" if state.store_id == store.store_id else " of another store"
-        raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _ANEW)
+        raise AnotherHistory(target, f"it is the table of topic {state.topic!r}{other}", _REBUILD)
     wanted = None if schema is None else StructType.fromDDL(schema).json()
     if (json_values and state.json_schema is None) or (wanted is not None and wanted != state.json_schema):
-        raise SegmentlogError(f"{target}: the table was created with other columns; {_ANEW}")
+        raise SegmentlogError(f"{target}: the table was created with other columns; {_REBUILD}")
     if buckets is not None and buckets != state.buckets:
-        raise SegmentlogError(f"{target}: the table was created with {state.buckets} buckets; {_ANEW}")
+        raise SegmentlogError(f"{target}: the table was created with {state.buckets} buckets; {_REBUILD}")
 
 
 def payload_of(state: TableState) -> StructType | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OnRows = Callable[[int], None]
 """Called after a micro-batch with the number of its input rows."""
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 RECORD_COLUMNS: Final = {
     "key": "binary",
@@ -245,7 +245,7 @@ def run_query(
             query = trigger.start()
             run_id, told, stopped = str(query.runId), 0, False
             try:
-                while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]
+                while not query.awaitTermination(_POLL_INTERVAL_S):  # type: ignore[arg-type]
                     if on_rows is not None and listener.rows[run_id] > told:
                         on_rows(listener.rows[run_id] - told)
                         told = listener.rows[run_id]

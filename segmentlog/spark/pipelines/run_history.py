@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from segmentlog.log.partition import Partition
     from segmentlog.store import LogStore
 
-_LOOK_BACK: Final = 1000
+_MARK_SCAN_OFFSETS: Final = 1000
 # Offsets to scan for the mark. A range gets no mark if its last 1,000 offsets have no record.
 
 
@@ -105,9 +105,9 @@ def go_on_at(log: Partition, position: int, mark: Mark | None, *, anew: str, wit
 
 
 def last_mark(log: Partition, end: int) -> Mark | None:
-    """Return the last record before ``end``; None if the last `_LOOK_BACK` offsets have no record."""
+    """Return the last record before ``end``; None if the last `_MARK_SCAN_OFFSETS` offsets have no record."""
     try:
-        begin = max(log.log_start_offset, end - _LOOK_BACK)
+        begin = max(log.log_start_offset, end - _MARK_SCAN_OFFSETS)
         found = None
         for batch in log.read(begin, isolation="read_committed") if begin < end else ():
             inside = int(batch.offsets.searchsorted(end))

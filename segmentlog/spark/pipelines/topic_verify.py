@@ -90,7 +90,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
         if topic not in list_topics(fs, folder):
             raise UnknownTopic(topic)
         jobs = list_segment_jobs(fs, folder, topic)
-        known = KnownSegments(_look_in_tasks(spark, place, folder, topic, jobs, on_progress))
+        known = KnownSegments(_inspect_in_tasks(spark, place, folder, topic, jobs, on_progress))
         tally = Tally()
         findings = list(inspect_store(folder, topic, fs=fs, tally=tally, inspect=known))
     if on_progress is not None:
@@ -99,7 +99,7 @@ def verify(spark: SparkSession, path: str, topic: str, *, on_progress: OnProgres
     return VerifyReport(topic, findings, *tally.counts(), seconds, known.inspected_here)
 
 
-def _look_in_tasks(
+def _inspect_in_tasks(
     spark: SparkSession,
     place: Place,
     folder: str,
@@ -113,7 +113,7 @@ def _look_in_tasks(
     context = spark.sparkContext
     shares = split(jobs, context.defaultParallelism)
     done_bytes = context.accumulator(0)
-    todo = context.parallelize(shares, len(shares)).map(partial(_look_at_share, place, folder, topic, done_bytes))
+    todo = context.parallelize(shares, len(shares)).map(partial(_inspect_share, place, folder, topic, done_bytes))
     with _progress(done_bytes, sum(job.size_bytes for job in jobs), on_progress):
         results = todo.collect()
     for result in results:
@@ -123,7 +123,7 @@ def _look_in_tasks(
     return [looked for result in results if not isinstance(result, str) for looked in result]
 
 
-def _look_at_share(
+def _inspect_share(
     place: Place, folder: str, topic: str, done_bytes: Accumulator[int], share: Sequence[SegmentJob]
 ) -> list[SegmentResult] | str:
     """Inspect a share of the segments. Runs on an executor.

@@ -57,7 +57,7 @@ def query(
     topics = _topics(path)
     for name in schemas:
         if name not in topics:
-            raise UnknownTopic(name, _there_is(path, topics))
+            raise UnknownTopic(name, _unknown_topic_reason(path, topics))
     mentioned = _mentioned(topics, text)
     try:
         return _run(spark, path, text, mentioned, schemas, strict)
@@ -67,7 +67,7 @@ def query(
             name = (error.getMessageParameters() or {}).get("relationName", "").replace("`", "")
             if name in topics:
                 raise SparkFailed(f"the name of topic {name!r} needs backticks: `{name}`") from error
-            raise UnknownTopic(name, _there_is(path, topics)) from error
+            raise UnknownTopic(name, _unknown_topic_reason(path, topics)) from error
         if condition.startswith("UNSUPPORTED_INSERT"):
             why = "a query only reads topics; to INSERT, create a view on the source segmentlog"
             raise SparkFailed(f"{why}: {A_VIEW}") from error
@@ -117,7 +117,7 @@ def _topics(path: str) -> list[str]:
         return store.topics()
 
 
-def _there_is(path: str, topics: list[str]) -> str:
+def _unknown_topic_reason(path: str, topics: list[str]) -> str:
     return f"it does not exist in {without_secrets(path)} (existing topics: {', '.join(topics[:20]) or 'none'})"
 
 
